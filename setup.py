@@ -60,7 +60,7 @@ DEV = ["build", "pytest>=8", "pytest-xdist", "ruff", "setuptools<81", "wheel"]
 
 setup(
     name="cape-plugins",
-    version="0.1.0",
+    version="0.2.0",
     description=(
         "Continuous (CAPE) and shifted (SHAPE) position embeddings for fairseq, "
         "Hugging Face and plain torch models, by one flag"
@@ -84,7 +84,11 @@ setup(
     python_requires=">=3.10",
     # recipes, benchmarks and tests are programs of this repository, not packages of the wheel
     packages=find_packages(include=[f"{name}{end}" for name in PACKAGES for end in ("", ".*")]),
-    package_data={"cape_plugins": ["py.typed"], "hf_models": ["tested.json"]},
+    package_data={
+        "": ["*.md"],  # templates of READMEs of exported folders
+        "cape_plugins": ["py.typed"],
+        "hf_models": ["tested.json"],
+    },
     install_requires=["numpy", "torch>=2.6"],
     extras_require={
         "fairseq": FAIRSEQ,
@@ -108,10 +112,10 @@ setup(
         # and for `cape-plugins export`, named HOST-ENGINE
         "cape_plugins.export": [
             "fairseq-ctranslate2 = fairseq_user_dir.serving.ctranslate2:export",
-            "fairseq-stock = fairseq_user_dir.serving.stock:export",
+            "fairseq-stock = fairseq_user_dir.serving.stock_checkpoint:export",
             "hugging_face-ctranslate2 = hf_models.serving.ctranslate2:export",
             "hugging_face-onnx = hf_models.serving.onnx:export",
-            "hugging_face-stock = hf_models.serving.stock:export",
+            "hugging_face-stock = hf_models.serving.stock_folder:export",
         ],
         # and for `cape-plugins doctor`, named after the host
         "cape_plugins.doctor": [

@@ -19,7 +19,7 @@ import hf_models
 from benchmarks.huggingface import build, generation_steps, share, training_steps
 from benchmarks.measure import Setup, Step, interleave
 from benchmarks.report import Report, distinct, legend_below, plot_ratios, ratio_cell
-from cape_plugins.families import find_family
+from cape_plugins.checkpoints.families import find_family
 from recipes.lab.tables import markdown
 
 SECONDS = 45.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import measure, report
-from recipes.lab.options import add_shared, new_parser, positive
+from recipes.lab.command_line import add_shared, new_parser, positive
 
 BENCHMARKS = {
     "embedding": "embedding:run",

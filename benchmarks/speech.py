@@ -25,7 +25,7 @@ from benchmarks.report import (
     ratio_tables,
     timing_columns,
 )
-from cape_plugins.config import TYPES
+from cape_plugins.settings.config import TYPES
 from cape_plugins.speech.audio import read_audio
 from cape_plugins.speech.batching import PaddingFreeBatches, equal_length, frame_nanoseconds
 from cape_plugins.speech.features import log_mel

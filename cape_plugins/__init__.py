@@ -4,13 +4,12 @@ The core turns positions into embeddings; ``fairseq_user_dir`` and ``hf_models``
 fairseq and Hugging Face models. This package imports torch and numpy only.
 """
 
-from cape_plugins.alpha import TokenCounts
-from cape_plugins.augmentation import Draw, augment, draw_global, draw_local
-from cape_plugins.config import PositionConfig
-from cape_plugins.domains import DOMAINS, Domain
-from cape_plugins.encoder import PositionEncoder, build_position_encoder
-from cape_plugins.encodings import Sinusoid, combine
-from cape_plugins.positions import (
+from cape_plugins.corpus.alpha import TokenCounts
+from cape_plugins.mathematics.augmentation import Draw, augment, draw_global, draw_local
+from cape_plugins.mathematics.builders import BUILDERS, build_position_encoder
+from cape_plugins.mathematics.encoder import PositionEncoder
+from cape_plugins.mathematics.encodings import Sinusoid, combine
+from cape_plugins.mathematics.positions import (
     Positions,
     coordinate_positions,
     frame_positions,
@@ -19,18 +18,21 @@ from cape_plugins.positions import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.registry import ENCODINGS, PRESETS, TYPES, Encoding, PositionType
-from cape_plugins.relative import relative_attention
-from cape_plugins.relative_tables import (
+from cape_plugins.mathematics.relative import relative_attention
+from cape_plugins.mathematics.relative_tables import (
     RelativeGridPositions,
     RelativePositions,
     build_relative_positions,
 )
-from cape_plugins.tables import PositionTable, resize_grid
+from cape_plugins.mathematics.tables import PositionTable, resize_grid
+from cape_plugins.settings.config import PositionConfig
+from cape_plugins.settings.domains import DOMAINS, Domain
+from cape_plugins.settings.registry import ENCODINGS, PRESETS, TYPES, Encoding, PositionType
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
+    "BUILDERS",
     "DOMAINS",
     "ENCODINGS",
     "PRESETS",

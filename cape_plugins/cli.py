@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cape_plugins.advise import add_advise_args, advice
-from cape_plugins.alpha import TokenCounts, by_tokenizer, count_binarized, count_text_files
-from cape_plugins.arguments import Parser, in_flags
-from cape_plugins.config import PositionConfig, applies, options
+from cape_plugins.corpus.advise import add_advise_args, advice
+from cape_plugins.corpus.alpha import TokenCounts, by_tokenizer, count_binarized, count_text_files
 from cape_plugins.demo.command import add_demo_args, run_demo
-from cape_plugins.doctor import add_doctor_args
-from cape_plugins.domains import DOMAINS
-from cape_plugins.options import unit_of
+from cape_plugins.doctor.command import add_doctor_args
 from cape_plugins.pictures.command import add_plot_args, draw_picture
-from cape_plugins.registry import DEFAULT_TYPE, types_of
 from cape_plugins.serving.command import add_export_args
+from cape_plugins.settings.arguments import Parser, text_in_flags
+from cape_plugins.settings.config import PositionConfig, applies, option_fields
+from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.options import unit_of
+from cape_plugins.settings.registry import DEFAULT_TYPE, types_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes
         return 0
     except (ValueError, OSError, ImportError) as error:
-        print(f"error: {in_flags(str(error))}", file=sys.stderr)
+        print(f"error: {text_in_flags(error)}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_alpha_args(alpha)
     alpha.set_defaults(run=alpha_report)
 
-    text = "print settings of cape for the lengths of a corpus and the longest input in use"
+    text = "print the type and settings for the lengths of a corpus and the longest input in use"
     advise = commands.add_parser("advise", help=text, description=text)
     add_advise_args(advise)
     advise.set_defaults(run=advice)
@@ -193,7 +193,7 @@ def option_table(args: argparse.Namespace) -> str:
     rows.append(
         ("`--position-embedding`", DEFAULT_TYPE, ", ".join(types), "", "type of position embedding")
     )
-    for option in options():  # those of other domains say so
+    for option in option_fields():  # those of other domains say so
         name = option.name
         rows.append(
             (

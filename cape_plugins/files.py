@@ -1,4 +1,5 @@
-"""Files that are written whole or not at all: a reader never sees half of one."""
+"""Files that are written whole or not at all, a reader never sees half of one; and folders for
+them, checked before there is anything to write."""
 
 from __future__ import annotations
 
@@ -64,3 +65,25 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes an object as transformers does: indented, keys in order."""
     with writing(path) as file:
         file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def missing_folder(folder: Path, named: str) -> Path | None:
+    """The folder if it has to be made, None if it is there. Makes nothing.
+
+    Args:
+        folder: Where files are to be written.
+        named: What asked for it, for the error, such as "--output results/plot.png".
+
+    Raises:
+        ValueError: if folders would have to be made at the root of the file system, where a typing
+            error is likelier, or in what is no folder or cannot be written to.
+    """
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if folder.is_absolute() and folder != there == Path(folder.anchor):
+        raise ValueError(
+            f"{named}: {Path(*folder.parts[:2])} does not exist, and no folder is made at the root "
+            "of the file system; check the path, or make that folder first"
+        )
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"{named}: {there} is no folder that can be written to; give another")
+    return None if folder == there else folder

@@ -20,6 +20,6 @@ def describe_processor() -> str:
     """Name of the processor and number of its cores that this process may use."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):  # not Linux
-        described = Path("/proc/cpuinfo").read_text("utf-8")
-        model = next(iter(re.findall(r"model name\s*: (.*\S)", described)), model)
+        cpuinfo = Path("/proc/cpuinfo").read_text("utf-8")
+        model = next(iter(re.findall(r"model name\s*: (.*\S)", cpuinfo)), model)
     return f"{model}, {available_cores()} cores"

@@ -1,8 +1,8 @@
 """Texts of the user: lines end at a line feed alone, bytes that are no text are an error.
 
 Python's own reading ends a line at a carriage return, ``str.splitlines`` also at U+2028, U+0085 and
-some control characters, all of which occur within sentences that were crawled. A text whose bytes
-were guessed to be of another encoding would be wrong without a word.
+some control characters, all of which occur within crawled sentences. No encoding is guessed:
+Latin-1 never fails, so that one damaged byte would silently make a whole text of wrong letters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-# The longer marks first: that of UTF-16 is the beginning of that of UTF-32.
+# The longer marks first: the mark of UTF-32 begins with the mark of UTF-16.
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -27,8 +27,8 @@ _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
 }
 _WIDE = ("utf-16", "utf-32")
-_MARK, _TURNED = "\ufeff", "\ufffe"
-# How the files of a program begin, and what makes text of them
+_MARK, _SWAPPED_MARK = "\ufeff", "\ufffe"
+# First bytes of compressed files, the program, and how to make text of them.
 _COMPRESSED = {
     rb"\x28\xb5\x2f\xfd": ("zstd", "decompress it first, for example with `zstd -d`"),
     rb"\xfd7zXZ\x00": ("xz", "decompress it first, for example with `xz -d`"),
@@ -54,12 +54,12 @@ def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file; check the path.")
-    with _opened(path) as (file, encoding):
+    with _open_bytes(path) as (file, encoding):
         wide = encoding in _WIDE
-        lines = io.BytesIO(_decoded(path, file.read(), encoding).encode()) if wide else file
+        lines = io.BytesIO(_decode(path, file.read(), encoding).encode()) if wide else file
         empty = True
         for number, line in enumerate(lines, 1):
-            text = _decoded(path, line, "utf-8" if wide or number > 1 else encoding, number)
+            text = _decode(path, line, "utf-8" if wide or number > 1 else encoding, number)
             if text:  # else only a byte-order mark
                 empty = False
                 yield text.removesuffix("\n").removesuffix("\r")
@@ -68,15 +68,15 @@ def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The whole of a text file, with the line ends that it has; an empty file is an empty text.
+    """The whole text of a file, with its line ends; an empty file is an empty text.
 
     Raises:
         OSError: if it cannot be opened.
         ValueError: as from :func:`text_lines`.
     """
     path = Path(path)
-    with _opened(path) as (file, encoding):
-        return _decoded(path, file.read(), encoding)
+    with _open_bytes(path) as (file, encoding):
+        return _decode(path, file.read(), encoding)
 
 
 def text_encoding(path: str | os.PathLike[str]) -> str:
@@ -90,13 +90,13 @@ def _encoding(head: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
+def _open_bytes(path: Path) -> Iterator[tuple[BinaryIO, str]]:
     """The bytes of a text file, and their encoding."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             head = file.read(4)
-            if why := _compression(path):
-                raise ValueError(f"{path} {why}.")
+            if compression := _compression(path):
+                raise ValueError(f"{path} {compression}.")
             file.seek(0)
             yield file, _encoding(head)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
@@ -118,24 +118,25 @@ def _compression(path: Path) -> str:
     return ""
 
 
-def _decoded(path: Path, data: bytes, encoding: str, line: int = 1) -> str:
+def _decode(path: Path, data: bytes, encoding: str, line: int = 1) -> str:
     """The text of bytes that begin with this line, without byte-order marks."""
     wide = encoding in _WIDE
     try:
         text = data.decode(encoding)
         if "\0" in text:
-            before, why = text.partition("\0")[0], "holds a byte 0"
+            text_before, fault = text.partition("\0")[0], "holds a byte 0"
             remedy = "this is no text, or one without a byte-order mark; convert it to UTF-8."
-        elif _TURNED in text and wide:
-            before, why = text.partition(_TURNED)[0], "holds a byte-order mark the other way round"
+        elif _SWAPPED_MARK in text and wide:
+            text_before = text.partition(_SWAPPED_MARK)[0]
+            fault = "holds a byte-order mark the other way round"
             remedy = "convert each of the files that were joined to UTF-8."
         else:
-            return text.replace(_MARK, "")  # of files that were joined
+            return text.replace(_MARK, "")  # inner marks come from files that were joined
     except UnicodeDecodeError as error:
         start = len(data) - len(error.object) + error.start  # it counts from behind the mark
-        before = data[:start].decode(encoding, errors="replace")
-        why = f"is not {encoding.upper().removesuffix('-SIG')} text ({error.reason})"
+        text_before = data[:start].decode(encoding, errors="replace")
+        fault = f"is not {encoding.upper().removesuffix('-SIG')} text ({error.reason})"
         remedy = "convert the file, for example with `iconv -f latin1 -t utf-8`, or repair it."
         if wide:
             remedy = "the file is damaged; write it again, in UTF-8."
-    raise ValueError(f"{path}: line {line + before.count(chr(10))} {why}; {remedy}")
+    raise ValueError(f"{path}: line {line + text_before.count(chr(10))} {fault}; {remedy}")

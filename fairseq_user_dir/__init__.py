@@ -14,15 +14,15 @@ import fairseq.utils
 import cape_plugins
 from fairseq_user_dir import asr
 from fairseq_user_dir.checkpoints import watch_checkpoints
-from fairseq_user_dir.compat import allow_fairseq_checkpoints
-from fairseq_user_dir.errors import print_without_traceback
+from fairseq_user_dir.host.all_repairs import repair_fairseq
+from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
+from fairseq_user_dir.host.errors import print_without_traceback
 from fairseq_user_dir.models import (
     CLASSES,
     CapeTransformerLanguageModel,
     CapeTransformerModel,
 )
 from fairseq_user_dir.radam import FairseqRAdam
-from fairseq_user_dir.repairs import repair_fairseq
 
 __all__ = [
     "CLASSES",

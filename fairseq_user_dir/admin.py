@@ -15,8 +15,8 @@ separately for encoder and decoder. The authors' program does this in a separate
 the numbers on in a file, which must be kept for inference as well. Here the omegas are parameters
 of the model: profiled when it is built, stored in its checkpoints, and nothing else is needed.
 
-The layers stay those of fairseq, whatever class they have and whether or not they have been wrapped
-for activation checkpointing already.
+The layers stay fairseq's, whatever their class is and whether or not they have been wrapped for
+activation checkpointing already.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fairseq.data import data_utils, indexed_dataset
 from fairseq.models.nat import FairseqNATModel
 from torch import Tensor, nn
 
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 
 _FLAG = "--admin-init"
 
@@ -109,8 +109,8 @@ def attach_admin(model: nn.Module) -> None:
 
     Raises:
         SettingsError: if the model is pre-LN, non-autoregressive, has no encoder or decoder with
-            such layers, has base layers or residual weights of its own (``--scale-resids``), or has
-            been given ADMIN before. Nothing is attached then.
+            such layers, has base layers or residual weights already (``--scale-resids``, ADMIN).
+            Nothing is attached then.
     """
     if isinstance(model, FairseqNATModel):
         raise SettingsError(
@@ -179,9 +179,9 @@ class _Measurement:
         admin.omega[admin.current].fill_(self.ratio)
         self.constants.append(self.ratio)
         # Population variance over all elements, padding included, in float32, as the reference.
-        of_residual = (self.ratio * residual.float()).var(correction=0).item()
-        of_branch = x.float().var(correction=0).item()
-        self.ratio = math.sqrt(of_residual + of_branch)
+        residual_variance = (self.ratio * residual.float()).var(correction=0).item()
+        branch_variance = x.float().var(correction=0).item()
+        self.ratio = math.sqrt(residual_variance + branch_variance)
         return admin.combine(x, residual)
 
 
@@ -190,8 +190,8 @@ def profile_admin(
 ) -> AdminProfile:
     """Set all omegas from one forward pass in training mode, with dropout but without layer drop.
 
-    Reproducible: the random numbers come from ``seed``, and those of the caller are left as they
-    were, as are the modes of all modules; no gradients are computed. If torch.distributed is
+    Reproducible: the random numbers come from ``seed``, and the caller's random state and the modes
+    of all modules are restored; no gradients are computed. If torch.distributed is
     initialised, all ranks must make the call, and all get the constants of rank 0: ranks draw
     different augmentations, and different processors round differently.
 
@@ -277,7 +277,7 @@ def _training_mode(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_seed(seed: int) -> Iterator[None]:
-    """Random numbers of the CPU from ``seed``; those of the caller continue afterwards."""
+    """Random numbers of the CPU from ``seed``; the caller's random state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would seed the GPUs too, and nothing would set them back
         torch.default_generator.manual_seed(seed)

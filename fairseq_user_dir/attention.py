@@ -14,7 +14,7 @@ from cape_plugins import (
     build_relative_positions,
     relative_attention,
 )
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 
 
 class RelativeSelfAttention(MultiheadAttention):
@@ -114,12 +114,12 @@ class RelativeSelfAttention(MultiheadAttention):
 
 
 def add_relative_positions(layers: nn.ModuleList, config: PositionConfig) -> None:
-    """Gives the self-attention of all or the first of `layers` relative positions; of none, where
+    """Gives the self-attention of all or the first of `layers` relative positions; does nothing if
     the settings have no relative attention.
 
-    The class of the built attention is exchanged rather than the layer's builder overridden: layers
-    may already be wrapped for activation checkpointing, and stock initialisation, names of
-    parameters and dropout settings stay as they are.
+    Exchanges the class of the built attention and overrides no builder of layers: layers may
+    already be wrapped for activation checkpointing, their attention is not; stock initialisation,
+    names of parameters and dropout settings stay.
 
     Raises:
         ValueError: for attention variants in which relative positions are not defined.

@@ -24,20 +24,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cape_plugins.arguments import Parser
-from cape_plugins.fairseq_files import (
+from cape_plugins.checkpoints.fairseq_files import (
     DICTIONARIES,
-    UnsafeSettingError,
     fairseq_arguments,
     fairseq_configs,
-    load_fairseq,
 )
 from cape_plugins.files import writing
-from fairseq_user_dir.compat import allow_fairseq_checkpoints
+from cape_plugins.settings.arguments import Parser, positive
+from fairseq_user_dir.checkpoints import read_checkpoint
 
-_EPOCH_FILE = re.compile(r"checkpoint(\d+)\.pt")
-_UPDATE_FILE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
-_BEST_FILE = re.compile(r"checkpoint\.best_(.+)_(-?\d+(?:\.\d+)?)\.pt")
+_FILES = {
+    "epoch": re.compile(r"checkpoint(\d+)\.pt"),
+    "update": re.compile(r"checkpoint_\d+_(\d+)\.pt"),
+}
 
 # Settings of the position embedding: weights trained under different ones do not share a mean.
 _SETTINGS_PREFIX = "position_"
@@ -46,104 +45,32 @@ _SETTINGS_PREFIX = "position_"
 _STEP_COUNTER = "num_batches_tracked"
 
 
-def select_checkpoints(folder: str | Path, which: str, count: int, upper: int | None) -> list[Path]:
-    """The last or best checkpoints of a folder.
+def select_checkpoints(folder: Path, which: str, count: int, upper: int | None) -> list[Path]:
+    """The last checkpoints of a folder.
 
     Args:
-        folder: what ``fairseq-train --save-dir`` wrote.
-        which: ``epoch`` (``checkpoint12.pt``), ``update`` (``checkpoint_3_4000.pt``) or ``best``
-            (``checkpoint.best_bleu_34.12.pt``, from ``--keep-best-checkpoints``).
-        count: how many, at least 1.
-        upper: leave out later epochs or updates than this; None for no bound. Not for ``best``.
+        folder: What ``fairseq-train --save-dir`` wrote.
+        which: ``epoch`` (``checkpoint12.pt``) or ``update`` (``checkpoint_3_4000.pt``).
+        count: How many.
+        upper: Number of the last epoch or update to use; None for no bound.
 
     Returns:
-        ``count`` paths, oldest (or worst) first.
+        ``count`` paths, the oldest first.
 
     Raises:
-        ValueError: if a value is out of range, or the folder does not hold that many.
+        ValueError: if the folder has fewer.
     """
-    folder, option = Path(folder), f"--num-{which}-checkpoints"
-    if count < 1:
-        raise ValueError(f"{option} is {count}; it must be at least 1")
-    if upper is not None and which == "best":
-        raise ValueError(
-            f"--checkpoint-upper-bound {upper} bounds epochs or updates and cannot go with "
-            f"{option}; leave one of the two out"
-        )
-    if which == "best":
-        chosen = _rank_best(folder)
-    else:
-        pattern = _EPOCH_FILE if which == "epoch" else _UPDATE_FILE
-        matches = ((pattern.fullmatch(path.name), path) for path in _files(folder))
-        numbered = sorted((int(match[1]), path) for match, path in matches if match)
-        chosen = [path for number, path in numbered if upper is None or number <= upper]
-    if len(chosen) < count:
+    matches = ((_FILES[which].fullmatch(path.name), path) for path in folder.glob("*.pt"))
+    numbered = sorted((int(match[1]), path) for match, path in matches if match)
+    paths = [path for number, path in numbered if upper is None or number <= upper]
+    if len(paths) < count:
         bound = "" if upper is None else f" up to --checkpoint-upper-bound {upper}"
+        listing = ", ".join(path.name for _, path in numbered) or "none"
         raise ValueError(
-            f"{option} {count}: {folder} holds {len(chosen)} such checkpoints{bound} "
-            f"({_listing(chosen)}); all its checkpoints: {_listing(_files(folder))}. "
-            "Ask for fewer, or name files with --inputs"
+            f"--num-{which}-checkpoints {count}: {folder} has {len(paths)} such "
+            f"checkpoints{bound} (all: {listing}). Ask for fewer, or name files"
         )
-    return chosen[-count:]
-
-
-def _rank_best(folder: Path) -> list[Path]:
-    """Checkpoints kept by ``--keep-best-checkpoints``, worst first."""
-    matches = ((_BEST_FILE.fullmatch(path.name), path) for path in _files(folder))
-    scored = [(match[1], float(match[2]), path) for match, path in matches if match]
-    metrics = sorted({metric for metric, _, _ in scored})
-    if len(metrics) > 1:
-        raise ValueError(
-            f"--num-best-checkpoints: {folder} holds the best checkpoints of several metrics, "
-            f"{', '.join(metrics)}; name the files of one of them with --inputs"
-        )
-    if not scored:
-        return []
-    # Whether a high value is good, as for BLEU, or bad, as for the loss, only the run knows.
-    settings = fairseq_arguments(load_checkpoint(scored[0][2]), "checkpoint")
-    maximize = bool(settings.get("maximize_best_checkpoint_metric", False))
-    scored.sort(key=lambda item: (item[1] if maximize else -item[1], item[2].name))
-    return [path for _, _, path in scored]
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.pt") if path.is_file())
-
-
-def _listing(paths: Sequence[Path]) -> str:
-    return ", ".join(path.name for path in paths) or "none"
-
-
-def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load a fairseq checkpoint to the CPU, with ``weights_only`` on.
-
-    Raises:
-        ValueError: if the file is missing (the message lists what is there), is damaged, holds a
-            type that is not known to be harmless or a setting that fairseq would run as code, or is
-            not a fairseq checkpoint.
-    """
-    path = Path(path)
-    if not path.is_file():
-        there = f"{path.parent} holds: {_listing(_files(path.parent))}"
-        if not path.parent.is_dir():
-            there = f"the folder {path.parent} does not exist"
-        raise ValueError(f"--inputs: no checkpoint at {path}; {there}")
-    allow_fairseq_checkpoints()
-    try:
-        state = load_fairseq(path)
-    except UnsafeSettingError as error:
-        raise ValueError(f"--inputs: {error}") from error
-    except Exception as error:  # a damaged file can stop the reader anywhere, with anything
-        detail = re.search(r"WeightsUnpickler error: (.*?)(?:\. |$)", str(error), re.MULTILINE)
-        reason = detail[1] if detail else f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"--inputs: {path} cannot be loaded ({reason}); is it a complete fairseq checkpoint?"
-        ) from error
-    if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
-        raise ValueError(
-            f"--inputs: {path} has no entry 'model'; give checkpoints written by fairseq-train"
-        )
-    return state
+    return paths[-count:]
 
 
 def _updates(state: Mapping[str, Any]) -> int:
@@ -176,7 +103,7 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
     total: dict[str, Tensor] = {}
     longest, longest_path = None, paths[0]
     for path in tqdm(paths, desc="averaging", unit="checkpoint", disable=None):
-        state = load_checkpoint(path)
+        state = read_checkpoint(path)
         state.pop("last_optimizer_state", None)
         if longest is None:
             longest = state
@@ -195,13 +122,13 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
 
 def _check_distinct(paths: Sequence[str | Path]) -> None:
     if not paths:
-        raise ValueError("--inputs: no checkpoint given; name at least one file")
+        raise ValueError("no checkpoint given; name at least one file")
     seen: set[str] = set()
     for path in paths:
         real = os.path.realpath(path)
         if real in seen:
             raise ValueError(
-                f"--inputs: {path} is given twice, and would count twice in the mean; name it once"
+                f"{path} is given twice, and would count twice in the mean; name it once"
             )
         seen.add(real)
 
@@ -217,23 +144,23 @@ def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, An
     ]
     if details and not _same_settings(state, other):
         raise ValueError(
-            f"--inputs: {names} were trained with different positional settings "
+            f"{names} were trained with different positional settings "
             f"({', '.join(details)}); average checkpoints of one training run only"
         )
     marks = [(s.get("task_state") or {}).get(DICTIONARIES) for s in (state, other)]
     if None not in marks and marks[0] != marks[1]:
-        raise ValueError(f"--inputs: {names} have different dictionaries; average those of one run")
+        raise ValueError(f"{names} have different dictionaries; average those of one run")
     unmatched = sorted(state["model"].keys() ^ other["model"].keys())
     if unmatched:
         raise ValueError(
-            f"--inputs: {names} have different parameters; only one of them has "
+            f"{names} have different parameters; only one of them has "
             f"{', '.join(unmatched[:3])} ({len(unmatched)} such keys in all); average checkpoints "
             "of one architecture only"
         )
 
 
 def _same_settings(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the settings are the same once defaults, which older files leave out, are put in."""
+    """Whether the settings are the same once defaults are put in: a stock model has none stored."""
     try:
         first, second = (fairseq_configs(fairseq_arguments(s), s["model"]) for s in (state, other))
     except ValueError:
@@ -246,24 +173,24 @@ def _check_entry(key: str, names: str, value: Any, other: Any) -> None:
     if not isinstance(value, Tensor) or not isinstance(other, Tensor):
         if type(value) is not type(other) or value != other:
             raise ValueError(
-                f"--inputs: {key} of {names} differ and are no tensors; average checkpoints of one "
+                f"{key} of {names} differ and are no tensors; average checkpoints of one "
                 "training run only"
             )
     elif (value.shape, value.dtype) != (other.shape, other.dtype):
         raise ValueError(
-            f"--inputs: {key} of {names} differ: {tuple(value.shape)} {value.dtype} and "
+            f"{key} of {names} differ: {tuple(value.shape)} {value.dtype} and "
             f"{tuple(other.shape)} {other.dtype}; average checkpoints of one architecture and "
             "precision only"
         )
     elif _has_mean(value):
         if value.isnan().any():
             raise ValueError(
-                f"--inputs: {key} holds NaN in the first of {names}; that training has diverged, "
+                f"{key} holds NaN in the first of {names}; that training has diverged, "
                 "leave the file out"
             )
     elif not torch.equal(value, other) and not key.endswith(_STEP_COUNTER):
         raise ValueError(
-            f"--inputs: {key} of {names} differ, and a mean of {value.dtype} values has no "
+            f"{key} of {names} differ, and a mean of {value.dtype} values has no "
             "meaning; average checkpoints of one training run on the same data only"
         )
 
@@ -336,9 +263,8 @@ def make_parser() -> argparse.ArgumentParser:
     for which, meaning in (
         ("epoch", "the last N checkpoints written at the end of an epoch"),
         ("update", "the last N checkpoints written by --save-interval-updates"),
-        ("best", "the best N checkpoints kept by --keep-best-checkpoints"),
     ):
-        number.add_argument(f"--num-{which}-checkpoints", type=int, metavar="N", help=meaning)
+        number.add_argument(f"--num-{which}-checkpoints", type=positive, metavar="N", help=meaning)
     parser.add_argument(
         "--checkpoint-upper-bound", type=int, metavar="E",
         help="with the last N epochs (updates): leave out those after epoch (update) E",
@@ -348,29 +274,27 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _resolve_inputs(args: argparse.Namespace) -> list[Path]:
     """The files that the options ask for."""
-    folders = [path for path in args.inputs if path.is_dir()]
-    for which in ("epoch", "update", "best"):
-        count = getattr(args, f"num_{which}_checkpoints")
-        if count is None:
-            continue
-        if len(args.inputs) != 1 or not folders:
-            raise ValueError(
-                f"--num-{which}-checkpoints {count} chooses from one folder, but --inputs is "
-                f"{' '.join(map(str, args.inputs))}; give one folder that exists, or leave it out"
-            )
-        return select_checkpoints(folders[0], which, count, args.checkpoint_upper_bound)
+    for which in _FILES:
+        if (count := getattr(args, f"num_{which}_checkpoints")) is not None:
+            if len(args.inputs) != 1 or not args.inputs[0].is_dir():
+                raise ValueError(
+                    f"--inputs {' '.join(map(str, args.inputs))} is not one folder, from which "
+                    f"--num-{which}-checkpoints {count} chooses; give a folder that exists, or "
+                    "leave the option out"
+                )
+            return select_checkpoints(args.inputs[0], which, count, args.checkpoint_upper_bound)
     if args.checkpoint_upper_bound is not None:
         raise ValueError(
             f"--checkpoint-upper-bound {args.checkpoint_upper_bound} bounds nothing here; add "
             "--num-epoch-checkpoints N or --num-update-checkpoints N"
         )
-    if folders:
-        raise ValueError(
-            f"--inputs {folders[0]} is a folder; add --num-epoch-checkpoints N, "
-            "--num-update-checkpoints N or --num-best-checkpoints N, or name its files: "
-            f"{_listing(_files(folders[0]))}"
-        )
-    return list(args.inputs)
+    for path in args.inputs:
+        if path.is_dir():
+            raise ValueError(
+                f"--inputs {path} is a folder; add --num-epoch-checkpoints N or "
+                "--num-update-checkpoints N, or name its files"
+            )
+    return args.inputs
 
 
 def main(argv: Sequence[str] | None = None) -> None:

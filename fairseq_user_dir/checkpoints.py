@@ -14,38 +14,36 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint_utils, models
 from fairseq.data import Dictionary
 from fairseq.file_io import PathManager
+from fairseq.models import ARCH_MODEL_REGISTRY as ARCHS
+from fairseq.models import MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from cape_plugins import PositionConfig
-from cape_plugins.arguments import PREFIX, TYPE_ARG, flag
-from cape_plugins.config import options
-from cape_plugins.fairseq_files import (
-    DICTIONARIES,
-    UnsafeSettingError,
-    fairseq_arguments,
-    fairseq_config,
-    load_fairseq,
-    reason,
-)
-from cape_plugins.families import DECODER_FIELD
-from cape_plugins.options import COUNTED
-from fairseq_user_dir.compat import allow_fairseq_checkpoints
-from fairseq_user_dir.errors import SettingsError, named_by_flags
-from fairseq_user_dir.options import ALLOW_ARG, ALLOW_FLAG, decoder_flags, record
+from cape_plugins.checkpoints import fairseq_files
+from cape_plugins.checkpoints.fairseq_files import DICTIONARIES, fairseq_arguments, fairseq_config
+from cape_plugins.checkpoints.families import DECODER_FIELD
+from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, flag, option_flag
+from cape_plugins.settings.config import option_fields
+from cape_plugins.settings.options import COUNTED
+from fairseq_user_dir.flags import ALLOW_ARG, ALLOW_FLAG, DECODER_PREFIX, record
+from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
+from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 
 logger = logging.getLogger(__name__)
 
 _OLD_TABLES = ("embed_positions.weights", "embed_positions._float_tensor")
 _RELATIVE = ".relative."
 _RESUMING = ", by --restore-file, or delete the file to start anew"
-# Positional parameters, with the flags that they follow from.
+# Parts of the names of positional parameters, and the flags that decide on them.
 _PARTS = {
     "embed_positions.weight": "--position-embedding, --max-source-positions and the like",
     ".positions.encoding.": "--position-embedding",
@@ -69,33 +67,21 @@ def watch_checkpoints() -> None:
 # --------------------------------------------------------------------------------------- reading
 
 
-def read_checkpoint(path: str, remedy: str = "") -> dict[str, Any]:
-    """A checkpoint, its tensors left in the file.
-
-    Args:
-        path: Of the file.
-        remedy: Of the command that reads it, beside another checkpoint.
+def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
+    """:func:`~cape_plugins.checkpoints.fairseq_files.read_checkpoint`, whose errors fairseq's
+    commands print in one line.
 
     Raises:
         SettingsError: if it cannot be read, or has a setting that fairseq would run as code, with a
             remedy.
     """
-    if not os.path.isfile(path):
-        raise SettingsError(f"{path}: no such file; check the path of the checkpoint.")
+    # again: torch.serialization.safe_globals, which transformers uses to resume, at its end also
+    # forgets what others declared
+    allow_fairseq_checkpoints()
     try:
-        allow_fairseq_checkpoints()
-        state = load_fairseq(path)
-        if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
-            raise ValueError("it has no entry 'model'")
-    except UnsafeSettingError as error:
-        raise SettingsError(str(error)) from None
-    except Exception as error:  # a damaged file can stop the reader anywhere, with anything
-        raise SettingsError(
-            f"{path} cannot be read ({reason(error)}): it is damaged, incomplete or not written by "
-            "fairseq-train. Give another checkpoint of the training, such as "
-            f"checkpoint_best.pt{remedy}."
-        ) from error
-    return state
+        return fairseq_files.read_checkpoint(path, remedy)
+    except fairseq_files.CheckpointError as error:
+        raise SettingsError(str(error)) from error.__cause__
 
 
 def task_name(state: Mapping[str, Any]) -> str:
@@ -104,27 +90,39 @@ def task_name(state: Mapping[str, Any]) -> str:
     return arguments.get("_name") or arguments.get("task") or "translation"
 
 
+def check_registered(state: Mapping[str, Any], path: str | Path) -> None:
+    """Refuses a checkpoint whose model or task is defined in another user directory.
+
+    Raises:
+        SettingsError: naming the model or task, and what to do.
+    """
+    model = fairseq_arguments(state)
+    names = {
+        "architecture": (model.get("_name") or model.get("arch"), {*MODEL_REGISTRY, *ARCHS}),
+        "task": (task_name(state), TASK_REGISTRY),
+    }
+    for what, (name, registry) in names.items():
+        if name is not None and name not in registry:
+            raise SettingsError(
+                f"{path} has the {what} {name}, which neither fairseq nor this package defines: it "
+                "needs the --user-dir of its training. Use it by the commands of fairseq, which "
+                "take that folder."
+            )
+
+
 def _checked(stock: Any) -> Any:
     @functools.wraps(stock)
     def load_checkpoint_to_cpu(
         path: str, arg_overrides: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        # again: torch.serialization.safe_globals, which transformers uses to resume, at its end
-        # also forgets what others declared
-        allow_fairseq_checkpoints()
         local_path = PathManager.get_local_path(path)
-        try:
+        if os.path.isfile(local_path):  # fairseq names a missing one
             # first, because fairseq lets omegaconf evaluate the settings while it loads them
-            state = load_fairseq(local_path)
+            state = read_checkpoint(local_path)
             if arg_overrides and TYPE_ARG in arg_overrides:
                 arg_overrides = _own_defaults(fairseq_arguments(state), arg_overrides)
             del state
-            return stock(path, arg_overrides, *args, **kwargs)
-        except FileNotFoundError:
-            raise
-        except Exception:
-            read_checkpoint(local_path)  # says so if the file is the reason
-            raise
+        return stock(path, arg_overrides, *args, **kwargs)
 
     return load_checkpoint_to_cpu
 
@@ -133,11 +131,13 @@ def _own_defaults(stored: Mapping[str, Any], overrides: dict[str, Any]) -> dict[
     """Lets another type begin with its own defaults instead of the stored options of the first."""
     if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
         return overrides
-    kept = (DECODER_FIELD,) if "type" in (stored.get(DECODER_FIELD) or {}) else ()
+    decoder_has_type = "type" in (stored.get(DECODER_FIELD) or {})
     unset = dict.fromkeys(
         name
         for name in stored
-        if name.startswith(PREFIX) and name != TYPE_ARG and not name.startswith(kept)
+        if name.startswith(PREFIX)
+        and name != TYPE_ARG
+        and not (decoder_has_type and name.startswith(DECODER_FIELD))
     )
     if "no_token_positional_embeddings" in stored:  # what the stored type needed
         unset["no_token_positional_embeddings"] = False
@@ -175,17 +175,19 @@ def _with_record(stock: Any) -> Any:
     return build_model
 
 
-def changed_settings(stored: PositionConfig, current: PositionConfig) -> list[str]:
+def changed_settings(
+    stored: PositionConfig, current: PositionConfig, prefix: str = PREFIX
+) -> list[str]:
     """Differences, named by flags: ``--position-max-global-shift 5.0 (now 7.0)``."""
     if stored.type != current.type:
-        return [f"{flag(TYPE_ARG)} {stored.type} (now {current.type})"]
-    pairs = [
+        return [f"{option_flag(TYPE_ARG, prefix)} {stored.type} (now {current.type})"]
+    values = [
         (option.name, getattr(stored, option.name), getattr(current, option.name))
-        for option in options("text")
+        for option in option_fields("text")
     ]
     return [
-        f"{flag(PREFIX + name)} {str(old).lower()} (now {str(new).lower()})"
-        for name, old, new in pairs
+        f"{option_flag(name, prefix)} {str(old).lower()} (now {str(new).lower()})"
+        for name, old, new in values
         if old != new and not (name == "source_scale" and _same_ratio(old, new))
     ]
 
@@ -212,7 +214,7 @@ def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bo
     if decoder is not None and trained.type == current.type:
         with named_by_flags(f"{path}: "):
             before = fairseq_config(stored, state["model"], "decoder")
-        changed += map(decoder_flags, changed_settings(before, decoder))
+        changed += changed_settings(before, decoder, DECODER_PREFIX)
     changes = "; ".join(changed)
     if not changes:
         return

@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from cape_plugins import PositionConfig
-from cape_plugins.arguments import PREFIX, TYPE_ARG
-from cape_plugins.checks import (
+from cape_plugins.checkpoints.families import find_fairseq_family
+from cape_plugins.doctor.check import (
     NOTE,
     Check,
     Mismatch,
@@ -31,12 +31,12 @@ from cape_plugins.checks import (
     relative_difference,
     wishes,
 )
-from cape_plugins.families import find_fairseq_family
-from fairseq_user_dir.checkpoints import position_config, read_checkpoint
+from cape_plugins.settings.arguments import PREFIX, TYPE_ARG
+from fairseq_user_dir.checkpoints import position_config
 from fairseq_user_dir.embedding import TokenPositionEmbedding
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.models import CLASSES, stock_values
-from fairseq_user_dir.serving.source import load_trained
+from fairseq_user_dir.serving.source_checkpoint import load_trained
 
 BEAM, LENGTH = 3, 8
 LENGTHS = (7, 4)  # words of the two samples
@@ -141,7 +141,6 @@ def _built_in() -> Subject:
 
 
 def _loaded(path: Path, data: str | None) -> Subject:
-    read_checkpoint(str(path))
     model, cfg, task = load_trained(path, data)
     classes = {cape_class: name for name, cape_class in CLASSES.items()}
     classes |= {MODEL_REGISTRY[name]: name for name in CLASSES}

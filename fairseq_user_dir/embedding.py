@@ -1,4 +1,4 @@
-"""Modules in the place of ``embed_positions`` in fairseq's encoder and decoder."""
+"""Modules that replace ``embed_positions`` in fairseq's encoder and decoder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cape_plugins import (
     Draw,
     PositionEncoder,
     Positions,
-    augmentation,
     token_position_at,
     token_positions,
 )
-from cape_plugins.binding import Bound
-from cape_plugins.tables import counted_rows
+from cape_plugins.mathematics.augmentation import rank_generator
+from cape_plugins.mathematics.binding import Bound
+from cape_plugins.mathematics.tables import counted_rows
 
-# The table-free embeddings have no maximum; fairseq wants a number, this is its own for sinusoids.
+# Embeddings without a table have no maximum; fairseq needs a number, and has this for sinusoids.
 MAX_POSITIONS = int(1e5)
 
 
@@ -46,7 +46,7 @@ class TokenPositionEmbedding(Bound, nn.Module):
     ) -> Draw | None:
         """A new draw for the batch, whose other side may have a `partner`; None in evaluation, and
         where nothing is random."""
-        return self.encoder.draw(batch_size, device, rank_generator, partner)
+        return self.encoder.draw(batch_size, device, process_generator, partner)
 
     def forward(
         self,
@@ -78,7 +78,7 @@ class TokenPositionEmbedding(Bound, nn.Module):
         positions = _raw_positions(input, self.padding_idx, incremental_state)
         draw = self.bound if incremental_state is None else None
         dtype = self.result_like.dtype
-        embedding = self.encoder(positions, draw, dtype=dtype, generator=rank_generator)
+        embedding = self.encoder(positions, draw, dtype=dtype, generator=process_generator)
         return embedding.expand(input.shape[0], -1, -1)
 
 
@@ -106,14 +106,16 @@ class WrappingPositionalEmbedding(LearnedPositionalEmbedding):
 
 
 def _raw_positions(tokens: Tensor, padding_idx: int, incremental_state: Any | None) -> Positions:
-    """All positions of a batch; in incremental decoding that of the last token."""
+    """All positions of a batch; in incremental decoding the position of the last token."""
     if incremental_state is None:
         return token_positions(tokens.ne(padding_idx))
     return token_position_at(tokens.shape[1] - 1, tokens.device)
 
 
-def rank_generator(device: torch.device) -> torch.Generator:
-    """A generator that continues fairseq's own random stream, which is reseeded with seed + update
-    on every rank alike, but differs between ranks."""
+def process_generator(device: torch.device) -> torch.Generator:
+    """A generator that continues fairseq's random stream, but differs between ranks. fairseq seeds
+    each update with seed + update, on every rank alike: a resumed training repeats its draws
+    exactly, and runs with the seeds s and s + 1 share draws, one update apart. Independent runs
+    need seeds that are far apart."""
     rank = distributed_utils.get_data_parallel_rank() if distributed.is_initialized() else 0
-    return augmentation.rank_generator(device, rank)
+    return rank_generator(device, rank)

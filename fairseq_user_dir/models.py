@@ -23,14 +23,13 @@ from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, nn
 
 from cape_plugins import PositionConfig, build_position_encoder
-from cape_plugins.alpha import count_binarized
-from cape_plugins.options import COUNTED
+from cape_plugins.corpus.alpha import count_binarized
+from cape_plugins.settings.options import COUNTED
 from fairseq_user_dir.admin import attach_admin, profile_admin, profiling_batch
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositionalEmbedding
-from fairseq_user_dir.errors import SettingsError, named_by_flags
-from fairseq_user_dir.options import (
+from fairseq_user_dir.flags import (
     add_admin_arg,
     add_position_args,
     config_from_args,
@@ -39,6 +38,7 @@ from fairseq_user_dir.options import (
     set_args,
     set_missing,
 )
+from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 from fairseq_user_dir.stacks import DecoderPositions, EncoderPositions
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,12 @@ class _CapeModel(PositionalModel):
         config = config_from_args(args, cls.architecture)
         check_stock_args(args, config)
         if config.source_scale in COUNTED:
-            asked = getattr(args, "position_source_scale", None) is not None
-            config = config.replace(source_scale=_count_tokens(task, config.source_scale, asked))
+            is_explicit = getattr(args, "position_source_scale", None) is not None
+            config = config.replace(
+                source_scale=_count_tokens(task, config.source_scale, is_explicit)
+            )
+        # alpha is two integers in the arguments, not a buffer: state dicts equal stock
+        # ones, and checkpoints load both ways
         record(args, config)
         _set_stock_args(args, config)
         model = super().build_model(args, task)
@@ -105,8 +109,8 @@ class _CapeSeq2Seq(_CapeModel):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """See fairseq; the encoder, which draws for both sides, is told how long the target is,
-        where the draw depends on that."""
+        """See fairseq; the encoder draws for both sides, and gets the length of the target if the
+        draw depends on it."""
         lengths = None
         if self.position_config.sampling:
             lengths = self._target_lengths(prev_output_tokens, *args, **kwargs)
@@ -148,7 +152,7 @@ def _set_stock_args(args: Any, config: PositionConfig) -> None:
 
 def stock_values(config: PositionConfig, *sides: str) -> dict[str, bool]:
     """Stock arguments by which the stacks of these sides get a place for the position embedding,
-    and the learned table that checkpoints have under stock names."""
+    and a learned table under its stock name: initialisation and checkpoints stay stock."""
     learned = {f"{side}_learned_pos": config.encoding.counts for side in sides}
     return {"no_token_positional_embeddings": not config.encoding.adds, **learned}
 
@@ -181,11 +185,12 @@ def install(stack: nn.Module, mixin: type, config: PositionConfig, side: str) ->
     stack.__class__ = type(f"Cape{type(stack).__name__}", (mixin, type(stack)), {})
 
 
-def _count_tokens(task: Any, how: str, asked: bool) -> str:
-    """Counts the binarised training data of the task: TARGET/SOURCE, with or without EOS as `how`,
-    a word of :data:`~cape_plugins.options.COUNTED`, says. A task without one source and one target
-    language (denoising, several languages) has no such ratio: 1, unless someone `asked` for
-    counting.
+def _count_tokens(task: Any, mode: str, is_explicit: bool) -> str:
+    """Counts the binarised training data of the task: TARGET/SOURCE, with or without EOS as `mode`,
+    a word of :data:`~cape_plugins.settings.options.COUNTED`, says. A task without one source and
+    one target language has no such ratio: 1, unless the option `is_explicit`. That is exact for
+    denoising, where both sides are the same text, and leaves the indices alone for several
+    languages. A resumed training counts again, and stops if the data have another ratio.
 
     Raises:
         SettingsError: if the data cannot be counted.
@@ -193,7 +198,7 @@ def _count_tokens(task: Any, how: str, asked: bool) -> str:
     settings = getattr(task, "cfg", None) or getattr(task, "args", None)
     source, target = (getattr(settings, f"{side}_lang", None) for side in ("source", "target"))
     without_pair = f"task {type(task).__name__} has no single language pair to count"
-    if not ((source and target) or asked):
+    if not ((source and target) or is_explicit):
         logger.warning(
             "%s: source scale alpha = 1; another one by --position-source-scale", without_pair
         )
@@ -203,10 +208,10 @@ def _count_tokens(task: Any, how: str, asked: bool) -> str:
             raise ValueError(without_pair)
         folders = utils.split_paths(settings.data)
         split = getattr(settings, "train_subset", None) or "train"
-        counts = count_binarized(folders, source, target, split, eos=COUNTED[how])
+        counts = count_binarized(folders, source, target, split, eos=COUNTED[mode])
     except (OSError, ValueError) as error:
         raise SettingsError(
-            f"--position-source-scale {how} cannot count the training data: "
+            f"--position-source-scale {mode} cannot count the training data: "
             f"{str(error).rstrip('.')}. Give the ratio of target to source tokens, for example "
             "--position-source-scale 1.03; `cape-plugins alpha` counts it."
         ) from error
@@ -215,7 +220,7 @@ def _count_tokens(task: Any, how: str, asked: bool) -> str:
         counts.alpha,
         counts.target,
         counts.source,
-        "" if COUNTED[how] else ", EOS not counted",
+        "" if COUNTED[mode] else ", EOS not counted",
     )
     if counts.doubt:
         logger.warning("%s", counts.doubt)

@@ -1,7 +1,9 @@
 """The optimizer ``radam`` of the translation recipes that the CAPE paper follows (appendix D.1).
 
 It is torch's: rectified Adam after Liu et al. (ICLR 2020, algorithm 2), with weight decay apart
-from the gradient, as in fairseq's ``adam``. The flags are those of ``adam``, as in the recipes of
+from the gradient, as in fairseq's ``adam``. It takes momentum steps in the first five
+updates, as Liu et al. say; Transformer-Clinic's takes none there, where the rate is below 1e-6. The
+flags have the names of ``adam``'s, as in the recipes of
 Transformer-Clinic, whose commands need no change.
 """
 
@@ -16,12 +18,12 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II, OmegaConf
 
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 
 
 @dataclass
 class RAdamConfig(FairseqDataclass):
-    """Options of ``--optimizer radam``; their defaults are those of ``adam``."""
+    """Options of ``--optimizer radam``, with the defaults of ``adam``."""
 
     adam_betas: Any = field(
         default=(0.9, 0.999), metadata={"help": "decay of the two running means, in [0, 1)"}
@@ -37,7 +39,7 @@ class RAdamConfig(FairseqDataclass):
 class FairseqRAdam(FairseqOptimizer):
     """``torch.optim.RAdam`` under fairseq's trainer.
 
-    Half precision is as for other optimizers without kernels of their own: ``--fp16`` and
+    Half precision is as for other optimizers without half-precision kernels: ``--fp16`` and
     ``--bf16`` keep parameters in float32 beside the model; ``--memory-efficient-fp16`` is refused.
 
     Args:
@@ -55,7 +57,7 @@ class FairseqRAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Settings that replace those of a checkpoint when a training goes on."""
+        """Settings that replace a checkpoint's when a training is resumed."""
         rate = self.cfg.lr
         return {
             "lr": rate[0] if isinstance(rate, Sequence) else rate,
@@ -70,17 +72,17 @@ class FairseqRAdam(FairseqOptimizer):
         return True
 
 
-def _parse_betas(given: Any) -> tuple[float, float]:
+def _parse_betas(value: Any) -> tuple[float, float]:
     """``"(0.9, 0.98)"`` of a command line, or two numbers of a configuration."""
     try:
-        betas = ast.literal_eval(given) if isinstance(given, str) else given
+        betas = ast.literal_eval(value) if isinstance(value, str) else value
         betas = OmegaConf.to_container(betas) if OmegaConf.is_config(betas) else betas
         first, second = map(float, betas)
         if not (0 <= first < 1 and 0 <= second < 1):
             raise ValueError
     except (ValueError, TypeError, SyntaxError):
         raise SettingsError(
-            f"--adam-betas {given!r} is not allowed; allowed: two numbers from 0 to less than 1. "
+            f"--adam-betas {value!r} is not allowed; allowed: two numbers from 0 to less than 1. "
             "Give them as in --adam-betas '(0.9,0.98)'."
         ) from None
     return first, second

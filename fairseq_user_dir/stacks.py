@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig
-from cape_plugins.binding import Bound
+from cape_plugins.mathematics.binding import Bound
 from fairseq_user_dir.embedding import MAX_POSITIONS, TokenPositionEmbedding
 
 
@@ -24,19 +24,21 @@ class _PositionStack:
 
     Attributes:
         position_config: Settings of the model.
-        position_seam: The position embedding if it draws random numbers, else None.
+        position_module: The module that computes positions, with random numbers or without; None
+            where they are rows of a learned table, or nothing is added.
     """
 
     position_config: PositionConfig
     embed_positions: nn.Module | None
 
     @property
-    def position_seam(self) -> TokenPositionEmbedding | None:
-        seam = self.embed_positions
-        return seam if isinstance(seam, TokenPositionEmbedding) else None
+    def position_module(self) -> TokenPositionEmbedding | None:
+        module = self.embed_positions
+        return module if isinstance(module, TokenPositionEmbedding) else None
 
     def max_positions(self) -> int:
-        """No limit: positions are computed, not looked up."""
+        """No limit: positions are computed, or wrap around. The *task* filters the data, at 1024
+        tokens unless ``--max-source-positions`` and ``--max-target-positions`` say otherwise."""
         return MAX_POSITIONS
 
 
@@ -63,15 +65,16 @@ class EncoderPositions(Bound, _PositionStack):
         caller_tokens = src_tokens
         if self.position_config.source_bos:
             bos = self.dictionary.bos()
-            src_tokens, slot = prepend_bos(src_tokens, self.padding_idx, bos)
+            src_tokens, column = prepend_bos(src_tokens, self.padding_idx, bos)
             if token_embeddings is not None:
-                token_embeddings = self._prepend_embedding(token_embeddings, slot, bos)
-        seam = self.position_seam
-        draw = None if seam is None else seam.draw(src_tokens.shape[0], src_tokens.device)
+                token_embeddings = self._prepend_embedding(token_embeddings, column, bos)
+        module = self.position_module
+        draw = None if module is None else module.draw(src_tokens.shape[0], src_tokens.device)
         if draw is not None and draw.order is not None and self.position_config.synchronize:
             target = () if self.bound is None else (self.bound,)
-            draw = draw.covering(seam.encoder.span(src_tokens.ne(self.padding_idx)), *target)
-        with _using(seam, draw):
+            lengths = module.encoder.num_positions(src_tokens.ne(self.padding_idx))
+            draw = draw.covering(lengths, *target)
+        with _using(module, draw):
             out = super().forward_scriptable(
                 src_tokens, src_lengths, return_all_hiddens, token_embeddings
             )
@@ -89,16 +92,16 @@ class EncoderPositions(Bound, _PositionStack):
         tokens = [tokens.index_select(0, new_order) for tokens in encoder_out["src_tokens"]]
         return {**encoder_out, "src_tokens": tokens}
 
-    def _prepend_embedding(self, embeddings: Tensor, slot: Tensor, bos: int) -> Tensor:
-        """``[B, S, C]`` to ``[B, S + 1, C]`` with the embedding of BOS at `slot` ``[B, 1]``."""
+    def _prepend_embedding(self, embeddings: Tensor, column: Tensor, bos: int) -> Tensor:
+        """``[B, S, C]`` to ``[B, S + 1, C]`` with the embedding of BOS at `column` ``[B, 1]``."""
         embeddings = F.pad(embeddings, (0, 0, 1, 0))
-        vector = self.embed_tokens(slot.new_full(slot.shape, bos))
-        return embeddings.scatter(1, slot[..., None].expand_as(vector), vector)
+        vector = self.embed_tokens(column.new_full(column.shape, bos))
+        return embeddings.scatter(1, column[..., None].expand_as(vector), vector)
 
 
 class DecoderPositions(_PositionStack):
-    """A mixin over a TransformerDecoder: uses the draw of the encoder, or its own where sides are
-    independent and in language models; gives attention back in the caller's source tokens."""
+    """A mixin over a TransformerDecoder: uses the draw of the encoder, or draws itself if the sides
+    are independent and in language models; returns attention over the caller's source tokens."""
 
     padding_idx: int
 
@@ -106,19 +109,19 @@ class DecoderPositions(_PositionStack):
         self, prev_output_tokens: Tensor, encoder_out: Any | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         """See fairseq; called first by every decoder, non-autoregressive ones included."""
-        with _using(self.position_seam, self._draw(prev_output_tokens, encoder_out)):
+        with _using(self.position_module, self._draw(prev_output_tokens, encoder_out)):
             features, extra = super().extract_features(
                 prev_output_tokens, encoder_out, *args, **kwargs
             )
         return features, self._align_attention(extra, encoder_out)
 
     def _draw(self, tokens: Tensor, encoder_out: Any | None) -> Draw | None:
-        seam = self.position_seam
-        if seam is None or not seam.encoder.draws:
+        module = self.position_module
+        if module is None or not module.encoder.draws:
             return None
         draws = (encoder_out or {}).get("position_draw")
         if not self.position_config.synchronize:
-            return seam.draw(tokens.shape[0], tokens.device, *(draws or ()))
+            return module.draw(tokens.shape[0], tokens.device, *(draws or ()))
         if not draws:
             raise ValueError(
                 "this decoder is in training and shares the position draw of its encoder "
@@ -155,14 +158,16 @@ def prepend_bos(tokens: Tensor, padding_idx: int, bos: int) -> tuple[Tensor, Ten
     Returns:
         ``[B, S + 1]`` tokens and ``[B, 1]`` the column of BOS.
     """
-    slot = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
-    return F.pad(tokens, (1, 0), value=padding_idx).scatter(1, slot, bos), slot
+    column = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
+    return F.pad(tokens, (1, 0), value=padding_idx).scatter(1, column, bos), column
 
 
 @contextmanager
-def _using(seam: TokenPositionEmbedding | None, draw: Draw | None) -> Iterator[None]:
-    if seam is None:
+def _using(module: TokenPositionEmbedding | None, draw: Draw | None) -> Iterator[None]:
+    """Binds the draw to the module for a stock call, which has no argument for it: overriding
+    fairseq's forwards instead would copy 90 lines."""
+    if module is None:
         yield
     else:
-        with seam.using(draw):
+        with module.using(draw):
             yield

@@ -28,12 +28,15 @@ from hf_models.checks.family import check_family
 from hf_models.families import FAMILIES
 from hf_models.families.speech_ctc import CapeSpeechConfig
 from hf_models.families.whisper import CapeWhisperConfig
-from hf_models.feature_extraction import CapeSpeechFeatureExtractor, CapeWhisperFeatureExtractor
+from hf_models.processors.feature_extraction import (
+    CapeSpeechFeatureExtractor,
+    CapeWhisperFeatureExtractor,
+)
+from hf_models.processors.tokenization import CapeSpeechTokenizer
 from hf_models.releases import warn_if_untested
-from hf_models.stock_calls import accept_position_embeddings
-from hf_models.switch_built import switch
-from hf_models.switching import FamilyClasses, add_parts
-from hf_models.tokenization import CapeSpeechTokenizer
+from hf_models.switching.built import switch
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.stock_calls import accept_position_embeddings
 
 # By configuration of a family: its Auto classes, and the model that each loads.
 AUTO_CLASSES: dict[type, Any] = {}
@@ -45,7 +48,7 @@ def register_family(family: FamilyClasses) -> None:
     the commands.
 
     Args:
-        family: See :class:`~hf_models.switching.FamilyClasses`.
+        family: See :class:`~hf_models.switching.install.FamilyClasses`.
     """
     add_parts(family)
     AUTO_CLASSES[family.config] = {**AUTO_CLASSES.get(family.config, {}), **family.auto}

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from cape_plugins.augmentation import rank_seed
+from cape_plugins.mathematics.augmentation import rank_seed
 
 
 class RankSeedCallback(TrainerCallback):
-    """Gives each process random numbers of its own within a training step.
+    """Gives each process different random numbers within a training step.
 
     The Trainer seeds all processes alike, so that they would draw the same positions and the same
     dropout masks. The models of this package draw positions by rank without this callback; those

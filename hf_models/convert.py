@@ -24,27 +24,49 @@ from transformers import AutoConfig, PreTrainedModel
 
 import hf_models
 from cape_plugins import PositionConfig
-from cape_plugins.arguments import TYPE_ARG, Parser, add_position_args, given_settings, in_flags
-from cape_plugins.config import applies, parse_option
-from cape_plugins.families import find_family
+from cape_plugins.checkpoints.families import find_family
 from cape_plugins.files import editing_json
-from cape_plugins.options import COUNTED
-from cape_plugins.registry import DEFAULT_TYPE, ENCODINGS, ROTARY_TYPES, TYPES, types_of
 from cape_plugins.serving.output import complete_folder
+from cape_plugins.settings.arguments import (
+    TYPE_ARG,
+    Parser,
+    add_position_args,
+    given_settings,
+    text_in_flags,
+)
+from cape_plugins.settings.config import applies, parse_option
+from cape_plugins.settings.options import COUNTED
+from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
-from hf_models.export import make_self_contained
-from hf_models.feature_extraction import choose_extractor
-from hf_models.images import PatchEmbeddings
-from hf_models.loading import clear_errors, load_whole, require_place
-from hf_models.serving.stock_model import build_stock, fill_table, parts_of
-from hf_models.settings import FIELD
-from hf_models.switching import stock_class
+from hf_models.processors.feature_extraction import choose_extractor
+from hf_models.seams.images import PatchEmbeddings
+from hf_models.storage.loading import clear_errors, load_whole, require_place
+from hf_models.storage.self_contained import make_self_contained
+from hf_models.storage.stock_model import build_stock, fill_table, parts_of
+from hf_models.switching.install import stock_class
+from hf_models.switching.settings import FIELD
 
 # Files that the result has itself, or that belong to a training that has ended.
 LEFT_BEHIND = (
-    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.ckpt", "*.ot", "*.onnx"),
-    *("*.index.json", "config.json", "README.md", "trainer_state.json", ".*", "*.py"),
-    *("*_results.json", "*_results.txt", "generated_predictions.txt", "events.out.tfevents.*"),
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.h5",
+    "*.msgpack",
+    "*.ckpt",
+    "*.ot",
+    "*.onnx",
+    "*.index.json",
+    "config.json",
+    "README.md",
+    "trainer_state.json",
+    ".*",
+    "*.py",
+    "*_results.json",
+    "*_results.txt",
+    "generated_predictions.txt",
+    "events.out.tfevents.*",
 )
 Settings = Mapping[str, PositionConfig]
 
@@ -61,11 +83,12 @@ def convert(
     Args:
         source: Folder or hub name of a stock or cape checkpoint.
         target: Folder that does not exist yet.
-        settings: ``{"type": ..., option: value}``; None for the stock model. Options that are left
-            out are those of `source` if it has this type, or if there is no "type".
-        neutral: Take what `settings` leave open from `source`, so that the new model computes the
-            same until it is trained: alpha, BOS hint, mean-normalisation; new relative embeddings
-            begin at zero.
+        settings: ``{"type": ..., option: value}``; None for the stock model. Missing options are
+            taken from `source` if it has this type, or if there is no "type".
+        neutral: Take missing options from `source`, so that the new model computes the same until
+            it is trained: alpha is 1, there is no BOS hint, no mean is subtracted, and new relative
+            embeddings begin at zero. Impossible if the learned table is dropped (ViT with any type
+            but ``abspos``).
 
     Returns:
         The model that was written.
@@ -78,11 +101,11 @@ def convert(
     with complete_folder(Path(target), "DST") as folder:
         with clear_errors(source):
             config = AutoConfig.from_pretrained(source)
-        own = own_class(source, config)
+        cape_class = own_class(source, config)
         if settings is None:
-            model = _stock_model(source, own, config)
+            model = _stock_model(source, cape_class, config)
         else:
-            model = _cape_model(source, own, config, settings, neutral)
+            model = _cape_model(source, cape_class, config, settings, neutral)
             _forget_code(vars(model.config))
         copy_other_files(source, folder)
         choose_extractor(folder, getattr(model.config, "at_natural_length", False))
@@ -92,52 +115,52 @@ def convert(
 
 def own_class(source: str, config: Any) -> Any:
     """The class of this package for the class that saved a checkpoint."""
-    saved = (config.architectures or [""])[0]
-    own = hf_models.MODELS.get(f"Cape{saved.removeprefix('Cape')}")
-    if own is None or config.model_type not in own.config_class.model_types():
+    stored_class = (config.architectures or [""])[0]
+    cape_class = hf_models.MODELS.get(f"Cape{stored_class.removeprefix('Cape')}")
+    if cape_class is None or config.model_type not in cape_class.config_class.model_types():
         stock = filter(None, map(stock_class, hf_models.MODELS.values()))
         raise ValueError(
-            f"{source} holds a {saved or 'model without architecture'} (model type "
+            f"{source} holds a {stored_class or 'model without architecture'} (model type "
             f"{config.model_type!r}), which has no cape counterpart. Give a model that has one, or "
             "register its family by hf_models.register_family; allowed: "
             f"{', '.join(sorted(model.__name__ for model in stock))}."
         )
-    return own
+    return cape_class
 
 
 def _settings(config: Any) -> Settings:
     """Settings of each position embedding of the model of a configuration, stock or cape."""
     if not hasattr(config, "position_fields"):
         classes = hf_models.AUTO_CLASSES
-        own = next(own for own in classes if config.model_type in own.model_types())
-        return _stock_settings(own, vars(config))
+        cape_config = next(cape for cape in classes if config.model_type in cape.model_types())
+        return _stock_settings(cape_config, vars(config))
     return {field: config.position_settings(field) for field in config.position_fields}
 
 
-def _stock_settings(own: Any, saved: Mapping[str, Any]) -> Settings:
+def _stock_settings(config: Any, fields: Mapping[str, Any]) -> Settings:
     """Settings of the position embeddings of the stock model with this configuration."""
-    family = find_family(own.model_type)
+    family = find_family(config.model_type)
     return {
-        row.field: PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
+        row.field: PositionConfig(family.stock_type(fields, side), row.domain, row.architecture)
         for side, row in family.sides.items()
     }
 
 
 def _changes(before: Settings, after: Settings) -> dict[str, str]:
     """Differences outside of training, in words, by "field option"."""
-    words = {
+    option_names = {
         "source_scale": "alpha",
         "source_bos": "the BOS hint",
         "mean_normalize": "mean-normalised positions",
         "relative_context": "relative attention",
     }
     changes = {}
-    for field, here in before.items():
-        for option, (old, new) in here.changes(after[field]).items():
-            text = f"{words.get(option, option)}: {_show(old)} -> {_show(new)}"
+    for field, old_settings in before.items():
+        for option, (old, new) in old_settings.changes(after[field]).items():
+            text = f"{option_names.get(option, option)}: {_show(old)} -> {_show(new)}"
             if option == "type":
                 text = f"position embedding {old!r} -> {new!r}"
-                if here.encoding.counts:
+                if old_settings.encoding.counts:
                     text += ", the learned table is dropped"
             if len(before) > 1:
                 text += " (encoder)" if field == FIELD else " (decoder)"
@@ -150,23 +173,23 @@ def _show(value: Any) -> str:
 
 
 def _cape_model(
-    source: str, own: Any, config: Any, settings: dict[str, Any], neutral: bool
+    source: str, cape_class: Any, config: Any, settings: dict[str, Any], neutral: bool
 ) -> PreTrainedModel:
-    before = _settings(config)
-    place = own.config_class.position_fields[FIELD]
+    source_settings = _settings(config)
+    domain_and_architecture = cape_class.config_class.position_fields[FIELD]
     stored = getattr(config, FIELD, None) or {"type": DEFAULT_TYPE}
     if settings.get("type", stored["type"]) == stored["type"]:
         settings = {**stored, **settings}
-    PositionConfig.from_dict(settings, *place)  # refuses what this kind of model does not have
+    # refuses what this kind of model does not have
+    PositionConfig.from_dict(settings, *domain_and_architecture)
     if neutral:
-        kept = ("source_scale", "source_bos", "mean_normalize", "gamma")
-        here = {
-            key: getattr(before[FIELD], key)
-            for key in kept
-            if applies(key, settings["type"], place[1])
+        source_options = {
+            key: getattr(source_settings[FIELD], key)
+            for key in ("source_scale", "source_bos", "mean_normalize", "gamma")
+            if applies(key, settings["type"], domain_and_architecture[1])
         }
-        settings = {**here, **settings}
-    if PositionConfig.from_dict(settings, *place).source_scale in COUNTED:
+        settings = {**source_options, **settings}
+    if PositionConfig.from_dict(settings, *domain_and_architecture).source_scale in COUNTED:
         raise ValueError(
             f"alpha of {settings['type']!r} is missing, target tokens per source token: give "
             "source_scale as a number such as 1.05, as TARGET/SOURCE, or as two raw texts, "
@@ -174,21 +197,21 @@ def _cape_model(
         )
     if hasattr(config, "position_fields"):
         with clear_errors(source):
-            model, new = load_whole(own, source, position_embedding=settings)
+            model, new = load_whole(cape_class, source, position_embedding=settings)
     else:
         with clear_errors(source):
-            stock, _ = load_whole(stock_class(own), source)
+            stock, _ = load_whole(stock_class(cape_class), source)
         weights = stock.state_dict()
         model = hf_models.switch(stock, settings)
         new = _new_weights(weights, model)
-    changes = _changes(before, _settings(model.config))
+    changes = _changes(source_settings, _settings(model.config))
     if neutral:
         changes = _begin_relative_at_zero(model, new, changes)
         if changes:
             types = [
                 name
-                for name, row in types_of(place[1]).items()
-                if ENCODINGS[row.encoding] == before[FIELD].encoding
+                for name, row in types_of(domain_and_architecture[1]).items()
+                if row.encoding == source_settings[FIELD].encoding_name
                 and "relative_context" not in row.options
             ]
             remedy = f"Choose another type, of {', '.join(types)}"
@@ -212,10 +235,12 @@ def _cape_model(
 
 
 def _new_weights(stock: Mapping[str, torch.Tensor], model: PreTrainedModel) -> list[str]:
-    """Names in a switched model of what the stock one did not have, under any name."""
-    places = {tensor.data_ptr() for tensor in stock.values()}
-    own = model.state_dict().items()
-    return sorted(n for n, value in own if n not in stock and value.data_ptr() not in places)
+    """Names of weights in a switched model that the stock model did not have under any name."""
+    stock_addresses = {tensor.data_ptr() for tensor in stock.values()}
+    weights = model.state_dict().items()
+    return sorted(
+        n for n, value in weights if n not in stock and value.data_ptr() not in stock_addresses
+    )
 
 
 @torch.no_grad()
@@ -232,20 +257,22 @@ def _begin_relative_at_zero(
     return {key: text for key, text in changes.items() if " relative_" not in key}
 
 
-def _stock_model(source: str, own: Any, config: Any) -> PreTrainedModel:
-    name, stock = own.__name__.removeprefix("Cape"), stock_class(own)
+def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
+    name, stock = cape_class.__name__.removeprefix("Cape"), stock_class(cape_class)
     if not hasattr(config, "position_fields"):
         raise ValueError(f"{source} holds a stock {name} already; there is nothing to convert.")
     if stock is None:
         raise ValueError(f"{source} holds a Cape{name}, which transformers has no stock model for.")
     with clear_errors(source):
-        cape, _ = load_whole(own, source)
+        cape, _ = load_whole(cape_class, source)
     patches = (module for module in cape.eval().modules() if isinstance(module, PatchEmbeddings))
     embeddings = next(patches, None)
     changes = _changes(_settings(cape.config), _stock_settings(cape.config, vars(cape.config)))
     if embeddings is not None:  # the table of one image size can hold all that is added
-        added = ("type", "gamma", "mean_normalize")
-        changes = {key: text for key, text in changes.items() if key.split()[1] not in added}
+        table_options = ("type", "gamma", "mean_normalize")
+        changes = {
+            key: text for key, text in changes.items() if key.split()[1] not in table_options
+        }
     if changes:
         raise ValueError(
             f"{source} cannot become a stock {name}, whose output would differ: "
@@ -282,13 +309,13 @@ def copy_other_files(source: str | os.PathLike[str], target: Path) -> None:
 
 
 def _forget_code(settings: dict[str, Any]) -> None:
-    """Takes out what names code beside a checkpoint; ``REPOSITORY--MODULE.CLASS`` is on the hub."""
+    """Removes names of code beside a checkpoint; ``REPOSITORY--MODULE.CLASS`` is on the hub."""
     if "--" not in str(settings.get("auto_map")):
         settings.pop("auto_map", None)
 
 
 def _source_scale(text: str, model: str) -> str:
-    """Alpha as it was given, or counted from two texts."""
+    """Alpha, a number or counted from two texts."""
     files = text.split(",")
     if len(files) == 2:
         counts = count_texts(*files, model)
@@ -321,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--neutral",
         action="store_true",
         help="begin with a model that computes what SRC does: alpha, BOS hint and "
-        "mean-normalisation are those of SRC unless given, relative embeddings begin at zero",
+        "mean-normalisation come from SRC unless given, relative embeddings begin at zero",
     )
     add_position_args(parser, "image", without=("source_scale",), types={**ROTARY_TYPES, **TYPES})
     parser.add_argument(
@@ -332,23 +359,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cape must be told)",
     )
     args = parser.parse_args(argv)
-    given = given_settings(args, "image")
+    settings = given_settings(args, "image")
     position_type = getattr(args, TYPE_ARG)
-    if args.stock and (position_type or given or args.self_contained or args.neutral):
+    if args.stock and (position_type or settings or args.self_contained or args.neutral):
         parser.error(
             "--stock writes a stock checkpoint: leave out --position-..., --neutral and "
             "--self-contained"
         )
     if position_type:
-        given["type"] = position_type
+        settings["type"] = position_type
     try:
-        if "source_scale" in given:
-            given["source_scale"] = _source_scale(given["source_scale"], args.source)
-        model = convert(args.source, args.target, None if args.stock else given, args.neutral)
+        if "source_scale" in settings:
+            settings["source_scale"] = _source_scale(settings["source_scale"], args.source)
+        model = convert(args.source, args.target, None if args.stock else settings, args.neutral)
         if args.self_contained:
             make_self_contained(args.target)
     except (ValueError, OSError) as error:
-        print(f"error: {' '.join(in_flags(str(error)).split())}", file=sys.stderr)
+        print(f"error: {' '.join(text_in_flags(error).split())}", file=sys.stderr)
         return 2
     print(f"wrote {type(model).__name__} to {args.target}")
     return 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from cape_plugins.alpha import TokenCounts, count_token_lists
+from cape_plugins.corpus.alpha import TokenCounts, count_token_lists
 from cape_plugins.texts import text_lines
 
 
@@ -18,8 +18,8 @@ def token_lists(
     """How a tokenizer splits raw text files, one sentence a line, with progress bars.
 
     Args:
-        model: Folder or hub name of a model with a tokenizer. What it puts around a sentence counts
-            (EOS, language codes), but for BOS, as everywhere in this package.
+        model: Folder or hub name of a model with a tokenizer. Tokens that it adds to a sentence
+            count (EOS, language codes), except BOS, as everywhere in this package.
         eos: Count the end-of-sentence tokens, too; the CAPE paper's notebook does not.
 
     Returns:

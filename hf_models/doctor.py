@@ -16,17 +16,17 @@ from transformers.utils import logging
 
 import hf_models
 from cape_plugins import PositionConfig
-from cape_plugins.checks import NOTE, SKIPPED, Check, wishes
+from cape_plugins.doctor.check import NOTE, SKIPPED, Check, wishes
 from hf_models.checks.family import check_family
 from hf_models.checks.model import model_checks
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.convert import own_class
-from hf_models.loading import clear_errors, load_whole, require_place
 from hf_models.releases import is_tested, tested_releases
-from hf_models.serving.source import refuse_data
-from hf_models.settings import FIELD
-from hf_models.switch_built import build_stock, stock_settings
-from hf_models.switching import PARTS, stock_class
+from hf_models.serving.source_folder import refuse_data
+from hf_models.storage.loading import clear_errors, load_whole, require_place
+from hf_models.switching.built import build_stock, stock_settings
+from hf_models.switching.install import PARTS, stock_class
+from hf_models.switching.settings import FIELD
 
 LARGE = 200  # million parameters of a model, beyond which its first layers are checked
 LAYERS = 2
@@ -40,8 +40,8 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
     """Checks a model, or a tiny one of each registered family.
 
     Args:
-        args: Of ``cape-plugins doctor``.
-        settings: ``{"type": ..., option: value}`` to train with; None for those of
+        args: Arguments of ``cape-plugins doctor``.
+        settings: ``{"type": ..., option: value}`` to train with; None for the defaults of
             :func:`~hf_models.check_family`.
 
     Raises:
@@ -50,28 +50,31 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
     """
     refuse_data(args)
     yield "transformers", Check("release", NOTE, _tested())
-    with torch.random.fork_rng(), _quiet() as raised:
+    with torch.random.fork_rng(), _quiet() as messages:
         torch.manual_seed(0)
-        yield from _of_families(settings) if args.model is None else _of(args.model, settings)
-    for text in sorted(raised):
+        if args.model is None:
+            yield from _family_checks(settings)
+        else:
+            yield from _source_checks(args.model, settings)
+    for text in sorted(messages):
         yield "transformers", Check("warning", NOTE, text)
 
 
 def _tested() -> str:
     release = transformers.__version__
-    known = ", ".join(row["transformers"] for row in tested_releases())
-    return f"{release} is {'tested' if is_tested(release) else 'untested'}; tested: {known}"
+    tested = ", ".join(row["transformers"] for row in tested_releases())
+    return f"{release} is {'tested' if is_tested(release) else 'untested'}; tested: {tested}"
 
 
 @contextmanager
 def _quiet() -> Iterator[set[str]]:
     """Keeps logs, warnings and progress bars back, and collects what a host says of its changes."""
-    verbosity, raised = logging.get_verbosity(), set()
+    verbosity, messages = logging.get_verbosity(), set()
 
     def collect(message: Any, category: type, *_: Any, **__: Any) -> None:
         if issubclass(category, FutureWarning | DeprecationWarning):
             # some hold the values of tensors
-            raised.add(textwrap.shorten(f"{category.__name__}: {message}", _NOTE))
+            messages.add(textwrap.shorten(f"{category.__name__}: {message}", _NOTE))
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -79,7 +82,7 @@ def _quiet() -> Iterator[set[str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.showwarning = collect
-            yield raised
+            yield messages
     finally:
         logging.set_verbosity(verbosity)
         logging.enable_progress_bar()
@@ -88,18 +91,18 @@ def _quiet() -> Iterator[set[str]]:
 # ---- built-in models -----------------------------------------------------------------------------
 
 
-def _of_families(settings: Mapping[str, Any] | None) -> Rows:
-    """Of each registered family one model."""
+def _family_checks(settings: Mapping[str, Any] | None) -> Rows:
+    """Checks of one model of each registered family."""
     for config, autos in hf_models.AUTO_CLASSES.items():
-        name, place = config.model_type, config.position_fields[FIELD]
+        name, domain_and_architecture = config.model_type, config.position_fields[FIELD]
         if settings is not None:
             try:
-                PositionConfig.from_dict(settings, *place)
+                PositionConfig.from_dict(settings, *domain_and_architecture)
             except ValueError as error:
                 yield name, Check("settings", SKIPPED, str(error))
                 continue
         if (stock := head_of(config)) is None:
-            yield from _alone(name, config, list(autos.values())[-1], settings)
+            yield from _checks_without_stock(name, config, list(autos.values())[-1], settings)
             continue
         try:
             rows = check_family(tiny_model(stock), settings)
@@ -110,8 +113,8 @@ def _of_families(settings: Mapping[str, Any] | None) -> Rows:
 
 
 def head_of(config: type) -> Any:
-    """Of the stock models of a family the one that generates, else the first with a head; None if
-    it has no stock models.
+    """The stock model of a family that generates, else the first with a head; None if the family
+    has no stock models.
 
     Args:
         config: Class of the configuration of this package.
@@ -121,7 +124,9 @@ def head_of(config: type) -> Any:
     return next(generating, models[min(1, len(models) - 1)]) if models else None
 
 
-def _alone(name: str, config: Any, model_class: Any, settings: Mapping[str, Any] | None) -> Rows:
+def _checks_without_stock(
+    name: str, config: Any, model_class: Any, settings: Mapping[str, Any] | None
+) -> Rows:
     for wish in wishes(settings, *config.position_fields[FIELD]):
         torch.manual_seed(0)
         model = model_class(config(**tiny_sizes(config), position_embedding=wish)).eval()
@@ -132,14 +137,14 @@ def _alone(name: str, config: Any, model_class: Any, settings: Mapping[str, Any]
 # ---- the model of a user -------------------------------------------------------------------------
 
 
-def _of(source: str, settings: Mapping[str, Any] | None) -> Rows:
+def _source_checks(source: str, settings: Mapping[str, Any] | None) -> Rows:
     require_place(source)
     with clear_errors(source):
         config = AutoConfig.from_pretrained(source)
     cape_class = own_class(source, config)
     stock, is_cape = stock_class(cape_class), hasattr(config, "position_fields")
     if stock is not None and (size := _millions(config, stock)) > LARGE:
-        config = _cut(config)
+        config = _first_layers(config)
         text = f"the first {LAYERS} of each stack, because the model has {size} million parameters"
         yield source, Check("layers", NOTE, text)
     model_class = cape_class if is_cape else stock
@@ -167,7 +172,7 @@ def _millions(config: Any, stock: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) // 10**6
 
 
-def _cut(config: Any) -> Any:
+def _first_layers(config: Any) -> Any:
     """A configuration of the first layers of each stack; the vocabulary and the width stay."""
     settings = config.to_dict()
     for part in (settings, *(settings[name] for name in config.sub_configs)):

@@ -1,10 +1,10 @@
 """Values taken from calls of stock forwards: the one file that knows how releases differ.
 
 Releases rename arguments: the cache is ``past_key_values`` up to transformers 5.23 and ``cache``
-from 5.24 on. A value that has a type of its own is found by it, under whatever name it comes. A
-name is read from the signature of the stock forward. Where neither is possible the model is refused
-when it is built (:func:`check_forwards`): an argument that is overlooked gives wrong positions
-without a word.
+from 5.24 on, and code that looks for the old name gets None. A value of a distinct type is found by
+this type, under any name; other names are read from the signature of the stock forward. Where
+neither is possible the model is refused when it is built (:func:`check_forwards`): an overlooked
+argument silently gives wrong positions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,23 @@ from hf_models.releases import minor_release
 # What forwards of this package take from a stock call by its name.
 ARGUMENTS = frozenset(
     {
-        *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids"),
-        *("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"),
+        "input_ids",
+        "inputs_embeds",
+        "attention_mask",
+        "position_ids",
+        "token_type_ids",
+        "decoder_input_ids",
+        "decoder_inputs_embeds",
+        "decoder_attention_mask",
         "decoder_position_ids",
-        *("encoder_outputs", "encoder_hidden_states", "encoder_attention_mask"),
-        *("input_features", "pixel_values", "hidden_states", "labels", "use_cache"),
+        "encoder_outputs",
+        "encoder_hidden_states",
+        "encoder_attention_mask",
+        "input_features",
+        "pixel_values",
+        "hidden_states",
+        "labels",
+        "use_cache",
     }
 )
 # Not all stock forwards have annotations, which say more than names.
@@ -55,7 +67,7 @@ def cached_tokens(cache: Any | None, layer: int | None = None) -> int | Tensor:
     """Number of tokens of the text that a cache holds.
 
     Args:
-        cache: That of a decoder may also hold the keys of the source, which do not count.
+        cache: Cache of a stack; a decoder's may also hold keys of the source, which do not count.
         layer: Layer to ask; default all have come equally far.
     """
     if cache is None:
@@ -104,7 +116,7 @@ def _name(forward: Any, meaning: str, annotation: str) -> str:
 
 
 _REMEDY = (
-    "Its positions would be wrong without a word. Install a tested release of transformers; "
+    "Its positions would be silently wrong. Install a tested release of transformers; "
     "`cape-plugins doctor` names them."
 )
 
@@ -119,26 +131,29 @@ def check_forwards(part: type[nn.Module], stock: type[nn.Module]) -> None:
         stock: Its last base.
 
     Raises:
-        ValueError: for an argument in :data:`ARGUMENTS` that a forward of `part` names, but not
-            that of `stock`; for arguments that are handed on by place in another order; for
-            positions under a name that is not known; for a cache without a known name.
+        ValueError: for an argument in :data:`ARGUMENTS` that a forward of `part` names, but
+            `stock` does not; for positional arguments in another order; for positions under an
+            unknown name; for a cache without a known name.
     """
     parameters = inspect.signature(stock.forward).parameters
     bases = [base for base in part.__mro__[: part.__mro__.index(stock)] if "forward" in vars(base)]
     added = {name for base in bases for name in getattr(base, "adds", ())}
     for base in bases:
-        named = inspect.signature(base.forward).parameters
-        if unknown := sorted(ARGUMENTS.intersection(named) - parameters.keys() - added):
+        base_parameters = inspect.signature(base.forward).parameters
+        if unknown_names := sorted(
+            ARGUMENTS.intersection(base_parameters) - parameters.keys() - added
+        ):
             _refuse(
-                stock, f"no argument {unknown[0]!r}, which {base.__name__} takes from its calls"
+                stock,
+                f"no argument {unknown_names[0]!r}, which {base.__name__} takes from its calls",
             )
-        places = [name for name, value in named.items() if value.kind in _BY_PLACE]
-        if places and named[places[-1]].kind is inspect.Parameter.VAR_POSITIONAL:
-            places.pop()  # *args: what comes before is handed on by place
-            if places != list(parameters)[: len(places)]:
+        positional = [name for name, value in base_parameters.items() if value.kind in _BY_PLACE]
+        if positional and base_parameters[positional[-1]].kind is inspect.Parameter.VAR_POSITIONAL:
+            positional.pop()  # *args: what comes before is handed on by place
+            if positional != list(parameters)[: len(positional)]:
                 _refuse(stock, f"the arguments of {base.__name__}.forward in another order")
-    if bases and (unknown := [name for name in parameters if _names_positions(name)]):
-        _refuse(stock, f"positions under a name that is not known, {unknown[0]!r}")
+    if bases and (unknown_names := [name for name in parameters if _names_positions(name)]):
+        _refuse(stock, f"positions under a name that is not known, {unknown_names[0]!r}")
     if bases and "use_cache" in parameters:
         cache_name(stock.forward)
 

@@ -19,17 +19,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs a script as ``python SCRIPT ...`` would.
 
     Args:
-        argv: Path of the script and its arguments; default those of the process.
+        argv: Path of the script and its arguments; default the arguments of the process.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: python -m hf_models.run SCRIPT [ARGUMENTS ...]\n\n{__doc__}")
-        raise SystemExit(0 if words else 2)
-    script = words[0]
+        raise SystemExit(0 if arguments else 2)
+    script = arguments[0]
     if not os.path.isfile(script):
         print(f"error: {script}: no such script; give the path of a Python file", file=sys.stderr)
         raise SystemExit(2)
-    sys.argv = words
+    sys.argv = arguments
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     runpy.run_path(script, run_name="__main__")
 

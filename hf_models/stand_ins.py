@@ -1,8 +1,8 @@
 """Takes the working directory off the path where ``python -m hf_models.run`` begins.
 
 To be imported before transformers, which looks for torchvision, torchcodec and the like when it is
-imported. ``python -m`` puts the working directory on the path first, and modules of such names
-beside a script, which stand in for them there, would break that import. ``python SCRIPT`` has the
+imported. ``python -m`` puts the working directory on the path first, and a script's modules of such
+names would break that import. ``python SCRIPT`` has the
 folder of the script on the path instead; hf_models.run puts it there later.
 """
 

@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from cape_plugins.cli import main
-from cape_plugins.config import options
-from cape_plugins.domains import DOMAINS
+from cape_plugins.settings.config import option_fields
+from cape_plugins.settings.domains import DOMAINS
 from hf_models.releases import minor_release, tested_releases
 
 pytestmark = pytest.mark.slow
@@ -53,23 +53,25 @@ def metadata(wheel: Path) -> Message:
 
 def _read(wheel: Path, name: str) -> str:
     with zipfile.ZipFile(wheel) as archive:
-        return archive.read(f"cape_plugins-0.1.0.dist-info/{name}").decode()
+        return archive.read(f"cape_plugins-0.2.0.dist-info/{name}").decode()
 
 
 def test_wheel_has_the_packages_and_nothing_else(names: set[str], repo_root: Path) -> None:
     existing = {name for name in PACKAGES if (repo_root / name).is_dir()}
     assert existing >= {"cape_plugins", "fairseq_user_dir"}
     tops = {name.split("/")[0] for name in names}
-    assert tops == {*existing, "cape_plugins-0.1.0.dist-info"}
+    assert tops == {*existing, "cape_plugins-0.2.0.dist-info"}
 
 
-def test_wheel_has_every_module(names: set[str], repo_root: Path) -> None:
+def test_wheel_has_every_module_and_template(names: set[str], repo_root: Path) -> None:
     modules = {
         path.relative_to(repo_root).as_posix()
         for package in PACKAGES
-        for path in (repo_root / package).rglob("*.py")
+        for pattern in ("*.py", "*.md")  # templates of READMEs
+        for path in (repo_root / package).rglob(pattern)
     }
     assert {"cape_plugins/models/fairseq_hook.py", "fairseq_user_dir/__init__.py"} <= modules
+    assert "cape_plugins/serving/ctranslate2.md" in modules
     assert modules <= names
     assert "cape_plugins/py.typed" in names
 
@@ -137,4 +139,4 @@ def test_table_of_options_is_complete(domain: str, capsys: pytest.CaptureFixture
     assert rule == "| --- | --- | --- | --- | --- |"
     assert all(row.replace("\\|", "").count("|") == head.count("|") for row in rows)
     shown = {row.split("`")[1].removeprefix("--position-").replace("-", "_") for row in rows}
-    assert shown == {"embedding", *(option.name for option in options())}  # of all domains
+    assert shown == {"embedding", *(option.name for option in option_fields())}  # of all domains

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from cape_plugins.config import options
-from cape_plugins.registry import PRESETS, TYPES
+from cape_plugins.settings.config import option_fields
+from cape_plugins.settings.registry import PRESETS, TYPES
 from tests.support.programs import parsers_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,9 +96,9 @@ def test_a_missing_a_second_and_an_unknown_row_are_seen(name: str) -> None:
 
 def wrong_status(row: Row) -> str:
     """What is wrong with the status of a row, empty if nothing is."""
-    measured = re.fullmatch(r"\[measured here\]\((\S+)\)", row.status)
+    measured = re.fullmatch(r"\[(measured here|in small)\]\((\S+)\)", row.status)
     if measured:
-        target = (PAGE.parent / measured[1].partition("#")[0]).resolve()
+        target = (PAGE.parent / measured[2].partition("#")[0]).resolve()
         if not target.is_file():
             return f"{target} is not there"
         place = target.relative_to(ROOT).as_posix()
@@ -111,6 +111,8 @@ def wrong_status(row: Row) -> str:
                 if made and traits.isdisjoint(map(trait, named)):
                     return f"{place} is of {traits}"
             return ""
+        if measured[1] == "in small":
+            return f"{place} has no numbers"
         tests = [name for name in quoted(row.how) if name.startswith("test_")]
         defined = re.findall(r"^def (test_\w+)", target.read_text(encoding="utf-8"), re.MULTILINE)
         return "" if {*tests} & {*defined} else f"{place} has none of the tests that are named"
@@ -119,7 +121,7 @@ def wrong_status(row: Row) -> str:
     if row.status == "absent":
         reason = re.sub(r"`[^`]*`", "", row.how)
         return "" if len(reason.split()) >= 2 else "no reason"
-    return "allowed: [measured here](PAGE), recipe only, absent"
+    return "allowed: [measured here](PAGE), [in small](PAGE), recipe only, absent"
 
 
 def made_by(target: Path) -> list[str]:
@@ -147,7 +149,7 @@ def study_of(command: str) -> str:
     return f"study {command.partition('--study ')[2].partition(' ')[0]}"
 
 
-def test_status_is_one_of_three_and_shown() -> None:
+def test_status_is_one_of_four_and_shown() -> None:
     wrong = {row.where: reason for row in ROWS if (reason := wrong_status(row))}
     assert wrong == {}
 
@@ -157,12 +159,16 @@ def test_status_is_one_of_three_and_shown() -> None:
     [
         ("measured", "`make bench`", "allowed"),
         ("measured here", "", "allowed"),
+        ("in small", "`make bench`", "allowed"),
         ("[measured here](results/gone.md)", "", "is not there"),
+        ("[in small](results/gone.md)", "", "is not there"),
+        ("[in small](../tests/test_readme.py)", "`test_rows`", "no numbers"),
+        ("[in small](results/demo/scores.md)", "`python -m recipes.mt.quickstart`", "is of"),
         ("[measured here](../tests/test_readme.py)", "`test_rows`", "none of the tests"),
         ("[measured here](../README.md)", "", "none of the tests"),
         ("[measured here](results/demo/scores.md)", "`python -m recipes.mt.quickstart`", "is of"),
         ("[measured here](results/demo/scores.png)", "`python -m recipes.phones.run`", "is of"),
-        ("[measured here](results/phones/nopos/heads.csv)", "`python -m recipes.asr.run`", "is of"),
+        ("[measured here](results/phones/heads.csv)", "`python -m recipes.asr.run`", "is of"),
         (
             "[measured here](results/asr-local/scores.md)",
             "`python -m recipes.asr.run --study shift`",
@@ -229,7 +235,7 @@ def exists(name: str) -> bool:
     if name.startswith("--"):
         option = shlex.split(name)[0]
         return any(f'"{option}"' in source(path) for path in files()["code"])
-    known = {*TYPES, *PRESETS, *rows_of_recipes(), *(option.name for option in options())}
+    known = {*TYPES, *PRESETS, *rows_of_recipes(), *(option.name for option in option_fields())}
     return name in known
 
 

@@ -18,14 +18,19 @@ from typing import Any
 
 import torch
 
-from cape_plugins.arguments import Distinct, add_position_args, positive, settings_to_compare
 from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
-from cape_plugins.files import writing
+from cape_plugins.files import missing_folder, writing
 from cape_plugins.machine import available_cores, describe_processor
-from cape_plugins.pictures.command import markdown_table, new_folder
+from cape_plugins.pictures.command import markdown_table
 from cape_plugins.pictures.plot import new_figure, save
-from cape_plugins.registry import types_of
+from cape_plugins.settings.arguments import (
+    Distinct,
+    add_position_args,
+    positive,
+    settings_to_compare,
+)
+from cape_plugins.settings.registry import types_of
 
 Rows = list[dict[str, Any]]
 
@@ -40,8 +45,6 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
         "cape:max_global_scale=1; defaults fit the lengths of the test (default: all types)"
     )
     add("--compare", nargs="+", metavar="TYPE", help=text)
-    # as people say it who compare nothing but types
-    add("--types", dest="compare", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     text = "each type is trained with each of these seeds (default: 1 2 3)"
     add("--seeds", **numbers, nargs="+", action=Distinct, default=[1, 2, 3], help=text)
     add("--updates", **numbers, default=UPDATES, help=f"training steps (default: {UPDATES})")
@@ -74,10 +77,10 @@ def run_demo(args: argparse.Namespace) -> str:
     except ValueError as error:
         args.refuse(str(error))
     first, *_ = TASKS
-    default = "demo" if args.domain == first else f"demo-{args.domain}"
-    output = args.output or Path("results", default)
+    name = "demo" if args.domain == first else f"demo-{args.domain}"
+    output = args.output or Path("results", name)
     paths = {ending: output / f"scores.{ending}" for ending in ("csv", "md", "png")}
-    new_folder(paths["csv"])
+    missing_folder(output, f"--output {output}")
     device = _device(args.device)
     new_figure(1, "")  # without matplotlib, nobody has to wait for the error
     print(introduction(task), flush=True)
@@ -86,15 +89,15 @@ def run_demo(args: argparse.Namespace) -> str:
         for seed in args.seeds
         for name, settings in compared.items()
     ]
-    rows = list(_with_progress(_trained(jobs, min(args.jobs, len(jobs))), len(jobs)))
+    rows = list(_with_progress(_train_side_by_side(jobs, min(args.jobs, len(jobs))), len(jobs)))
     order = list(compared)
     rows.sort(key=lambda row: (order.index(row["type"]), args.seeds.index(row["seed"])))
     table = markdown_table(_cells(rows, task))
     print("\n".join(table), flush=True)
     with writing(paths["csv"]) as file:
         _write_csv(file, rows, task)
-    made = _how_made(args, compared)
-    page = [f"# Demo: {task.summary}", "", introduction(task), "", *table, "", *made]
+    facts = _how_made(args, compared)
+    page = [f"# Demo: {task.summary}", "", introduction(task), "", *table, "", *facts]
     with writing(paths["md"]) as file:
         file.writelines(f"{line}\n" for line in page)
     save(_figure(rows, task), paths["png"])
@@ -114,7 +117,8 @@ def introduction(task: Task) -> str:
 def _defaults(domain: str) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """All types, and those options of the task that each has."""
     options = TASKS[domain].options
-    # a row's own options: relative attention applies to all types, and would solve the task alone
+    # only options in the row of a type: relative attention can be added to all types, and would
+    # solve the task for each
     rows = {
         name: {option: value for option, value in options.items() if option in row.options}
         for name, row in types_of("encoder", domain).items()
@@ -137,9 +141,9 @@ def _device(name: str) -> torch.device:
 # ---- trainings side by side ---------------------------------------------------------------------
 
 
-def _trained(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict[str, Any]]:
-    """Rows of the jobs, as they end. Processes that are started anew, because a fork of one that
-    has used threads may hang; they end with this one."""
+def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict[str, Any]]:
+    """Rows of the jobs, as they end. Processes are spawned, because a fork of a process that has
+    used threads may hang; they end with this one."""
     if side_by_side == 1:
         yield from map(train_and_test, jobs)
         return
@@ -149,14 +153,14 @@ def _trained(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict[str, Any]]
 
 
 def _with_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:
-    """Hands rows on, and draws a bar meanwhile, on terminals only: a file would be full of it."""
+    """Hands rows on and draws a progress bar, on terminals only: it would fill a file."""
     start, width, terminal = time.monotonic(), 30, sys.stderr.isatty()
 
     def draw(done: int) -> None:
-        passed = time.monotonic() - start
-        left = f", about {passed / done * (total - done):.0f} s left" if done else ""
+        seconds = time.monotonic() - start
+        remaining = f", about {seconds / done * (total - done):.0f} s left" if done else ""
         bar = "#" * (width * done // total)
-        text = f"\r[{bar:<{width}}] {done} of {total} trainings{left}  "
+        text = f"\r[{bar:<{width}}] {done} of {total} trainings{remaining}  "
         print(
             text if done < total else f"\r{'':{len(text)}}\r", end="", file=sys.stderr, flush=True
         )
@@ -205,9 +209,9 @@ def _write_csv(file: Any, rows: Rows, task: Task) -> None:
     table.writerow(["type", "seed", task.axis, "error_percent", "train_seconds"])
     for row in rows:
         for size, error in row["errors"].items():
-            where = f"{task.shown(size):g}"
-            line = [row["type"], row["seed"], where, f"{error:.3f}", f"{row['train_seconds']:.1f}"]
-            table.writerow(line)
+            size_text = f"{task.shown(size):g}"
+            seconds = f"{row['train_seconds']:.1f}"
+            table.writerow([row["type"], row["seed"], size_text, f"{error:.3f}", seconds])
 
 
 def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> list[str]:
@@ -236,13 +240,13 @@ def _figure(rows: Rows, task: Task) -> Any:
     places = [task.shown(size) for size in task.tests]
     for number, (name, group) in enumerate(_by_type(rows).items()):
         values = [[row["errors"][size] for row in group] for size in task.tests]
-        middle = list(map(mean, values))
-        spread = [stdev(seeds) if len(seeds) > 1 else 0.0 for seeds in values]
+        means = list(map(mean, values))
+        deviations = [stdev(seeds) if len(seeds) > 1 else 0.0 for seeds in values]
         low, high = (
-            [m + sign * s for m, s in zip(middle, spread, strict=True)] for sign in (-1, 1)
+            [m + sign * s for m, s in zip(means, deviations, strict=True)] for sign in (-1, 1)
         )
         style = {"color": f"C{number % 10}", "ls": ("-", "--")[number % 2]}
-        axes.plot(places, middle, marker="o", ms=4, label=name, **style)
+        axes.plot(places, means, marker="o", ms=4, label=name, **style)
         axes.fill_between(places, low, high, alpha=0.15, color=style["color"], linewidth=0)
     axes.axhline(CHANCE, color="0.6", lw=0.8, ls=":")
     axes.annotate("a guess", (places[-1], CHANCE), fontsize="small", ha="right", va="bottom")

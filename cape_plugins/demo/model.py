@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cape_plugins.config import PositionConfig
 from cape_plugins.demo.tasks import SYMBOLS, TASKS, Task
-from cape_plugins.encoder import build_position_encoder
-from cape_plugins.encodings import combine
-from cape_plugins.positions import Positions
-from cape_plugins.relative import relative_attention
-from cape_plugins.relative_tables import build_relative_positions
+from cape_plugins.mathematics.builders import build_position_encoder
+from cape_plugins.mathematics.encodings import combine
+from cape_plugins.mathematics.positions import Positions
+from cape_plugins.mathematics.relative import relative_attention
+from cape_plugins.mathematics.relative_tables import build_relative_positions
+from cape_plugins.settings.config import PositionConfig
 
 DIM, HEADS, LAYERS = 64, 4, 2
 BATCH = 16
 UPDATES = 600
 LEARNING_RATE = 3e-3
-TEST_SEED = 2**31  # of the inputs of tests, the same for all models
+TEST_SEED = 2**31  # seed of test inputs, the same for all models
 TEST_PLACES = 5120  # frames, tokens or patches of a test, at least
 
 
@@ -75,7 +75,7 @@ class Job(NamedTuple):
         domain: Key of :data:`~cape_plugins.demo.tasks.TASKS`.
         name: Name of the settings.
         settings: ``{"type": ..., option: value}``.
-        seed: Of initial weights, inputs and augmentation.
+        seed: Seed of initial weights, inputs and augmentation.
         updates: Training steps.
         device: Where it trains.
     """
@@ -136,7 +136,7 @@ def train(model: Labeller, task: Task, job: Job) -> None:
 
 @torch.no_grad()
 def percent_wrong(model: Labeller, task: Task, size: int, device: torch.device) -> float:
-    """Wrong labels in percent, of inputs of this size that no training has seen."""
+    """Wrong labels in percent, on inputs of this size that no training has seen."""
     generator = torch.Generator().manual_seed(TEST_SEED)
     places = task.batch(1, size, generator).symbols.shape[1]
     batch = task.batch(-(-TEST_PLACES // places), size, generator)

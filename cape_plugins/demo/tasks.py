@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cape_plugins.positions import Positions, frame_positions, patch_positions, token_positions
+from cape_plugins.mathematics.positions import (
+    Positions,
+    frame_positions,
+    patch_positions,
+    token_positions,
+)
 
 SYMBOLS = 4  # equally frequent
 CHANCE = 100 * (1 - 1 / SYMBOLS)  # errors of a guess, in percent

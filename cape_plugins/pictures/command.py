@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,17 +11,18 @@ from typing import NamedTuple
 
 import torch
 
-from cape_plugins.arguments import PREFIX, TYPE_ARG, add_position_args, given_settings
-from cape_plugins.config import ARCHITECTURES, PositionConfig
-from cape_plugins.domains import DOMAINS, each_domain
-from cape_plugins.encoder import build_position_encoder
-from cape_plugins.families import SIDES
-from cape_plugins.pictures.checkpoint import SOURCE_TARGET, choose_side, read_stack
+from cape_plugins.checkpoints.families import SIDES
+from cape_plugins.checkpoints.stack import SOURCE_TARGET, Size, Stack, choose_side, read_stack
+from cape_plugins.files import missing_folder
+from cape_plugins.mathematics.builders import build_position_encoder
+from cape_plugins.mathematics.relative_tables import build_relative_positions
 from cape_plugins.pictures.plot import components_figure, save, similarities_figure
 from cape_plugins.pictures.plot_positions import augmentation_figure, coverage_figure
-from cape_plugins.pictures.views import Size, Stack, View, relative_views, views
-from cape_plugins.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
-from cape_plugins.relative_tables import build_relative_positions
+from cape_plugins.pictures.views import View, relative_views, views
+from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, add_position_args, given_settings
+from cape_plugins.settings.config import ARCHITECTURES, PositionConfig
+from cape_plugins.settings.domains import DOMAINS, each_domain
+from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 
 MAX_POSITIONS = 3000  # in one input; the length of the thesis's similarity maps
 MAX_CHANNELS = 12
@@ -34,8 +34,8 @@ class Picture(NamedTuple):
 
     Attributes:
         help: Its help text.
-        needs: Property that a position embedding must have for it ...
-        able: ... and the test for that.
+        needs: Property that a position embedding must have for it, in words.
+        able: Whether a position embedding has this property.
         draws: Fewest, default and most draws of the augmentation.
         most_sizes: Largest number of sizes.
     """
@@ -112,15 +112,13 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
         elif name == "coverage":
             command.add_argument(
                 "--test-sizes", "--test-lengths", nargs="+", metavar="SIZE",
-                help=f"sizes of inputs in evaluation {unit}; --sizes are those of training",
+                help=f"sizes of inputs in evaluation {unit}; --sizes are sizes in training",
             )  # fmt: skip
 
 
 def _add_model_args(parser: argparse.ArgumentParser) -> None:
     text = "trained model whose own settings are used: Hugging Face folder or fairseq checkpoint"
     parser.add_argument("--model", metavar="PATH", help=text)
-    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    parser.add_argument("--checkpoint", dest="model", **hidden)  # its earlier name
     parser.add_argument(
         "--side", choices=SIDES, help="side of a model that has both (default: encoder)"
     )
@@ -153,7 +151,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     picture = PICTURES[args.picture]
     if not 0 <= args.seed < 2**63:
         raise ValueError(f"--seed {args.seed} is not allowed; allowed: 0 to {2**63 - 1}.")
-    stack = _configured(args) if args.model is None else _stored(args)
+    stack = _stack_of_settings(args) if args.model is None else _stack_of_model(args)
     config = stack.config
     if not picture.able(config):
         types = types_of("encoder", config.domain)
@@ -165,7 +163,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     output = args.output or Path(f"{args.picture}-{config.type}-{config.domain}.png")
     if output.suffix.lower() != ".png" or output.is_dir():
         raise ValueError(f"--output {output} is not allowed; allowed: a file name ending in .png.")
-    folder = new_folder(output)
+    folder = missing_folder(output.parent, f"--output {output}")
     word = _word(stack)
     default = stack.domain.default_sizes(args.picture)
     sizes = _sizes(f"--{word}", args.sizes, default, picture.most_sizes, stack)
@@ -174,16 +172,17 @@ def draw_picture(args: argparse.Namespace) -> str:
     rows: list[dict[str, str]] = []
     if args.picture == "components":
         channels = _channels(args.channels, stack)
-        shown = _relative(args, stack) or views(stack, sizes, draws, generator)
-        figure = components_figure(stack, shown, channels)
+        inputs = _relative_views(args, stack) or views(stack, sizes, draws, generator)
+        figure = components_figure(stack, inputs, channels)
     elif args.picture == "similarity":
         patch = _patch(args.patch, sizes, stack)
-        tables = _relative(args, stack)
-        # only the first of keys and values, or of rows and columns; three of many layers
+        tables = _relative_views(args, stack)
+        # keys without values, or rows without columns; of many layers three
         parts = [table.state.partition(", ")[2] for table in tables]
         tables = [table for table, part in zip(tables, parts, strict=True) if part == parts[0]]
-        few = [tables[place] for place in sorted({0, len(tables) // 2, len(tables) - 1}) if tables]
-        figure = similarities_figure(stack, few or views(stack, sizes, draws, generator), patch)
+        indices = sorted({0, len(tables) // 2, len(tables) - 1}) if tables else []
+        inputs = [tables[i] for i in indices] or views(stack, sizes, draws, generator)
+        figure = similarities_figure(stack, inputs, patch)
     elif args.picture == "augmentation":
         figure = augmentation_figure(stack, sizes[0], draws, generator)
     else:
@@ -197,8 +196,8 @@ def draw_picture(args: argparse.Namespace) -> str:
             f"--output {output} cannot be written ({error.strerror or error}); give a file in a "
             "folder that can."
         ) from None
-    where = f", in the new folder {folder}" if folder else ""
-    return "\n".join([*markdown_table(rows), f"wrote {output}{where}"])
+    folder_note = f", in the new folder {folder}" if folder else ""
+    return "\n".join([*markdown_table(rows), f"wrote {output}{folder_note}"])
 
 
 def _word(stack: Stack) -> str:
@@ -206,37 +205,14 @@ def _word(stack: Stack) -> str:
     return "sizes" if stack.domain.grid else "lengths"
 
 
-def new_folder(output: Path) -> Path | None:
-    """The folder that is made for a file; None where it is there.
-
-    Raises:
-        ValueError: if folders would have to be made at the root of the file system, or in what is
-            no folder or cannot be written to.
-    """
-    folder = output.parent
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if folder.is_absolute() and folder != there == Path(folder.anchor):
-        raise ValueError(
-            f"--output {output} is not allowed: {Path(*folder.parts[:2])} does not exist, and no "
-            "folder is made at the root of the file system; check the path, or make that folder "
-            "first."
-        )
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(
-            f"--output {output} is not allowed: {there} is no folder that can be written to; give "
-            "another."
-        )
-    return None if folder == there else folder
-
-
-def _relative(args: argparse.Namespace, stack: Stack) -> list[View]:
-    """Relative embeddings, which are shown at all distances; none of other types."""
+def _relative_views(args: argparse.Namespace, stack: Stack) -> list[View]:
+    """Relative embeddings, which are shown at all distances; empty for other types."""
     tables = relative_views(stack)
     patch = getattr(args, "patch", None)
-    for option, given in ((f"--{_word(stack)}", args.sizes), ("--patch", patch)):
-        if tables and given:
+    for option, value in ((f"--{_word(stack)}", args.sizes), ("--patch", patch)):
+        if tables and value:
             raise ValueError(
-                f"{option} {' '.join(map(str, given))} has no effect: relative embeddings are "
+                f"{option} {' '.join(map(str, value))} has no effect: relative embeddings are "
                 "shown at all their distances; leave it out."
             )
     return tables
@@ -245,7 +221,7 @@ def _relative(args: argparse.Namespace, stack: Stack) -> list[View]:
 # ---- the model ---------------------------------------------------------------------------------
 
 
-def _configured(args: argparse.Namespace) -> Stack:
+def _stack_of_settings(args: argparse.Namespace) -> Stack:
     """The stack that the settings of the command line describe, not trained."""
     domain, architecture = args.domain or "text", args.architecture or "encoder"
     config = PositionConfig(
@@ -259,19 +235,16 @@ def _configured(args: argparse.Namespace) -> Stack:
         raise ValueError(f"--dim {dim} is not allowed; allowed: 1 to 16384.")
     spacing = row.spacing if args.seconds_per_frame is None else args.seconds_per_frame
     if spacing is not None and row.spacing is None:
-        timed = " or ".join(name for name, other in DOMAINS.items() if other.spacing)
+        timed_domains = " or ".join(name for name, other in DOMAINS.items() if other.spacing)
         raise ValueError(
-            f"--seconds-per-frame {spacing} belongs to --domain {timed}; leave it out."
+            f"--seconds-per-frame {spacing} belongs to --domain {timed_domains}; leave it out."
         )
     if spacing is not None and not 0 < spacing < math.inf:
         raise ValueError(f"--seconds-per-frame {spacing} is not allowed; allowed: > 0.")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(args.seed)  # seeds the start of a table
+        torch.manual_seed(args.seed)  # a learned table shows its random start
         encoder = build_position_encoder(
-            config,
-            dim,
-            side=SOURCE_TARGET[side],
-            table_size=row.table_size,
+            config, dim, side=SOURCE_TARGET[side], table_size=row.table_size
         )
         relative = {} if config.encoding.adds else _relative_tables(config, dim)
     name = "not trained" if config.encoding.learned or relative else ""
@@ -290,11 +263,11 @@ def _relative_tables(config: PositionConfig, dim: int) -> dict[str, torch.Tensor
     }
 
 
-def _stored(args: argparse.Namespace) -> Stack:
+def _stack_of_model(args: argparse.Namespace) -> Stack:
     stack = read_stack(args.model, args.side)
     for name, value in vars(args).items():
-        own = name in ("domain", "architecture", "dim", "seconds_per_frame", TYPE_ARG)
-        if value is not None and (own or name.startswith(PREFIX)):
+        is_setting = name in ("domain", "architecture", "dim", "seconds_per_frame", TYPE_ARG)
+        if value is not None and (is_setting or name.startswith(PREFIX)):
             raise ValueError(
                 f"--{name.replace('_', '-')} {value} contradicts --model, which has its own "
                 "settings; leave one of the two out."
@@ -306,16 +279,16 @@ def _stored(args: argparse.Namespace) -> Stack:
 
 
 def _sizes(
-    option: str, given: Sequence[str] | None, default: Sequence[float], most: int, stack: Stack
+    option: str, texts: Sequence[str] | None, default: Sequence[float], limit: int, stack: Stack
 ) -> list[Size]:
     """Sizes in positions, without repetitions."""
-    if given is None:
+    if texts is None:
         if stack.domain.grid:
             return [tuple(max(1, round(f * side)) for side in stack.grid) for f in default]
-        given = [str(size) for size in default]
-    sizes = list(dict.fromkeys(_size(option, text, stack) for text in given))
-    if len(sizes) > most:
-        raise ValueError(f"{option} has {len(sizes)} sizes; allowed: at most {most}.")
+        texts = [str(size) for size in default]
+    sizes = list(dict.fromkeys(_size(option, text, stack) for text in texts))
+    if len(sizes) > limit:
+        raise ValueError(f"{option} has {len(sizes)} sizes; allowed: at most {limit}.")
     return sizes
 
 
@@ -343,24 +316,25 @@ def _size(option: str, text: str, stack: Stack) -> Size:
     return size
 
 
-def _draws(given: int | None, picture: Picture, config: PositionConfig) -> int:
+def _draws(requested: int | None, picture: Picture, config: PositionConfig) -> int:
     low, default, high = picture.draws
     if not config.random:
-        if given:
+        if requested:
             raise ValueError(
-                f"--draws {given}: position embedding {config.type} with these settings draws "
+                f"--draws {requested}: position embedding {config.type} with these settings draws "
                 "nothing in training; leave it out."
             )
         return 0
-    draws = default if given is None else given
+    draws = default if requested is None else requested
     if not low <= draws <= high:
         raise ValueError(f"--draws {draws} is not allowed; allowed: {low} to {high}.")
     return draws
 
 
-def _channels(given: Sequence[int] | None, stack: Stack) -> list[int]:
+def _channels(requested: Sequence[int] | None, stack: Stack) -> list[int]:
     dim = stack.dim
-    channels = list(dict.fromkeys(given or [i * dim // 8 for i in range(8)]))
+    # eight, evenly spaced; CAPE Figure 9 has every 20th of 768
+    channels = list(dict.fromkeys(requested or [i * dim // 8 for i in range(8)]))
     if len(channels) > MAX_CHANNELS or not all(0 <= channel < dim for channel in channels):
         raise ValueError(
             f"--channels {' '.join(map(str, channels))} is not allowed; allowed: at most "
@@ -370,20 +344,21 @@ def _channels(given: Sequence[int] | None, stack: Stack) -> list[int]:
 
 
 def _patch(
-    given: Sequence[int] | None, sizes: Sequence[Size], stack: Stack
+    row_and_column: Sequence[int] | None, sizes: Sequence[Size], stack: Stack
 ) -> tuple[int, int] | None:
-    if given is None:
+    if row_and_column is None:
         return None
+    row, column = row_and_column
     if not stack.domain.grid:
-        raise ValueError(f"--patch {given[0]} {given[1]} belongs to images; leave it out.")
+        raise ValueError(f"--patch {row} {column} belongs to images; leave it out.")
     rows = min(math.prod(size[:-1]) for size in sizes)
     columns = min(size[-1] for size in sizes)
-    if not (0 <= given[0] < rows and 0 <= given[1] < columns):
+    if not (0 <= row < rows and 0 <= column < columns):
         raise ValueError(
-            f"--patch {given[0]} {given[1]} is not in the image; allowed: rows 0 to {rows - 1}, "
+            f"--patch {row} {column} is not in the image; allowed: rows 0 to {rows - 1}, "
             f"columns 0 to {columns - 1}."
         )
-    return tuple(given)
+    return row, column
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from cape_plugins.config import options
+from cape_plugins.checkpoints.stack import Size, Stack
 from cape_plugins.files import writing
-from cape_plugins.pictures.views import Size, Stack, View, similarity, similarity_by_distance
+from cape_plugins.pictures.views import View, similarity, similarity_by_distance
+from cape_plugins.settings.config import option_fields
 
 DPI = 120
 WIDTH = 10.0  # inches
@@ -57,7 +58,7 @@ def title_of(stack: Stack, what: str) -> str:
     config = stack.config
     settings = [
         f"{option.name} {value:g}" if isinstance(value, float) else f"{option.name} {value}"
-        for option in options(config.domain)
+        for option in option_fields(config.domain)
         if (value := getattr(config, option.name)) != option.metadata["off"]
     ]
     head = [f"{what}: {config.type}", config.domain, *filter(None, [stack.name])]
@@ -78,21 +79,21 @@ def distance_label(stack: Stack) -> str:
     return f"distance ({stack.domain.steps})"
 
 
-def components_figure(stack: Stack, shown: Sequence[View], channels: Sequence[int]) -> Any:
+def components_figure(stack: Stack, views: Sequence[View], channels: Sequence[int]) -> Any:
     """Chosen channels of each view: maps over the plane (CAPE Figure 9), curves over time, or over
     the distances of relative embeddings."""
     title = title_of(stack, "components of the embedding")
     if stack.domain.grid and not stack.relative:
-        return _component_maps(stack, shown, channels, title)
-    sizes = list(dict.fromkeys(view.size for view in shown))
+        return _component_maps(stack, views, channels, title)
+    sizes = list(dict.fromkeys(view.size for view in views))
     figure = new_figure(1.3 + 1.1 * len(channels), title)
     axes = figure.subplots(len(channels), len(sizes), sharex="col", sharey=True, squeeze=False)
     for row, channel in zip(axes, channels, strict=True):
         row[0].set_ylabel(f"channel {channel}", fontsize="small")
-        for view in shown:
-            drawn = view.state != "evaluation"
+        for view in views:
+            is_draw = view.state != "evaluation"
             axis = row[sizes.index(view.size)]
-            style = {"lw": 0.8, "alpha": 0.7} if drawn else {"color": "black", "zorder": 3}
+            style = {"lw": 0.8, "alpha": 0.7} if is_draw else {"color": "black", "zorder": 3}
             axis.plot(view.places[:, 0], view.embedding[:, channel], label=view.state, **style)
     for above, below, size in zip(axes[0], axes[-1], sizes, strict=True):
         if stack.relative:
@@ -106,13 +107,13 @@ def components_figure(stack: Stack, shown: Sequence[View], channels: Sequence[in
 
 
 def _component_maps(
-    stack: Stack, shown: Sequence[View], channels: Sequence[int], title: str
+    stack: Stack, views: Sequence[View], channels: Sequence[int], title: str
 ) -> Any:
-    limit = max(np.abs(view.embedding[:, list(channels)]).max() for view in shown)
+    limit = max(np.abs(view.embedding[:, list(channels)]).max() for view in views)
     cell = min(2.2, (WIDTH - 1.5) / len(channels))
-    figure = new_figure(1.2 + cell * len(shown), title)
-    axes = figure.subplots(len(shown), len(channels), squeeze=False)
-    for row, view in zip(axes, shown, strict=True):
+    figure = new_figure(1.2 + cell * len(views), title)
+    axes = figure.subplots(len(views), len(channels), squeeze=False)
+    for row, view in zip(axes, views, strict=True):
         for axis, channel in zip(row, channels, strict=True):
             # planes of more than two axes stand below one another
             plane = view.embedding[:, channel].reshape(-1, view.size[-1])
@@ -123,9 +124,9 @@ def _component_maps(
         row[0].set_ylabel(f"{size_label(stack, view.size)}\n{view.state}", fontsize="x-small")
     for axis, channel in zip(axes[0], channels, strict=True):
         axis.set_title(f"channel {channel}", fontsize="small")
-    figure.supxlabel("column (patches)", fontsize="small")
-    figure.supylabel("row (patches)", fontsize="small")
-    figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / len(shown)), pad=0.01)
+    figure.supxlabel(f"column ({stack.domain.steps})", fontsize="small")
+    figure.supylabel(f"row ({stack.domain.steps})", fontsize="small")
+    figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / len(views)), pad=0.01)
     return figure
 
 
@@ -146,9 +147,9 @@ def similarity_figure(
         start: Place of the first row, in this unit. The zoom begins at 0; of distances, which begin
             below, it shows those nearest to 0.
     """
-    rows_are, apart = "positions", f"distance, {unit}"
+    row_name, distance_name = "positions", f"distance, {unit}"
     if start:
-        rows_are, apart = "distances", "difference of distances"
+        row_name, distance_name = "distances", "difference of distances"
     figure = new_figure(0.8 + 5.6 * len(embeddings), title)
     axes = figure.subplots(2 * len(embeddings), 3, squeeze=False)
     maps = [
@@ -158,38 +159,41 @@ def similarity_figure(
     ]
     for (full, zoom, curve), (name, matrix) in zip(axes, maps, strict=True):
         length = len(matrix)
-        near = min(ZOOM // 2 if start else ZOOM, length)
-        middle = min(max(0, round(-start / step) - near // 2), length - near)
-        which = "the nearest" if start else "the first"
-        for axis, low, count, words in ((full, 0, length, "all"), (zoom, middle, near, which)):
+        zoom_length = min(ZOOM // 2 if start else ZOOM, length)
+        zoom_start = min(max(0, round(-start / step) - zoom_length // 2), length - zoom_length)
+        nearest = "the nearest" if start else "the first"
+        for axis, low, count, selection in (
+            (full, 0, length, "all"),
+            (zoom, zoom_start, zoom_length, nearest),
+        ):
             part = slice(low, low + count)
-            left, right = (start + place * step for place in (low, low + count))
+            left, right = (start + number * step for number in (low, low + count))
             image = axis.imshow(matrix[part, part], extent=(left, right, right, left))
             figure.colorbar(image, ax=axis, shrink=0.8)
             axis.set(xlabel=unit, ylabel=unit)
-            axis.set_title(f"{name}\n{words} {count} {rows_are}", fontsize="small")
+            axis.set_title(f"{name}\n{selection} {count} {row_name}", fontsize="small")
         by_distance = similarity_by_distance(matrix, min(ZOOM, length - 1))
         distance = step * np.arange(len(by_distance))
         curve.fill_between(distance, *by_distance.T[1:], alpha=0.3, label="lowest to highest")
         curve.plot(distance, by_distance[:, 0], marker=".", label="mean")
         curve.set_title(f"{name}\nby distance", fontsize="small")
-        curve.set(xlabel=apart, ylabel="similarity")
+        curve.set(xlabel=distance_name, ylabel="similarity")
         curve.legend(fontsize="x-small")
     return figure
 
 
-def similarities_figure(stack: Stack, shown: Sequence[View], patch: tuple[int, int] | None) -> Any:
+def similarities_figure(stack: Stack, views: Sequence[View], patch: tuple[int, int] | None) -> Any:
     """Similarities of each view; `patch` (row, column) of images is compared with all others, by
     default the one in the middle."""
     title = title_of(stack, "similarity")
     if stack.relative:
-        rows = {view.state: view.embedding for view in shown}
-        start = min(view.places.min() for view in shown) - 0.5  # pixels have their middle there
+        rows = {view.state: view.embedding for view in views}
+        start = min(view.places.min() for view in views) - 0.5  # pixels have their middle there
         return similarity_figure(rows, title, distance_label(stack), start=start)
     if stack.domain.grid:
-        return _patch_similarities(stack, shown, patch, title)
+        return _patch_similarities(stack, views, patch, title)
     return similarity_figure(
-        {f"{size_label(stack, view.size)}, {view.state}": view.embedding for view in shown},
+        {f"{size_label(stack, view.size)}, {view.state}": view.embedding for view in views},
         title,
         stack.domain.axis,
         stack.spacing,
@@ -197,13 +201,13 @@ def similarities_figure(stack: Stack, shown: Sequence[View], patch: tuple[int, i
 
 
 def _patch_similarities(
-    stack: Stack, shown: Sequence[View], patch: tuple[int, int] | None, title: str
+    stack: Stack, views: Sequence[View], patch: tuple[int, int] | None, title: str
 ) -> Any:
-    """All pairs, patches counted row by row; one patch with all others, and with those of its row
+    """All pairs, patches counted row by row; one patch with all others, and with patches of its row
     and column."""
-    figure = new_figure(0.8 + 5.6 * len(shown), title)
-    axes = iter(figure.subplots(2 * len(shown), 3, squeeze=False))
-    for view in shown:
+    figure, steps = new_figure(0.8 + 5.6 * len(views), title), stack.domain.steps
+    axes = iter(figure.subplots(2 * len(views), 3, squeeze=False))
+    for view in views:
         *_, width = view.size
         height = len(view.embedding) // width  # planes below one another
         row, column = patch or (height // 2, width // 2)
@@ -217,10 +221,10 @@ def _patch_similarities(
             full.set(xlabel="patch, row by row", ylabel="patch, row by row")
             full.set_title(f"{name}, all pairs\n{label}", fontsize="small")
             around.plot(column, row, "r+")
-            around.set(xlabel="column (patches)", ylabel="row (patches)")
+            around.set(xlabel=f"column ({steps})", ylabel=f"row ({steps})")
             around.set_title(f"{name} with patch ({row}, {column})", fontsize="small")
             lines.plot(np.arange(width) - column, plane[row], marker=".", label="along its row")
             lines.plot(np.arange(height) - row, plane[:, column], marker=".", label="its column")
-            lines.set(xlabel="distance (patches)", ylabel=name)
+            lines.set(xlabel=f"distance ({steps})", ylabel=name)
             lines.legend(fontsize="x-small")
     return figure

@@ -91,15 +91,15 @@ def _time_lines(
         whole.set_ylim(draws + 0.6, 0.4)
         whole.set_title(f"{stage} (colour: number of the position)", fontsize="small")
         count, local = min(8, length), "local" in stage
-        chosen = np.arange(count) if local else np.linspace(0, length - 1, count).astype(int)
-        ends = before[0, chosen, 0], coords[0, chosen, 0]
+        indices = np.arange(count) if local else np.linspace(0, length - 1, count).astype(int)
+        ends = before[0, indices, 0], coords[0, indices, 0]
         for height, marker in enumerate("os"):
-            near.scatter(ends[height], [height] * count, c=chosen, marker=marker)
+            near.scatter(ends[height], [height] * count, c=indices, marker=marker)
         near.plot(ends, [[0] * count, [1] * count], color="0.7", lw=0.8, zorder=0)
         near.set_yticks([0, 1], ["before", "after"], fontsize="x-small")
         near.set_ylim(1.4, -0.4)
-        which = f"the first {count}" if local else f"{count} of the {length}"
-        near.set_title(f"draw 1, {which} positions", fontsize="small")
+        selection = f"the first {count}" if local else f"{count} of the {length}"
+        near.set_title(f"draw 1, {selection} positions", fontsize="small")
         before = coords
     for axis in axes[-1]:
         axis.set_xlabel(unit)
@@ -116,10 +116,10 @@ def coverage_figure(
     draws: int,
     generator: torch.Generator,
 ) -> tuple[Any, list[dict[str, str]]]:
-    """Distribution of the positions drawn in training, and where those of other inputs lie.
+    """Distribution of the positions drawn in training, and where positions of other inputs lie.
 
     Args:
-        stack: The position embedding that is shown.
+        stack: Position embedding.
         sizes: Sizes of the inputs in training.
         test_sizes: Sizes of inputs in evaluation.
         draws: Number of draws for each size.
@@ -128,50 +128,55 @@ def coverage_figure(
     Returns:
         The figure, and its numbers: a row for each test size.
     """
-    trained = {size: training_positions(stack, size, draws, generator) for size in sizes}
-    tested = {size: evaluation_positions(stack, size) for size in test_sizes}
+    training = {size: training_positions(stack, size, draws, generator) for size in sizes}
+    evaluation = {size: evaluation_positions(stack, size) for size in test_sizes}
     title = title_of(stack, f"positions in training, {draws or 'without'} draws")
     draw_figure = _plane if stack.domain.grid else _ranges
-    return draw_figure(stack, trained, tested, title)
+    return draw_figure(stack, training, evaluation, title)
 
 
 def _ranges(
-    stack: Stack, trained: Mapping[Size, np.ndarray], tested: Mapping[Size, np.ndarray], title: str
+    stack: Stack,
+    training: Mapping[Size, np.ndarray],
+    evaluation: Mapping[Size, np.ndarray],
+    title: str,
 ) -> tuple[Any, list[dict[str, str]]]:
     """One dimension: a histogram above, ranges below."""
-    bars = 0.4 * (len(trained) + len(tested)) + 0.3  # inches
+    bars = 0.4 * (len(training) + len(evaluation)) + 0.3  # inches
     figure = new_figure(3.6 + bars, title)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, bars])
-    low = min(drawn.min() for drawn in trained.values())
-    high = max(drawn.max() for drawn in trained.values())
-    longest = max(drawn.shape[1] for drawn in trained.values())
+    low = min(positions.min() for positions in training.values())
+    high = max(positions.max() for positions in training.values())
+    longest = max(positions.shape[1] for positions in training.values())
     number = min(100, longest)
-    if all((drawn == drawn.round()).all() for drawn in trained.values()):
+    if all((positions == positions.round()).all() for positions in training.values()):
         width = max(1, math.ceil((high - low + 1) / number))  # as many whole numbers in each bin
         bins = np.arange(low, high + width + 1, width) - 0.5
     else:
         bins = np.linspace(low, high, 1 + number)
     names, rows = [], []
-    for number, (size, drawn) in enumerate(trained.items()):
+    for number, (size, positions) in enumerate(training.items()):
         above.hist(
-            drawn.ravel(), bins, alpha=0.6, color=f"C{number}",
-            weights=np.full(drawn.size, 100 / drawn.size),
+            positions.ravel(), bins, alpha=0.6, color=f"C{number}",
+            weights=np.full(positions.size, 100 / positions.size),
             label=f"training: {size_label(stack, size)}",
         )  # fmt: skip
-        below.barh(len(names), np.ptp(drawn), left=drawn.min(), color=f"C{number}", alpha=0.6)
+        below.barh(
+            len(names), np.ptp(positions), left=positions.min(), color=f"C{number}", alpha=0.6
+        )
         names.append(f"training: {size_label(stack, size)}")
     above.legend(fontsize="small")
     above.set_ylabel("positions drawn (%)")
-    for size, places in tested.items():
-        inside = (places >= low) & (places <= high)
+    for size, positions in evaluation.items():
+        inside = (positions >= low) & (positions <= high)
         for part, color in ((inside, "C2"), (~inside, "C3")):
-            below.scatter(places[part], np.full(part.sum(), len(names)), color=color, marker="|")
+            below.scatter(positions[part], np.full(part.sum(), len(names)), color=color, marker="|")
         share = f"{100 * inside.mean():.0f} %"
         names.append(f"test: {size_label(stack, size)}, {share} in range")
         rows.append(
             {
                 "input": size_label(stack, size),
-                "positions": f"{places.min():g} to {places.max():g}",
+                "positions": f"{positions.min():g} to {positions.max():g}",
                 f"between {low:.3g} and {high:.3g} as in training": share,
             }
         )
@@ -179,7 +184,11 @@ def _ranges(
         below.axvline(bound, color="0.4", ls="--", lw=0.8)
     below.set_yticks(range(len(names)), names, fontsize="small")
     below.set_ylim(len(names) - 0.4, -0.6)
-    ends = [low, high, *(end for places in tested.values() for end in (places.min(), places.max()))]
+    ends = [
+        low,
+        high,
+        *(end for positions in evaluation.values() for end in (positions.min(), positions.max())),
+    ]
     margin = 0.02 * np.ptp(ends) or 1.0
     below.set_xlim(min(ends) - margin, max(ends) + margin)
     below.set_xlabel(stack.domain.axis)
@@ -187,25 +196,30 @@ def _ranges(
 
 
 def _plane(
-    stack: Stack, trained: Mapping[Size, np.ndarray], tested: Mapping[Size, np.ndarray], title: str
+    stack: Stack,
+    training: Mapping[Size, np.ndarray],
+    evaluation: Mapping[Size, np.ndarray],
+    title: str,
 ) -> tuple[Any, list[dict[str, str]]]:
     """Grids: density over the plane of the two fastest axes, and the distances of neighbours."""
     figure = new_figure(5.4, title)
     left, right = figure.subplots(1, 2)
-    places = np.concatenate([drawn[..., :2].reshape(-1, 2) for drawn in trained.values()])
-    *_, image = left.hist2d(*places.T, bins=80, cmap="viridis", density=True)
+    points = np.concatenate([positions[..., :2].reshape(-1, 2) for positions in training.values()])
+    *_, image = left.hist2d(*points.T, bins=80, cmap="viridis", density=True)
     figure.colorbar(image, ax=left, label="density of the positions drawn", shrink=0.8)
     left.plot([-1, 1, 1, -1, -1], [-1, -1, 1, 1, -1], "w--", lw=1)
     left.set(xlabel="x (normalised)", ylabel="y (normalised)", aspect="equal")
     left.invert_yaxis()
-    names = ", ".join(size_label(stack, size) for size in trained)
+    names = ", ".join(size_label(stack, size) for size in training)
     left.set_title(f"training: {names}", fontsize="small")
-    distances = np.concatenate([_neighbours(drawn, size) for size, drawn in trained.items()])
-    gaps = {size: float(_neighbours(grid, size).mean()) for size, grid in tested.items()}
+    distances = np.concatenate(
+        [_neighbours(positions, size) for size, positions in training.items()]
+    )
+    gaps = {size: float(_neighbours(grid, size).mean()) for size, grid in evaluation.items()}
     bins = np.linspace(0, 1.05 * max(distances.max(), *gaps.values()), 101)
     right.hist(distances, bins, weights=np.full(distances.size, 100 / distances.size), color="0.7")
     rows = []
-    for number, (size, grid) in enumerate(tested.items()):
+    for number, (size, grid) in enumerate(evaluation.items()):
         label, distance = size_label(stack, size), gaps[size]
         right.axvline(distance, color=f"C{number}", label=f"test: {label}, {distance:.3f}")
         rows.append(

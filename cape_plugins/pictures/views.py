@@ -3,62 +3,17 @@ similarities, augmentation step by step, and the positions that training draws."
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cape_plugins.augmentation import Draw, augment, draw_local
-from cape_plugins.config import PositionConfig
-from cape_plugins.domains import DOMAINS, Domain
-from cape_plugins.encoder import PositionEncoder
-from cape_plugins.positions import Positions, frame_positions, patch_positions
-
-Size = int | tuple[int, ...]  # tokens or frames; sizes of a grid, (height, width) in patches
-
-
-@dataclass(frozen=True)
-class Stack:
-    """The position embedding of an encoder or decoder, and where its positions are.
-
-    Attributes:
-        config: Its settings.
-        encoder: The core's position encoder.
-        spacing: Distance of neighbours in the unit of the domain: seconds of a frame.
-        grid: Sizes of the inputs of training, of images (height, width) in patches.
-        name: Name of the checkpoint that it was read from.
-        relative: Label to embeddings ``[2 C + 1, K]`` of the distances -C to C from query to key,
-            of decoders ``[C + 1, K]`` to 0, where they are added to the keys or values of layers
-            instead (Shaw et al.).
-    """
-
-    config: PositionConfig
-    encoder: PositionEncoder
-    spacing: float = 1.0
-    grid: tuple[int, ...] = ()
-    name: str = ""
-    relative: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def domain(self) -> Domain:
-        """Domain of its positions."""
-        return DOMAINS[self.config.domain]
-
-    @property
-    def dim(self) -> int:
-        """K, channels of the embedding."""
-        for rows in self.relative.values():
-            return rows.shape[1]
-        return self.encoder.encoding.dim
-
-    def positions(self, size: Size) -> Positions:
-        """Raw positions of one input without padding, B = 1: so many tokens, frames or patches."""
-        if self.domain.grid:
-            return patch_positions(*size)
-        return frame_positions(torch.tensor([size]), self.spacing, size)
+from cape_plugins.checkpoints.stack import Size, Stack
+from cape_plugins.mathematics.augmentation import Draw, augment, draw_local
+from cape_plugins.mathematics.encoder import PositionEncoder
+from cape_plugins.mathematics.positions import Positions
 
 
 def similarity(embeddings: np.ndarray) -> dict[str, np.ndarray]:
@@ -84,10 +39,10 @@ def draw_positions(
     limit = encoder.max_local_shift
     draw = encoder.train().draw(number, generator=generator) or Draw()
     if draw.order is not None:  # one number of positions for all draws, as a pair of sides has
-        draw = draw.covering(encoder.span(positions.valid).expand(number))
+        draw = draw.covering(encoder.num_positions(positions.valid).expand(number))
     if not limit:
         return draw, None
-    rows, step = encoder.place(positions)
+    rows, step = encoder.rows_and_step(positions)
     return draw, draw_local(rows, step, limit, number, generator, draw.augmented)
 
 
@@ -96,7 +51,7 @@ def augmentation_stages(
 ) -> dict[str, Tensor]:
     """Positions ``[1 or B, T, D]`` in the unit of the domain after each step of the augmentation,
     in its order (CAPE section 4): drawn instead of counted, mean-normalisation, global shift or
-    offset, local shift, global scale; those there are."""
+    offset, local shift, global scale; only steps that change anything."""
     config = encoder.config
     steps: dict[str, dict[str, Any]] = {"positions": {}}
     if config.mean_normalize:
@@ -109,16 +64,16 @@ def augmentation_stages(
         steps["+ local shift"] = {"local_shift": local_shift}
     if draw.scale is not None:
         steps["× global scale"] = {"draw": draw}
-    rows, step = encoder.place(positions)
-    given: dict[str, Any] = {"step": step}
+    rows, step = encoder.rows_and_step(positions)
+    arguments: dict[str, Any] = {"step": step}
     stages = {}
     if draw.order is not None:
         stages["positions"] = encoder.unit * rows
         rows = encoder.start + encoder.sampled(positions, draw) * step
         steps = {"drawn and sorted": steps.pop("positions"), **steps}
-    for label, change in steps.items():
-        given |= change
-        stages[label] = encoder.unit * augment(rows, **given)
+    for label, more_arguments in steps.items():
+        arguments |= more_arguments
+        stages[label] = encoder.unit * augment(rows, **arguments)
     return stages
 
 
@@ -127,8 +82,8 @@ def training_positions(
 ) -> np.ndarray:
     """``[draws, T, D]``, or ``[1, T, D]`` where nothing is random: what training encodes."""
     positions = stack.positions(size)
-    drawn = draw_positions(stack.encoder, positions, draws, generator)
-    *_, last = augmentation_stages(stack.encoder, positions, *drawn).values()
+    draw_and_shift = draw_positions(stack.encoder, positions, draws, generator)
+    *_, last = augmentation_stages(stack.encoder, positions, *draw_and_shift).values()
     return last.numpy()
 
 
@@ -160,7 +115,7 @@ def views(
     stack: Stack, sizes: Sequence[Size], draws: int, generator: torch.Generator
 ) -> list[View]:
     """Each size in evaluation, and in `draws` forwards of training."""
-    shown = []
+    result = []
     for size in sizes:
         positions = stack.positions(size)
         states, rows = ["evaluation"], stack.encoder(positions, random=False)
@@ -169,10 +124,10 @@ def views(
             augmented = stack.encoder(positions, draw, local_shift)
             states += [f"draw {i + 1}" for i in range(draws)]
             rows = torch.cat((rows, augmented))
-        places = (stack.encoder.place(positions)[0][0] * stack.encoder.unit).numpy()
+        places = (stack.encoder.rows_and_step(positions)[0][0] * stack.encoder.unit).numpy()
         for state, embedding in zip(states, rows.numpy(), strict=True):
-            shown.append(View(size, state, places, embedding))
-    return shown
+            result.append(View(size, state, places, embedding))
+    return result
 
 
 def relative_views(stack: Stack) -> list[View]:

@@ -2,5 +2,5 @@
 
 At inference all positions are deterministic, so that every engine that adds a table of positions
 to its content can serve every type that does. What a host can export is found by its entry points;
-this folder knows neither a host nor an engine.
+the code of this folder imports neither a host nor an engine.
 """

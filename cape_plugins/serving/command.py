@@ -9,8 +9,8 @@ from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from cape_plugins.arguments import FAIRSEQ, HUGGING_FACE, add_data, positive, whole
 from cape_plugins.serving.output import Exported, complete_folder
+from cape_plugins.settings.arguments import FAIRSEQ, HUGGING_FACE, add_data, int_at_least, positive
 
 GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
 _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
@@ -45,7 +45,7 @@ def _add_ctranslate2_args(parser: argparse.ArgumentParser) -> None:
     for side in ("source", "target"):
         parser.add_argument(
             f"--max-{side}-tokens",
-            type=partial(whole, least=2),
+            type=partial(int_at_least, minimum=2),
             default=1024,
             metavar="N",
             help=f"rows of the table of {side} positions, BOS and EOS included (default: 1024)",

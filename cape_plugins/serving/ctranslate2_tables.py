@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cape_plugins.config import PositionConfig
+from cape_plugins.settings.config import PositionConfig
 
 _IDENTITY_WIDTH = 8  # a multiple of what kernels for int8 take at once
 

@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 Source = str | os.PathLike | bytes
 
 _RATES = (100, 1_000_000)  # Hz; others cannot be resampled in the memory of a computer
-_ROUNDED = 0.01  # seconds by which transcripts round the end of a recording
+_ROUNDING = 0.01  # seconds by which transcripts round the end of a recording
 # Formats whose lengths are checked; HTK by libsndfile.
 _CHECKED = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "SVX", "VOC", "HTK")
 _CHECKED += ("FLAC", "OGG", "MP3")
 _BLOCK = 2**20  # samples of all channels that are decoded at a time
-# Share of the power that is left where channels are of opposite phase: where one is weaker by a
-# tenth, or a sample late, too. Of channels that have nothing in common, all is left.
-_CANCELLED = 2e-2
+# Share of the power that is left of channels of opposite phase, even if one of them is weaker by a
+# tenth or a sample late. Channels that have nothing in common keep all of it.
+_CANCELLED_SHARE = 2e-2
 
 
 class AudioError(ValueError):
@@ -57,8 +57,8 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
         ImportError: without the package soundfile.
     """
     parts = []
-    for samples, rate in _decoded(source):
-        parts.append(resample(torch.from_numpy(_mixed(source, samples)), rate, sampling_rate))
+    for samples, rate in _decode(source):
+        parts.append(resample(torch.from_numpy(_mix(source, samples)), rate, sampling_rate))
     waveform = torch.cat(parts)
     if not len(waveform):
         raise AudioError(f"{_name(source)} holds no sample; leave it out.")
@@ -68,20 +68,20 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
 def audio_seconds(source: Source) -> float:
     """Duration of a recording; raises as :func:`read_audio`.
 
-    It is that of the header where this can be trusted: where the size of a file without compression
-    is the one that the header says, or the last frame of FLAC is. Else the whole file is looked
-    into, and FLAC is decoded. Only reading shows damage within the samples, and nothing shows the
-    end that an mp3 without a number of frames lacks."""
+    The header says it where a few bytes confirm the header: the size of a file without compression,
+    or the number of the last frame of FLAC. Otherwise the whole file is searched, and FLAC is
+    decoded. Only reading shows damage within the samples, and nothing shows the end that an mp3
+    without a number of frames lacks."""
     if _is_trusted(source):
         file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with _opened(source, file) as opened:
-            if not is_absurd(opened.frames, _size(source)):
-                return opened.frames / opened.samplerate
+        with _open(source, file) as sound_file:
+            if not is_absurd(sound_file.frames, _size(source)):
+                return sound_file.frames / sound_file.samplerate
     return sum(_stream_seconds(source, stream) for stream in _streams(source))
 
 
 def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, int]:
-    """The samples between two times in seconds, as they are stored, and their rate in Hz.
+    """The stored samples between two times in seconds, and their rate in Hz.
 
     Returns:
         ``[samples]`` or ``[samples, channels]`` int16, and the sampling rate.
@@ -92,31 +92,34 @@ def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, 
     """
     if _is_trusted(source):
         path = io.BytesIO(source) if isinstance(source, bytes) else source
-        with _opened(source, path) as file, _decoding(source):
+        with _open(source, path) as file, _as_audio_errors(source):
             rate, count = file.samplerate, file.frames
-            first, last = _places(source, start, end, rate, count)
+            first, last = _sample_range(source, start, end, rate, count)
             file.seek(first)
             return _integers(file.read(last - first, dtype="float32")), rate
-    # a place that is sought by such a header may be another one
-    streams_read = list(_decoded(source))
+    # With an unconfirmed header, as of mp3 and joined files, libsndfile seeks to other places: the
+    # segment is cut out of all decoded samples.
+    streams_read = list(_decode(source))
     if len({(rate, samples.shape[1]) for samples, rate in streams_read}) > 1:
         raise AudioError(f"{_name(source)} was joined of unlike recordings; convert it to wav.")
     samples = np.concatenate([samples for samples, _ in streams_read])
     rate = streams_read[0][1]
-    first, last = _places(source, start, end, rate, len(samples))
+    first, last = _sample_range(source, start, end, rate, len(samples))
     return _integers(samples[first:last, 0] if samples.shape[1] == 1 else samples[first:last]), rate
 
 
 def _integers(samples: np.ndarray) -> np.ndarray:
-    """int16 of samples in -1 to 1; larger ones, as in Ogg and mp3, would change their sign in
-    libsndfile."""
+    """int16 of samples in -1 to 1. libsndfile would change the sign of louder samples, which Ogg
+    and mp3 have; here they are limited."""
     return (samples * 2**15).round().clip(-(2**15), 2**15 - 1).astype(np.int16)
 
 
-def _places(source: Source, start: float, end: float, rate: int, count: int) -> tuple[int, int]:
+def _sample_range(
+    source: Source, start: float, end: float, rate: int, count: int
+) -> tuple[int, int]:
     """The first sample of a segment, and the one after its last."""
     first, last = round(start * rate), round(end * rate)
-    if not 0 <= first < min(last, count) or last > count + _ROUNDED * rate:
+    if not 0 <= first < min(last, count) or last > count + _ROUNDING * rate:
         seconds = f"it has {count / rate:g} s"
         raise AudioError(
             f"{_name(source)}: no samples from {start} to {end} s ({seconds}); check the times."
@@ -125,9 +128,9 @@ def _places(source: Source, start: float, end: float, rate: int, count: int) -> 
 
 
 def audio_rate(source: Source) -> int:
-    """Sampling rate of a recording as it is stored, in Hz; raises as :func:`read_audio`."""
-    path = io.BytesIO(source) if isinstance(source, bytes) else _existing(source)
-    with _opened(source, path) as file:
+    """Sampling rate of a stored recording, in Hz; raises as :func:`read_audio`."""
+    path = io.BytesIO(source) if isinstance(source, bytes) else _existing_path(source)
+    with _open(source, path) as file:
         return file.samplerate
 
 
@@ -143,8 +146,8 @@ def resample(waveform: Tensor, rate: int, new_rate: int) -> Tensor:
 
 
 def _streams(source: Source) -> list[Stream]:
-    with _decoding(source):
-        data = source if isinstance(source, bytes) else Path(_existing(source)).read_bytes()
+    with _as_audio_errors(source):
+        data = source if isinstance(source, bytes) else Path(_existing_path(source)).read_bytes()
         try:
             return streams(data)
         except CutOffError as error:
@@ -153,10 +156,10 @@ def _streams(source: Source) -> list[Stream]:
 
 def _is_trusted(source: Source) -> bool:
     """Whether the header of a recording says its length."""
-    with _decoding(source):
+    with _as_audio_errors(source):
         if isinstance(source, bytes):
             return tells_length(io.BytesIO(source))
-        with open(_existing(source), "rb") as file:
+        with open(_existing_path(source), "rb") as file:
             return tells_length(file)
 
 
@@ -166,7 +169,7 @@ def _size(source: Source) -> int:
 
 def _stream_seconds(source: Source, stream: Stream) -> float:
     """Duration by the header, or, where this says none, of the samples."""
-    with _opened(source, io.BytesIO(stream.data)) as file, _decoding(source):
+    with _open(source, io.BytesIO(stream.data)) as file, _as_audio_errors(source):
         frames = file.frames
         if is_absurd(frames, len(stream.data)):
             frames = sum(map(len, _blocks(file)))
@@ -174,20 +177,21 @@ def _stream_seconds(source: Source, stream: Stream) -> float:
         return frames / file.samplerate
 
 
-def _decoded(source: Source) -> Iterator[tuple[np.ndarray, int]]:
+def _decode(source: Source) -> Iterator[tuple[np.ndarray, int]]:
     """The samples ``[samples, channels]`` of each stream, and their rate in Hz."""
     for stream in _streams(source):
-        with _opened(source, io.BytesIO(stream.data)) as file, _decoding(source):
+        with _open(source, io.BytesIO(stream.data)) as file, _as_audio_errors(source):
             blocks = list(_blocks(file))
-            rate, told = file.samplerate, file.frames if stream.frames is None else stream.frames
+            rate = file.samplerate
+            stated_frames = file.frames if stream.frames is None else stream.frames
             samples = np.concatenate([*blocks, np.zeros((0, file.channels), np.float32)])
-        _check_number(source, stream, len(samples), told)
+        _check_number(source, stream, len(samples), stated_frames)
         yield samples, rate
 
 
-def _check_number(source: Source, stream: Stream, samples: int, told: int) -> None:
-    if samples < 0.99 * told and not is_absurd(told, len(stream.data)):
-        raise _cut_off(source, f"{samples} of {told} samples")
+def _check_number(source: Source, stream: Stream, samples: int, stated_frames: int) -> None:
+    if samples < 0.99 * stated_frames and not is_absurd(stated_frames, len(stream.data)):
+        raise _cut_off(source, f"{samples} of {stated_frames} samples")
 
 
 def _blocks(file: Any) -> Iterator[np.ndarray]:
@@ -199,7 +203,7 @@ def _blocks(file: Any) -> Iterator[np.ndarray]:
         yield block
 
 
-def _mixed(source: Source, samples: np.ndarray) -> np.ndarray:
+def _mix(source: Source, samples: np.ndarray) -> np.ndarray:
     """``[samples]``, the mean of channels ``[samples, channels]``."""
     channels = samples.shape[1]
     mixed = samples.mean(1)
@@ -207,8 +211,9 @@ def _mixed(source: Source, samples: np.ndarray) -> np.ndarray:
         raise AudioError(f"{_name(source)} holds NaN or infinite samples; repair or leave it out.")
     if channels > 1 and len(samples):
         power = float(np.vdot(samples, samples)) / samples.size
+        # an error, not silence, nor a choice: the file does not say which channel is right
         # channels that have nothing in common leave 1 / channels of their power
-        if float(np.vdot(mixed, mixed)) / len(mixed) < _CANCELLED * power / channels:
+        if float(np.vdot(mixed, mixed)) / len(mixed) < _CANCELLED_SHARE * power / channels:
             raise AudioError(
                 f"{_name(source)}: its {channels} channels cancel each other (opposite phase), so "
                 "that their mean is silence; write one of them to a file, or leave it out."
@@ -216,20 +221,20 @@ def _mixed(source: Source, samples: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def _existing(source: str | os.PathLike) -> str | os.PathLike:
+def _existing_path(source: str | os.PathLike) -> str | os.PathLike:
     if not os.path.isfile(source):
         raise AudioError(f"{_name(source)}: no such file; check the path.")
     return source
 
 
-def _opened(source: Source, file: Any) -> Any:
+def _open(source: Source, file: Any) -> Any:
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: without the library libsndfile
         raise ImportError(
             f"reading recordings needs the package soundfile ({error}); pip install soundfile"
         ) from None
-    with _decoding(source):
+    with _as_audio_errors(source):
         opened = soundfile.SoundFile(file)
     if opened.format not in _CHECKED:
         _report_unchecked(opened.format)
@@ -244,7 +249,7 @@ def _opened(source: Source, file: Any) -> Any:
 
 @functools.cache
 def _report_unchecked(format: str) -> None:
-    """Once for each format."""
+    """Warns once for each format."""
     logger.warning(
         "Recordings of the format %s are read, but one that was cut off or joined cannot be told "
         "from a whole one; better convert them to wav or flac.",
@@ -253,7 +258,7 @@ def _report_unchecked(format: str) -> None:
 
 
 @contextlib.contextmanager
-def _decoding(source: Source) -> Iterator[None]:
+def _as_audio_errors(source: Source) -> Iterator[None]:
     """Turns all errors of its block into an :class:`AudioError` of `source`: a damaged file makes
     the libraries raise many, also of memory and of numbers out of range."""
     try:
@@ -262,13 +267,13 @@ def _decoding(source: Source) -> Iterator[None]:
         raise
     except Exception as error:
         # soundfile's own text of an error names the object that it has opened
-        why = getattr(error, "error_string", None) or error
+        reason = getattr(error, "error_string", None) or error
         remedy = "convert it to wav or flac, or leave it out."
-        raise AudioError(f"{_name(source)} cannot be decoded ({why}); {remedy}") from None
+        raise AudioError(f"{_name(source)} cannot be decoded ({reason}); {remedy}") from None
 
 
-def _cut_off(source: Source, held: object) -> AudioError:
-    return AudioError(f"{_name(source)} is cut off: {held}; repair it or leave it out.")
+def _cut_off(source: Source, remainder: object) -> AudioError:
+    return AudioError(f"{_name(source)} is cut off: {remainder}; repair it or leave it out.")
 
 
 def _name(source: Source) -> str:
@@ -297,8 +302,8 @@ class TolerantReader:
             self.unreadable.share_memory_()
 
     def __call__(self, index: int) -> tuple[int, Tensor]:
-        """Reads a recording, or, if that cannot be, the one of nearest duration that can, so that
-        no training ends, and no batch shrinks, in mid-epoch.
+        """Reads a recording, or, if it cannot be read, the readable one of nearest duration, so
+        that no training ends in mid-epoch, and no batch is empty, which would count as an update.
 
         Returns:
             Index and ``[samples]`` of what was read.
@@ -329,7 +334,7 @@ class TolerantReader:
             return None
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """The wanted one, then the others by difference of duration, whatever was read before."""
+        """This recording, then the others by difference of duration, whatever was read before."""
         if not self.unreadable[index]:
             yield index
         order = np.argsort(np.abs(self.seconds - self.seconds[index]), kind="stable")

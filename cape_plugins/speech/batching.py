@@ -24,8 +24,8 @@ from torch.utils.data import Sampler
 from cape_plugins.speech.features import HOP_SECONDS, WINDOW_SECONDS
 
 FACTORS = (0.85, 1.15)  # durations are multiplied by U(0.85, 1.15) before they are sorted
-# Shortest and longest hop as factors of the target; the papers' code has hops from 1 to 12 ms, the
-# lowest of which come from ragged batches.
+# Shortest and longest hop as factors of the target. The papers' code has hops from 1 to 12 ms, the
+# shortest in ragged batches, and a mean hop of 9.5 ms because it cuts hops to whole milliseconds.
 HOP_RANGE = (0.5, 2.0)
 
 
@@ -55,13 +55,14 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
 
     Args:
         seconds: Durations ``[N]``.
-        max_seconds: Sum of a batch; a longer recording is a batch by itself.
+        max_seconds: Sum of a batch, without padding; a longer recording is a batch by itself.
         seed: Seed of the perturbation and of the order of batches.
         target_hop: Hop of a recording of mean duration, in seconds.
         hops: Shortest and longest allowed hop in seconds; default half and twice the target.
         shuffle: Perturb, and batches in random order; without, the order is by duration.
-        num_batches: Number in each epoch, for hosts that count epochs by batches; surplus ones are
-            left out and missing ones repeated, both at random. Default as many as there are.
+        num_batches: Number in each epoch, for hosts that count epochs by batches, as the Trainer
+            does when it resumes; surplus batches are left out and missing ones repeated, both at
+            random. Default as many as there are.
         num_replicas: Number of processes; each gets as many batches as the others, so that up to
             num_replicas - 1 batches of an epoch are left out, at random.
         rank: Rank of this process.
@@ -86,8 +87,8 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         max_recordings: int | None = None,
     ) -> None:
         self.seconds = np.asarray(seconds, dtype=np.float64)
-        known = np.isfinite(self.seconds) & (self.seconds > WINDOW_SECONDS)
-        if self.seconds.ndim != 1 or not known.all():
+        usable = np.isfinite(self.seconds) & (self.seconds > WINDOW_SECONDS)
+        if self.seconds.ndim != 1 or not usable.all():
             raise ValueError(
                 f"seconds must be [recordings] of more than {WINDOW_SECONDS} (one window), finite; "
                 "leave out recordings that are empty or too short."
@@ -114,7 +115,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the batches of an epoch: `batches`, arrays of indices, those of all processes."""
+        """Makes the batches of an epoch, for all processes: `batches`, arrays of indices."""
         self.epoch = epoch
         rng = np.random.default_rng((self.seed, epoch))
         factors = np.ones(len(self.seconds))
@@ -123,37 +124,37 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         order = np.argsort(-self.seconds * factors, kind="stable")
         self.batches = list(self._cut(order))
         count = len(self.batches)
-        places = rng.permutation(count) if self.shuffle else np.arange(count)
+        numbers = rng.permutation(count) if self.shuffle else np.arange(count)
         if count and self.num_batches:
-            places = np.resize(places, self.num_batches)
-        whole = len(places) - len(places) % self.num_replicas
-        if count and not whole:
+            numbers = np.resize(numbers, self.num_batches)
+        divisible = len(numbers) - len(numbers) % self.num_replicas
+        if count and not divisible:
             raise ValueError(
-                f"num_replicas={self.num_replicas} is not allowed with {len(places)} batches, of "
-                f"which each process needs one; allowed: 1 to {len(places)}. Use fewer processes, "
+                f"num_replicas={self.num_replicas} is not allowed with {len(numbers)} batches, of "
+                f"which each process needs one; allowed: 1 to {len(numbers)}. Use fewer processes, "
                 "or more and shorter batches (max_seconds, max_recordings)."
             )
-        self.batches = [self.batches[place] for place in places[:whole]]
+        self.batches = [self.batches[number] for number in numbers[:divisible]]
 
     def _cut(self, order: np.ndarray) -> Iterator[np.ndarray]:
         """Batches of at most `max_seconds` and `max_recordings` with hops in the allowed range."""
         first, total, low, high = 0, 0.0, np.inf, 0.0
-        for place, duration in enumerate(self.seconds[order]):
+        for number, duration in enumerate(self.seconds[order]):
             new_total, new_low, new_high = (
                 total + duration,
                 min(low, duration),
                 max(high, duration),
             )
-            mean = new_total / (place - first + 1)
+            mean = new_total / (number - first + 1)
             fits = (
                 new_total <= self.max_seconds
-                and place - first < self.max_recordings
+                and number - first < self.max_recordings
                 and new_low / mean >= self.hops[0] / self.target_hop
                 and new_high / mean <= self.hops[1] / self.target_hop
             )
-            if place > first and not fits:
-                yield order[first:place]
-                first, new_total, new_low, new_high = place, duration, duration, duration
+            if number > first and not fits:
+                yield order[first:number]
+                first, new_total, new_low, new_high = number, duration, duration, duration
             total, low, high = new_total, new_low, new_high
         if len(order):
             yield order[first:]
@@ -162,10 +163,10 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         return len(self.batches) // self.num_replicas
 
     def __iter__(self) -> Iterator[list[Hop]]:
-        for place in range(self.rank, len(self.batches), self.num_replicas):
-            indices = self.batches[place]
+        for number in range(self.rank, len(self.batches), self.num_replicas):
+            indices = self.batches[number]
             hops = hops_of(self.seconds[indices], self.target_hop)
-            rng = np.random.default_rng((self.seed, self.epoch, place))
+            rng = np.random.default_rng((self.seed, self.epoch, number))
             seeds = rng.integers(2**63, size=len(indices))
             rows = zip(indices.tolist(), hops.tolist(), seeds.tolist(), strict=True)
             yield [Hop(*row) for row in rows]
@@ -203,7 +204,7 @@ def equal_length(
     length = min((len(features) for features in frames), default=0)
     if not length:
         raise ValueError("frames holds no recording, or one without frames; leave it out.")
-    kept = torch.stack(
+    frame_indices = torch.stack(
         [
             torch.randperm(len(features), generator=generator)[:length].sort().values
             if len(features) > length
@@ -211,23 +212,23 @@ def equal_length(
             for features in frames
         ]
     )
-    rows = zip(frames, kept, strict=True)
-    return torch.stack([features[row.to(features.device)] for features, row in rows]), kept
+    rows = zip(frames, frame_indices, strict=True)
+    return torch.stack([features[row.to(features.device)] for features, row in rows]), frame_indices
 
 
 def frame_nanoseconds(
-    kept: Tensor, hop_seconds: Sequence[float], window_seconds: float = WINDOW_SECONDS
+    frame_indices: Tensor, hop_seconds: Sequence[float], window_seconds: float = WINDOW_SECONDS
 ) -> Tensor:
     """True times of the centres of frames since the beginning of the recording, also where frames
     were skipped. Integers, because hosts cast floats to half precision.
 
     Args:
-        kept: ``[B, T]`` indices of frames.
+        frame_indices: ``[B, T]`` indices of frames.
         hop_seconds: ``[B]``, distance of the frames before any was skipped.
         window_seconds: Length of a frame.
 
     Returns:
         ``[B, T]`` int64.
     """
-    hop = torch.tensor(hop_seconds, dtype=torch.float64, device=kept.device)
-    return ((kept * hop[:, None] + window_seconds / 2) * 1e9).round().long()
+    hop = torch.tensor(hop_seconds, dtype=torch.float64, device=frame_indices.device)
+    return ((frame_indices * hop[:, None] + window_seconds / 2) * 1e9).round().long()

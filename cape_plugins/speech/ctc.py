@@ -15,7 +15,7 @@ def ctc_loss(
     log_probs: Tensor,
     lengths: Tensor,
     targets: Tensor,
-    given: Tensor,
+    is_label: Tensor,
     blank: int = 0,
     reduction: str = "none",
     zero_infinity: bool = True,
@@ -26,7 +26,7 @@ def ctc_loss(
         log_probs: ``[B, T, V]`` float32.
         lengths: ``[B]``, outputs without padding.
         targets: ``[B, U]``.
-        given: ``[B, U]`` bool, False on padding of `targets`.
+        is_label: ``[B, U]`` bool, False on padding of `targets`.
         blank: Index of the blank.
         reduction: As torch has it: "none" gives ``[B]``, "sum" and "mean" a number.
         zero_infinity: Samples with more labels than outputs have no loss, instead of infinity.
@@ -34,20 +34,20 @@ def ctc_loss(
     with torch.backends.cudnn.flags(enabled=False):  # cuDNN's has other limits
         return F.ctc_loss(
             log_probs.transpose(0, 1),
-            targets.masked_select(given),
+            targets.masked_select(is_label),
             lengths,
-            given.sum(-1),
+            is_label.sum(-1),
             blank,
             reduction,
             zero_infinity,
         )
 
 
-def outputs_needed(targets: Tensor, given: Tensor) -> Tensor:
-    """Fewest outputs ``[B]`` that CTC aligns with targets ``[B, U]``, of which `given` are no
+def outputs_needed(targets: Tensor, is_label: Tensor) -> Tensor:
+    """Fewest outputs ``[B]`` that CTC aligns with targets ``[B, U]``, of which `is_label` are no
     padding: one for each label, and a blank between equal ones."""
-    repeats = (targets[:, 1:] == targets[:, :-1]) & given[:, 1:]
-    return given.sum(-1) + repeats.sum(-1)
+    repeats = (targets[:, 1:] == targets[:, :-1]) & is_label[:, 1:]
+    return is_label.sum(-1) + repeats.sum(-1)
 
 
 class Hypothesis(NamedTuple):

@@ -22,7 +22,8 @@ _NO_WORD = "\ufffe"  # a word that no model knows
 
 
 class BeamDecoder:
-    """Beam search of flashlight-text, by tokens or by the words of a lexicon.
+    """Beam search of flashlight-text, by tokens or by the words of a lexicon. The wheel of
+    flashlight-text contains KenLM; pyctcdecode does not run with numpy 2, and kenlm has no wheels.
 
     Args:
         tokens: Names of the classes ``[V]``, the blank included.
@@ -98,7 +99,7 @@ class BeamDecoder:
         emissions = log_probs.detach().float().cpu()
         hypotheses = []
         for row, length in zip(emissions, lengths.tolist(), strict=True):
-            row = self._ended(row[:length])
+            row = self._with_end(row[:length])
             results = self._decoder.decode(row.data_ptr(), *row.shape)
             if not results:  # no word of the lexicon fits
                 hypotheses.append(Hypothesis([], float("-inf")))
@@ -111,7 +112,7 @@ class BeamDecoder:
             hypotheses.append(Hypothesis(tokens, results[0].score))
         return hypotheses
 
-    def _ended(self, row: Tensor) -> Tensor:
+    def _with_end(self, row: Tensor) -> Tensor:
         """Adds one more output, a separator: words of a lexicon are complete at a separator only,
         and models are trained without one behind the last word."""
         if self._end is None:
@@ -187,22 +188,22 @@ def _trie(
     silence: int,
     separated: bool,
 ) -> Any:
-    index = {token: place for place, token in enumerate(tokens)}
+    class_of = {token: number for number, token in enumerate(tokens)}
     trie, start = decoder.Trie(len(tokens), silence), model.start(False)
     for word, spellings in lexicon.items():
-        place = names.get_index(word)
-        _, score = model.score(start, place)
+        word_index = names.get_index(word)
+        _, score = model.score(start, word_index)
         for spelling in spellings:
-            unknown = [token for token in spelling if token not in index]
+            unknown = [token for token in spelling if token not in class_of]
             if unknown:
                 raise ValueError(
                     f"the lexicon spells {word!r} with {unknown[0]!r}, which is no class of this "
                     "model; make the lexicon of the model's own tokens."
                 )
-            path = [index[token] for token in spelling]
+            path = [class_of[token] for token in spelling]
             if separated and path[-1] != silence:
                 path.append(silence)
-            trie.insert(path, place, score)
+            trie.insert(path, word_index, score)
     trie.smear(decoder.SmearingMode.MAX)
     return trie
 
@@ -219,7 +220,8 @@ def _flashlight() -> tuple[Any, Any]:
 
 
 def _language_model(path: str | os.PathLike, names: Any) -> Any:
-    """KenLM's model of a file; a name that it does not know is added to the `names`.
+    """KenLM's model of a file; a word that no model has is added to the `names`: names with its
+    score are unknown to the model, because binary files do not show their vocabulary.
 
     Raises:
         ValueError: if it cannot be read.
@@ -247,29 +249,31 @@ def _check_vocabulary(
     """Refuses a model that knows none of the tokens, or words of the lexicon; reports one that
     looks as if it were of something else. Names that it does not know all have one score."""
     start = model.start(False)
-    _, none = model.score(start, names.get_index(_NO_WORD))
-    wanted = [name for name in lexicon or tokens if not _SPECIAL.fullmatch(name)]
-    unknown = [name for name in wanted if model.score(start, names.get_index(name))[1] == none]
+    _, unknown_score = model.score(start, names.get_index(_NO_WORD))
+    expected = [name for name in lexicon or tokens if not _SPECIAL.fullmatch(name)]
+    unknown = [
+        name for name in expected if model.score(start, names.get_index(name))[1] == unknown_score
+    ]
     entries = "words of the lexicon"
     remedy = "both must write words alike, also upper and lower case"
     if lexicon is None:
         entries = "units"
         remedy = (
             "a model of words needs a lexicon with the units of each word (--ctc-lexicon), a model "
-            "of units those of this model"
+            "of units the units of this model"
         )
-    if len(unknown) == len(wanted):
+    if len(unknown) == len(expected):
         raise ValueError(
-            f"lm={os.fspath(lm)!r} knows none of the {len(wanted)} {entries}, such as "
+            f"lm={os.fspath(lm)!r} knows none of the {len(expected)} {entries}, such as "
             f"{', '.join(map(repr, unknown[:3]))}; {remedy}."
         )
-    if len(unknown) > len(wanted) / 2 or separator in unknown:
+    if len(unknown) > len(expected) / 2 or separator in unknown:
         unknown.sort(key=lambda name: name != separator)
         logger.warning(
             "lm=%r lacks %d of the %d %s, such as %s; %s.",
             os.fspath(lm),
             len(unknown),
-            len(wanted),
+            len(expected),
             entries,
             ", ".join(map(repr, unknown[:3])),
             remedy,

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
+from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 
 SAMPLING_RATE = 16000  # Hz; the default of models
 PREEMPHASIS = 0.97
@@ -82,9 +82,9 @@ def log_mel(
 
 def normalized(features: Tensor, dim: int | None = None) -> Tensor:
     """``[T, bins]`` with mean 0 and standard deviation 1, of all values or along `dim`."""
-    kept = dim is not None
-    deviation = features.std(dim, correction=0, keepdim=kept).clamp(min=1e-5)
-    return (features - features.mean(dim, keepdim=kept)) / deviation
+    per_bin = dim is not None
+    deviation = features.std(dim, correction=0, keepdim=per_bin).clamp(min=1e-5)
+    return (features - features.mean(dim, keepdim=per_bin)) / deviation
 
 
 def spec_augment(
@@ -99,7 +99,7 @@ def spec_augment(
     """SpecAugment without time warping: bands and stretches of one recording set to 0, the mean of
     normalised features.
 
-    The defaults are those of CAPE Appendix C.2 (the released code masks a whole batch alike).
+    The defaults come from CAPE Appendix C.2 (the released code masks a whole batch alike).
     Widths are drawn uniformly from 1 to the widest.
 
     Args:
@@ -148,8 +148,8 @@ def _stretches(
     if not count or not widest:
         return torch.zeros(length, dtype=torch.bool, device=device)
     width = torch.randint(1, widest + 1, (count, 1), device=device, generator=generator)
-    place = torch.rand(count, 1, device=device, generator=generator)
-    start = (place * (length + 1 - width)).long()
+    fraction = torch.rand(count, 1, device=device, generator=generator)
+    start = (fraction * (length + 1 - width)).long()
     index = torch.arange(length, device=device)
     return ((index >= start) & (index < start + width)).any(0)
 

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 _MARK = re.compile(rb"fLaC[\0\x80]\0\0\x22")  # with the header of its first block, of 34 bytes
 HEAD_BYTES = 42  # mark and first block
 _FRAME = re.compile(rb"\xff[\xf8\xf9][\x10-\xfe][\0-\xaf]", re.DOTALL)
-_PROBES = 8  # places that are looked at, evenly spaced
+_PROBES = 8  # evenly spaced places where frames are read: scanning whole files would take too long
 _PROBE_BYTES = 2**15  # of frames with the usual 4096 samples of 16 bits, 8 to 16 KiB, one is whole
 _LAST_BYTES = 2**17  # larger than a frame
 _TAG_BYTES = 128  # a tag ID3v1 behind the frames
@@ -25,16 +25,16 @@ def total_samples(head: bytes) -> int:
 
 
 def without_total(flac: bytes) -> bytes:
-    """The file whose header says no total, of which libsndfile reads what is there."""
+    """The file with a header without a total, which libsndfile reads to its end."""
     part = bytearray(flac)
-    part.extend(bytes(max(0, 26 - len(part))))  # of half a header
+    part.extend(bytes(max(0, 26 - len(part))))  # completes half a header
     part[21] &= 0xF0
     part[22:26] = bytes(4)
     return bytes(part)
 
 
 def parts(data: bytes) -> Iterator[bytes]:
-    """The files that were joined, without what is no sound behind the last."""
+    """The files that were joined, without the tag behind the last."""
     if data[-_TAG_BYTES:].startswith(b"TAG"):
         data = data[:-_TAG_BYTES]
     starts = [match.start() for match in _MARK.finditer(data)]
@@ -43,20 +43,20 @@ def parts(data: bytes) -> Iterator[bytes]:
 
 def tells_length(file: BinaryIO) -> bool:
     """Whether the total in the header is the number of the last sample, and frames at a few places
-    of the file have rising numbers: those of joined files begin anew, which shows the joint of two
-    files of one duration."""
+    of the file have rising numbers: in joined files the numbers begin anew, which shows the joint
+    even of two files of equal duration."""
     size = file.seek(0, 2)
     file.seek(0)
     head = file.read(HEAD_BYTES)
     total = total_samples(head)
     if not total or len(head) < HEAD_BYTES:
         return False
-    places = {size * probe // _PROBES for probe in range(1, _PROBES)}
+    offsets = {size * probe // _PROBES for probe in range(1, _PROBES)}
     for shift in range(1, size.bit_length()):  # one of the two files may be small, being silence
-        places |= {size >> shift, size - (size >> shift)}
+        offsets |= {size >> shift, size - (size >> shift)}
     firsts = []
-    for place in sorted(places):
-        file.seek(max(HEAD_BYTES, place))
+    for offset in sorted(offsets):
+        file.seek(max(HEAD_BYTES, offset))
         frame = next(_frames(file.read(_PROBE_BYTES), head), None)
         firsts += [] if frame is None else [frame.first]
     file.seek(max(HEAD_BYTES, size - _LAST_BYTES))
@@ -84,22 +84,22 @@ def _frame(header: bytes, head: bytes) -> _Frame | None:
     ones = 8 - (header[4] ^ 0xFF).bit_length() if len(header) > 4 else 1
     # a number of several bytes is written as a letter is in UTF-8
     length = max(1, ones)
-    place = 4 + length
+    number_end = 4 + length
     code, rate = header[2] >> 4, header[2] & 15
-    more = {6: 1, 7: 2}.get(code, 0)
-    end = place + more + {12: 1, 13: 2, 14: 2}.get(rate, 0)
+    extra_bytes = {6: 1, 7: 2}.get(code, 0)
+    end = number_end + extra_bytes + {12: 1, 13: 2, 14: 2}.get(rate, 0)
     reserved = header[3] & 1 or ones in (1, 8)
     if reserved or len(header) <= end or _checksum(header[:end]) != header[end]:
         return None
     number = header[4] & (1 << max(0, 7 - length)) - 1 if ones else header[4]
-    for byte in header[5:place]:
+    for byte in header[5:number_end]:
         number = number << 6 | byte & 0x3F
-    if more:
-        samples = int.from_bytes(header[place : place + more], "big") + 1
+    if extra_bytes:
+        samples = int.from_bytes(header[number_end : number_end + extra_bytes], "big") + 1
     else:
         samples = 192 if code == 1 else 576 << code - 2 if code < 6 else 256 << code - 8
-    varied = header[1] & 1  # sizes of frames differ, so that samples are counted and not frames
-    first = number if varied else number * int.from_bytes(head[10:12], "big")
+    varies = header[1] & 1  # sizes of frames differ, so that samples are counted and not frames
+    first = number if varies else number * int.from_bytes(head[10:12], "big")
     return _Frame(first, first + samples)
 
 

@@ -1,5 +1,5 @@
-"""Manifests: tables of recordings with their texts, one line each; ours, and those of fairseq's
-speech_to_text.
+"""Manifests: tables of recordings with their texts, one line each, as this package and fairseq's
+speech_to_text write them.
 
 UTF-8, columns separated by tabs, no quotes; the first line names the columns: `audio` and, unless
 recordings are only to be transcribed, `tgt_text` (or `text`), and if known `id` and `seconds`.
@@ -38,10 +38,10 @@ class Utterance(NamedTuple):
     """A recording and what is said in it.
 
     Attributes:
-        id: Unique in its set; what stands before its last ``-`` or ``_`` names the talk, chapter or
-            speaker, where there are some.
-        audio: The recording: a path or part of a zip file as in a manifest, or what else its reader
-            understands.
+        id: Unique in its set; the part before its last ``-`` or ``_`` names the talk, chapter or
+            speaker, if there are several.
+        audio: The recording: a path or part of a zip file as in a manifest, or anything else that
+            its reader understands.
         text: Empty where it is not known.
         seconds: Duration; None before it was measured.
     """
@@ -107,11 +107,11 @@ def measured(utterance: Utterance, texts: bool = True) -> Utterance:
         Unusable: if it has no text, cannot be read, or is no longer than a window.
     """
     is_path = isinstance(utterance.audio, str | os.PathLike)
-    shown = utterance.audio if is_path else utterance.id
-    if utterance.audio is None or shown == "":
+    name = utterance.audio if is_path else utterance.id
+    if utterance.audio is None or name == "":
         raise Unusable("without a recording", "its path is empty")
     if texts and not (utterance.text or "").strip():
-        raise Unusable("without a text", shown)
+        raise Unusable("without a text", name)
     seconds = utterance.seconds
     if seconds is None:
         try:
@@ -119,9 +119,9 @@ def measured(utterance: Utterance, texts: bool = True) -> Utterance:
         except (ValueError, OSError) as error:
             raise Unusable("unreadable", error) from None
     if not seconds < _MOST_SECONDS:
-        raise Unusable("without a duration", f"{shown} has {seconds} seconds")
+        raise Unusable("without a duration", f"{name} has {seconds} seconds")
     if not seconds > WINDOW_SECONDS:
-        raise Unusable(f"of no more than {WINDOW_SECONDS} s", shown)
+        raise Unusable(f"of no more than {WINDOW_SECONDS} s", name)
     return utterance._replace(seconds=seconds)
 
 
@@ -134,7 +134,8 @@ def read_manifest(
     texts: bool = True,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> list[Utterance]:
-    """Reads the usable lines of a manifest; the others are counted and reported.
+    """Reads the usable lines of a manifest; damaged ones are counted and reported, by recipes as by
+    fairseq.
 
     Args:
         path: TSV file; columns of other names are ignored.
@@ -153,7 +154,7 @@ def read_manifest(
     root = audio_root or os.path.dirname(path)
     if not os.path.isfile(path):
         raise ValueError(f"{path}: no such manifest.")
-    # no csv reader: for that a carriage return in a text would end the line
+    # no csv reader, which would end a line at a carriage return in a text
     columns, *cells = (line.split("\t") for line in text_lines(path) if line)
     rows = [dict(zip(columns, row, strict=False)) for row in cells]
     column = next((name for name in TEXT_COLUMNS if name in columns), None)
@@ -240,10 +241,10 @@ def _source(audio: str | os.PathLike | bytes) -> str | bytes:
     if isinstance(audio, bytes):
         return audio
     audio = os.fspath(audio)
-    path, *place = audio.rsplit(":", 2)
-    if len(place) != 2 or not all(part.isdecimal() for part in place):
+    path, *offset_and_size = audio.rsplit(":", 2)
+    if len(offset_and_size) != 2 or not all(part.isdecimal() for part in offset_and_size):
         return audio
-    offset, size = map(int, place)
+    offset, size = map(int, offset_and_size)
     with open(path, "rb") as file:
         file.seek(offset)
         return file.read(size)

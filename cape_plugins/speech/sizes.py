@@ -1,5 +1,7 @@
-"""Sizes that the headers of formats without compression say, against the bytes that are there: a
-program that wrote into a pipe or was stopped left a wrong one, and files were joined or cut.
+"""Sizes in the headers of formats without compression, against the bytes in the file: a program
+that wrote into a pipe or was stopped left a wrong size, and files were joined or cut. libsndfile
+gives no reliable sign: it reads RF64, W64, NIST and VOC as far as they go, or only as much as a
+header says that is too small.
 
 Sources: the descriptions of RIFF and RIFX (wav), RF64 (EBU Tech 3306), W64, AIFF, 8SVX, CAF, Sun's
 au, NIST SPHERE and VOC.
@@ -13,7 +15,8 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 _HEADER_BYTES = 44  # header of a wav file; some writers count it as samples
-_UNKNOWN_BYTES = 0x7FFFF000  # least size that programs write into a pipe, where they do not know it
+# Sizes near 2 or 4 GiB promise nothing: programs that write into pipes put them there, or 0.
+_UNKNOWN_BYTES = 0x7FFFF000
 _CHUNK_NAME = re.compile(rb"[A-Za-z0-9 _()-]{4}")
 
 
@@ -21,33 +24,33 @@ class Samples(NamedTuple):
     """Where the samples of the first recording of a file are.
 
     Attributes:
-        told: Bytes of the samples by the header; None if it means "unknown".
-        held: Bytes that there are, up to the end of the file, or of this recording.
+        stated_size: Bytes of the samples by the header; None if it means "unknown".
+        actual_size: Bytes of the samples in the file, up to its end or the end of this recording.
         end: Where this recording ends in the file; another one follows, or nothing.
-        place: Where the header says their size.
-        form: How it says it, for :mod:`struct`; empty where libsndfile does not look at it.
-        counted: Bytes of the header that this size counts, too.
+        offset: Where the size stands in the header.
+        packing: Format of the size, for :mod:`struct`; empty where libsndfile does not read it.
+        counted_bytes: Bytes of the header that the stated size counts, too.
     """
 
-    told: int | None
-    held: int
+    stated_size: int | None
+    actual_size: int
     end: int
-    place: int = 0
-    form: str = ""
-    counted: int = 0
+    offset: int = 0
+    packing: str = ""
+    counted_bytes: int = 0
 
     @property
     def cut_off(self) -> bool:
         """Whether there are fewer bytes than the header says, by more than a header."""
-        return self.told is not None and self.held + _HEADER_BYTES < self.told
+        return self.stated_size is not None and self.actual_size + _HEADER_BYTES < self.stated_size
 
     def repaired(self, data: bytes) -> bytes:
-        """The bytes of this recording, whose header says the size that there is."""
-        if not self.form or self.told == self.held:
+        """The bytes of this recording, with the actual size in its header."""
+        if not self.packing or self.stated_size == self.actual_size:
             return data[: self.end]
-        largest = 256 ** struct.calcsize(self.form) - 1
-        size = struct.pack(self.form, min(self.held + self.counted, largest))
-        return data[: self.place] + size + data[self.place + len(size) : self.end]
+        largest = 256 ** struct.calcsize(self.packing) - 1
+        size = struct.pack(self.packing, min(self.actual_size + self.counted_bytes, largest))
+        return data[: self.offset] + size + data[self.offset + len(size) : self.end]
 
 
 class _Layout(NamedTuple):
@@ -56,17 +59,17 @@ class _Layout(NamedTuple):
     Attributes:
         first: Where the first chunk begins.
         name: Bytes of the name of a chunk.
-        form: Its size, for :mod:`struct`.
+        packing: Its size, for :mod:`struct`.
         multiple: Chunks begin at multiples of it.
-        counted: Bytes of its header that the size counts, too.
+        counted_bytes: Bytes of its header that the size counts, too.
         samples: Name of the chunk of samples.
     """
 
     first: int
     name: int
-    form: str
+    packing: str
     multiple: int
-    counted: int
+    counted_bytes: int
     samples: bytes
 
 
@@ -96,8 +99,8 @@ def find_samples(file: BinaryIO) -> Samples | None:
     size = file.seek(0, 2)
     head = _read(file, 0, 1024)
     if head.startswith(b".snd") and len(head) >= 12:
-        start, told = struct.unpack_from(">II", head, 4)
-        return _flat(file, size, start, told, 8, ">I", head[:4])
+        start, stated_size = struct.unpack_from(">II", head, 4)
+        return _flat(file, size, start, stated_size, 8, ">I", head[:4])
     if head.startswith(b"NIST_1A\n"):
         return _nist(file, size, head)
     if head.startswith(_VOICE) and len(head) >= 22:
@@ -106,22 +109,24 @@ def find_samples(file: BinaryIO) -> Samples | None:
     return layout and _chunked(file, size, head, layout)
 
 
-def _read(file: BinaryIO, place: int, size: int) -> bytes:
-    file.seek(place)
+def _read(file: BinaryIO, offset: int, size: int) -> bytes:
+    file.seek(offset)
     return file.read(size)
 
 
 def _flat(
-    file: BinaryIO, size: int, start: int, told: int, place: int, form: str, magic: bytes
+    file: BinaryIO, size: int, start: int, stated_size: int, offset: int, packing: str, magic: bytes
 ) -> Samples | None:
-    """Of a format in which nothing follows the samples."""
+    """The samples of a format in which nothing follows them."""
     if not start < size:
         return None
-    end = start + told
-    joined = told > 0 and _read(file, end, len(magic)) == magic
+    end = start + stated_size
+    joined = stated_size > 0 and _read(file, end, len(magic)) == magic
     end = end if joined else size
-    unknown = not told or (form and told >= _UNKNOWN_BYTES and start + told > size)
-    return Samples(None if unknown else told, end - start, end, place, form)
+    unknown = not stated_size or (
+        packing and stated_size >= _UNKNOWN_BYTES and start + stated_size > size
+    )
+    return Samples(None if unknown else stated_size, end - start, end, offset, packing)
 
 
 def _nist(file: BinaryIO, size: int, head: bytes) -> Samples | None:
@@ -129,76 +134,87 @@ def _nist(file: BinaryIO, size: int, head: bytes) -> Samples | None:
     start = head[8:16].strip()
     if b"embedded" in head or b"sample_count" not in numbers or not start.isdigit():
         return None
-    told = numbers[b"sample_count"]
-    told *= numbers.get(b"channel_count", 1) * numbers.get(b"sample_n_bytes", 2)
-    return _flat(file, size, int(start), told, 0, "", head[:8])
+    stated_size = numbers[b"sample_count"]
+    stated_size *= numbers.get(b"channel_count", 1) * numbers.get(b"sample_n_bytes", 2)
+    return _flat(file, size, int(start), stated_size, 0, "", head[:8])
 
 
 def _voice(file: BinaryIO, size: int, head: bytes) -> Samples | None:
-    (place,) = struct.unpack_from("<H", head, 20)
-    while len(block := _read(file, place, 4)) == 4:
-        told = int.from_bytes(block[1:], "little")
-        end = place + 4 + told
+    (offset,) = struct.unpack_from("<H", head, 20)
+    while len(block := _read(file, offset, 4)) == 4:
+        stated_size = int.from_bytes(block[1:], "little")
+        end = offset + 4 + stated_size
         if block[0] in _VOICE_BLOCKS:
             # a byte 0 ends the blocks
             joined = _read(file, end, 1 + len(_VOICE)) == b"\0" + _VOICE
-            return Samples(told, min(end, size) - place - 4, end + 1 if joined else size)
-        place = end
+            return Samples(stated_size, min(end, size) - offset - 4, end + 1 if joined else size)
+        offset = end
     return None
 
 
 def _chunked(file: BinaryIO, size: int, head: bytes, layout: _Layout) -> Samples | None:
-    for name, place, start, told in _chunks(file, size, layout.first, layout):
+    for name, offset, start, stated_size in _chunks(file, size, layout.first, layout):
         if not name.startswith(layout.samples):
             continue
-        form, counted = layout.form, layout.counted
-        if head.startswith(b"RF64") and told == 0xFFFFFFFF and head[12:16] == b"ds64":
-            place, form = 28, "<Q"
-            (told,) = struct.unpack_from(form, head, place)
-        end = start + told
-        if told and end <= size and (_are_chunks(file, size, end, layout) or told == size - start):
+        packing, counted_bytes = layout.packing, layout.counted_bytes
+        if head.startswith(b"RF64") and stated_size == 0xFFFFFFFF and head[12:16] == b"ds64":
+            offset, packing = 28, "<Q"
+            (stated_size,) = struct.unpack_from(packing, head, offset)
+        end = start + stated_size
+        if (
+            stated_size
+            and end <= size
+            and (_are_chunks(file, size, end, layout) or stated_size == size - start)
+        ):
             following = _chunks(file, size, _padded(end, layout), layout)
             magic = head[: layout.name]
             joined = (p - layout.name for name, p, *_ in following if name == magic)
-            return Samples(told, told, next(joined, size), place, form, counted)
-        if not told and start < size and _are_whole_chunks(file, size, start, layout):
-            return Samples(0, 0, size, place, form, counted)
-        wide = struct.calcsize(form) == 8
-        unknown = not told or (end > size and told >= (1 << 62 if wide else _UNKNOWN_BYTES))
-        return Samples(None if unknown else told, size - start, size, place, form, counted)
+            return Samples(
+                stated_size, stated_size, next(joined, size), offset, packing, counted_bytes
+            )
+        if not stated_size and start < size and _are_whole_chunks(file, size, start, layout):
+            return Samples(0, 0, size, offset, packing, counted_bytes)
+        wide = struct.calcsize(packing) == 8
+        unknown = not stated_size or (
+            end > size and stated_size >= (1 << 62 if wide else _UNKNOWN_BYTES)
+        )
+        return Samples(
+            None if unknown else stated_size, size - start, size, offset, packing, counted_bytes
+        )
     return None
 
 
-def _padded(place: int, layout: _Layout) -> int:
-    return place + -place % layout.multiple
+def _padded(offset: int, layout: _Layout) -> int:
+    return offset + -offset % layout.multiple
 
 
 def _chunks(
-    file: BinaryIO, size: int, place: int, layout: _Layout
+    file: BinaryIO, size: int, offset: int, layout: _Layout
 ) -> Iterator[tuple[bytes, int, int, int]]:
-    """Name, place of the size, beginning and size of what each chunk holds."""
-    length = layout.name + struct.calcsize(layout.form)
-    while place + length <= size:
-        header = _read(file, place, length)
+    """Name, offset of the size, beginning and size of what each chunk holds."""
+    length = layout.name + struct.calcsize(layout.packing)
+    while offset + length <= size:
+        header = _read(file, offset, length)
         if not _CHUNK_NAME.match(header):
             return
-        (told,) = struct.unpack_from(layout.form, header, layout.name)
-        told = max(0, told - layout.counted)
-        start = place + length
-        yield header[: layout.name], place + layout.name, start, told
-        place = _padded(start + told, layout)
+        (stated_size,) = struct.unpack_from(layout.packing, header, layout.name)
+        stated_size = max(0, stated_size - layout.counted_bytes)
+        start = offset + length
+        yield header[: layout.name], offset + layout.name, start, stated_size
+        offset = _padded(start + stated_size, layout)
 
 
-def _are_chunks(file: BinaryIO, size: int, place: int, layout: _Layout) -> bool:
-    """Whether what follows begins as a chunk does, or is too short for one; not samples."""
-    places = {place, _padded(place, layout)}  # some writers forget to pad
+def _are_chunks(file: BinaryIO, size: int, offset: int, layout: _Layout) -> bool:
+    """Whether the bytes from `offset` on begin as a chunk does, whole or broken, or are too few for
+    a chunk; otherwise they are samples."""
+    places = {offset, _padded(offset, layout)}  # some writers forget to pad
     names = (_read(file, start, 4) for start in places)
-    return size - place < 8 or any(_CHUNK_NAME.match(name) for name in names)
+    return size - offset < 8 or any(_CHUNK_NAME.match(name) for name in names)
 
 
-def _are_whole_chunks(file: BinaryIO, size: int, place: int, layout: _Layout) -> bool:
+def _are_whole_chunks(file: BinaryIO, size: int, offset: int, layout: _Layout) -> bool:
     """Whether nothing but whole chunks follows."""
-    end = place
-    for _, _, start, told in _chunks(file, size, place, layout):
-        end = _padded(start + told, layout)
-    return place < end and size <= end <= size + 1  # the last one may lack its padding
+    end = offset
+    for _, _, start, stated_size in _chunks(file, size, offset, layout):
+        end = _padded(start + stated_size, layout)
+    return offset < end and size <= end <= size + 1  # the last one may lack its padding

@@ -1,6 +1,7 @@
-"""Streams of recordings, found by their own marks: headers tell no length, or a wrong one, where a
-program wrote into a pipe, and one file may hold several streams, of which libsndfile reads the
-first.
+"""Streams of recordings, found by their own marks: headers give no length, or a wrong one, where a
+program wrote into a pipe, and one file may hold several streams. libsndfile believes headers: it
+reads one of two joined Ogg files, and a quarter of an mp3 of variable bit rate that has no number
+of frames and is loud first.
 
 Sources: RFC 3533 (Ogg: each chained stream begins with a page that has the flag "beginning of
 stream", and ends with one of the flag "end of stream"), ISO 11172-3 and 13818-3 (frames of mp3),
@@ -87,19 +88,19 @@ def tells_length(file: BinaryIO) -> bool:
     if head.startswith(b"fLaC"):
         return flac.tells_length(file)
     if samples := find_samples(file):
-        return samples.told == samples.held and samples.end == file.seek(0, 2)
+        return samples.stated_size == samples.actual_size and samples.end == file.seek(0, 2)
     return not (head.startswith((b"ID3", b"OggS")) or _FRAME.match(head))
 
 
 def _tag_bytes(data: bytes) -> int:
     """Size of the ID3 tags before the sound; a picture in one may look like frames."""
-    place = 0
-    while data.startswith(b"ID3", place) and len(data) >= place + 10:
+    offset = 0
+    while data.startswith(b"ID3", offset) and len(data) >= offset + 10:
         size = 0
-        for byte in data[place + 6 : place + 10]:
+        for byte in data[offset + 6 : offset + 10]:
             size = size << 7 | byte & 0x7F
-        place += 10 + size
-    return place
+        offset += 10 + size
+    return offset
 
 
 def _flac(data: bytes) -> Iterator[Stream]:
@@ -118,9 +119,11 @@ def _ogg(data: bytes) -> Iterator[Stream]:
                 raise CutOffError(f"stream {len(starts) - 1} has no last page")
         before, last = flags, match.start()
     segments = data[last + 27 : last + 27 + data[last + 26]] if len(data) > last + 26 else b""
-    held, size = len(data) - last, 27 + len(segments) + sum(segments)
-    if held < size or not segments:
-        raise CutOffError(f"{held} bytes of its last page")
+    last_bytes, size = len(data) - last, 27 + len(segments) + sum(segments)
+    if last_bytes < size or not segments:
+        raise CutOffError(f"{last_bytes} bytes of its last page")
+    # A captured broadcast may be whole without a last page, which `ffmpeg -c copy` adds; but only
+    # this page tells a whole file from one that was cut off between pages.
     if not before & _ENDS:
         raise CutOffError(f"stream {len(starts)} has no last page")
     yield from (Stream(data[start:end]) for start, end in pairwise([*starts, len(data)]))
@@ -130,38 +133,38 @@ def _uncompressed(data: bytes) -> Iterator[Stream]:
     """Each recording with a header that says the size of its samples."""
     while samples := find_samples(io.BytesIO(data)):
         if samples.cut_off:
-            raise CutOffError(f"{samples.held} of {samples.told} bytes")
+            raise CutOffError(f"{samples.actual_size} of {samples.stated_size} bytes")
         yield Stream(samples.repaired(data))
         data = data[samples.end :]
 
 
 def _mp3(data: bytes) -> Iterator[Stream]:
-    """With a header of the right number of frames, where there is none or it says fewer: else
-    libsndfile takes the first frame for the mean one."""
+    """The file with a header of the right number of frames, where there is no header or it says
+    fewer: libsndfile would take the first frame for the mean one."""
     starts = sorted({0, *(match.start() for match in _XING.finditer(data))})
     for start, end in pairwise([*starts, len(data)]):
         part = data[start:end]
-        frames, told = _count_frames(part), _told_frames(part)
-        if frames and frames < 0.99 * told:
-            raise CutOffError(f"{frames} of {told} frames")
-        if frames and frames - 1 > told:
+        frames, stated_frames = _count_frames(part), _stated_frames(part)
+        if frames and frames < 0.99 * stated_frames:
+            raise CutOffError(f"{frames} of {stated_frames} frames")
+        if frames and frames - 1 > stated_frames:
             part = _with_xing(part, frames)
         if frames:
             yield Stream(part)
 
 
 def _count_frames(data: bytes) -> int:
-    count = place = 0
-    while match := _FRAME.search(data, place):
+    count = offset = 0
+    while match := _FRAME.search(data, offset):
         start = match.start()
         size = _frame_bytes(data[start : start + 4])
         following = start + size
         # behind other bytes, which may look like a frame by chance, a second one must follow
-        if size and (start == place or data[following : following + 2] == data[start : start + 2]):
+        if size and (start == offset or data[following : following + 2] == data[start : start + 2]):
             count += following <= len(data)
-            place = following
+            offset = following
         else:
-            place = start + 1
+            offset = start + 1
     return count
 
 
@@ -176,8 +179,8 @@ def _frame_bytes(header: bytes) -> int:
     return (144 if first else 72) * bits // hertz + (header[2] >> 1 & 1)
 
 
-def _told_frames(data: bytes) -> int:
-    """The frames after that of Xing's header, as this says; 0 if it does not."""
+def _stated_frames(data: bytes) -> int:
+    """Number of frames after Xing's own, as its header says; 0 if it has no number."""
     match = _XING.match(data)
     if match is None or len(data) < match.end() + 8:
         return 0
@@ -192,5 +195,5 @@ def _with_xing(data: bytes, frames: int) -> bytes:
     header = bytes([0xFF, data[start + 1] | 1, _WIDE | data[start + 2] & 0x0C, data[start + 3]])
     mono, first = data[start + 3] >> 6 == 3, data[start + 1] >> 3 & 3 == 3
     side = (17 if mono else 32) if first else (9 if mono else 17)
-    told = b"Xing" + struct.pack(">II", _HAS_FRAMES, frames)
-    return (header + bytes(side) + told).ljust(_frame_bytes(header), b"\0") + data[start:]
+    xing = b"Xing" + struct.pack(">II", _HAS_FRAMES, frames)
+    return (header + bytes(side) + xing).ljust(_frame_bytes(header), b"\0") + data[start:]

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cape_plugins.positions import Positions, frame_positions, timed_frame_positions
+from cape_plugins.mathematics.positions import Positions, frame_positions, timed_frame_positions
 from cape_plugins.speech.features import WINDOW_SECONDS
 
 
 class ConvSubsampler(nn.Module):
     """Convolutions with gated linear units, each padded by half of its odd kernel.
 
-    An output stands at the centre of its receptive field, which is input frame i times the stride.
-    Padding stays zero, so that a recording has the same outputs alone and in a batch. Names and
-    shapes of the parameters are those of Speech2Text in fairseq and transformers.
+    An output stands at the centre of its receptive field, which is input frame i times the stride:
+    its true time, also after frames were skipped. (CAPE's code spreads positions evenly from 0 to
+    the duration.) Padding stays zero, so that a recording has the same outputs alone and in a
+    batch. Parameters have the names and shapes of Speech2Text in fairseq and transformers.
 
     Args:
-        channels: Input channels, then those of each convolution after its gate.
+        channels: Input channels, then the channels of each convolution after its gate.
         layers: Kernel size and stride of each convolution.
 
     Raises:

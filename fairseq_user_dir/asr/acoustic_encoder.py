@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig, build_position_encoder
-from cape_plugins.arguments import positive
-from cape_plugins.domains import WINDOW_SECONDS
+from cape_plugins.settings.arguments import positive
+from cape_plugins.settings.domains import WINDOW_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler
 from fairseq_user_dir.asr.positions import TimedEncoder
 from fairseq_user_dir.attention import add_relative_positions
-from fairseq_user_dir.options import add_position_args, set_missing
+from fairseq_user_dir.flags import add_position_args, set_missing
 
 # The paper's model: 36 layers of 768, dropout on attention weights and hidden activations only.
 PAPER = {
@@ -97,7 +97,7 @@ def add_encoder_args(parser: ArgumentParser, paper: dict[str, Any] = PAPER) -> N
 
 
 def add_sizes(parser: ArgumentParser, paper: dict[str, Any], helps: dict[str, str]) -> None:
-    """Adds a flag for each name in `helps`, whose default is that of the paper."""
+    """Adds a flag for each name in `helps`, with the default of the paper."""
     for name, text in helps.items():
         flag, default = "--" + name.replace("_", "-"), paper[name]
         if isinstance(default, bool):
@@ -135,7 +135,8 @@ def architecture(sizes: dict[str, Any]) -> Any:
 
 
 class AcousticEncoder(TimedEncoder, FairseqEncoder):
-    """States for the frames of recordings."""
+    """States for the frames of recordings. Layers are fairseq's: projections have biases, layer
+    norm works per channel, and layer drop skips a layer. CAPE's code has none of these."""
 
     def __init__(self, args: Any, config: PositionConfig, dictionary: Dictionary) -> None:
         super().__init__(dictionary)

@@ -16,14 +16,21 @@ from cape_plugins.speech.ctc import best_path, ctc_loss, outputs_needed
 from fairseq_user_dir.asr.scoring import count_errors
 
 _SUMS = (
-    *("frames", "padding", "recordings", "unaligned"),
-    *("word_errors", "words", "letter_errors", "letters"),
+    "frames",
+    "padding",
+    "recordings",
+    "unaligned",
+    "word_errors",
+    "words",
+    "letter_errors",
+    "letters",
 )
 
 
 @register_criterion("cape_ctc")
 class CapeCtcCriterion(FairseqCriterion):
-    """CTC over the outputs of the model without padding; the blank is ``<s>``.
+    """CTC over the outputs of the model without padding; the blank is ``<s>``, as in fairseq, whose
+    criterion ``ctc`` takes frames for outputs and counts EOS as a label.
 
     Args:
         task: Task with the dictionary.
@@ -64,13 +71,13 @@ class CapeCtcCriterion(FairseqCriterion):
             )
         log_probs = model.get_normalized_probs(output, log_probs=True).transpose(0, 1)
         lengths, target = output["lengths"], sample["target"]
-        real = target.ne(self.pad) & target.ne(self.eos)
-        sizes = real.sum(1)
-        losses = ctc_loss(log_probs, lengths, target, real, self.blank)
+        is_label = target.ne(self.pad) & target.ne(self.eos)
+        sizes = is_label.sum(1)
+        losses = ctc_loss(log_probs, lengths, target, is_label, self.blank)
         if self.target_norm:
             losses = losses / sizes.clamp(min=1).sqrt()
         # a recording that cannot be aligned has no loss and does not count
-        aligned = (outputs_needed(target, real) <= lengths) & (sizes > 0)
+        aligned = (outputs_needed(target, is_label) <= lengths) & (sizes > 0)
         losses = losses * aligned
         count = int((sizes * aligned).sum())
         sample_size = int(aligned.sum()) if self.target_norm else count

@@ -19,7 +19,7 @@ from fairseq_user_dir.asr.acoustic_encoder import (
     architecture,
 )
 from fairseq_user_dir.checkpoints import PositionalModel
-from fairseq_user_dir.options import config_from_args
+from fairseq_user_dir.flags import config_from_args
 
 NAME = "cape_ctc_transformer"
 
@@ -51,7 +51,7 @@ class CapeCtcTransformerModel(PositionalModel, FairseqEncoderModel):
         return normalize(net_output["encoder_out"].float(), dim=-1)
 
     def max_positions(self) -> int:
-        """No limit of the model's own."""
+        """The model adds no limit to the encoder's."""
         return self.encoder.max_positions()
 
 
@@ -70,7 +70,7 @@ class CapeCtcEncoder(AcousticEncoder):
         frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Scores of the units; arguments are those of
+        """Scores of the units; for the arguments see
         :meth:`~fairseq_user_dir.asr.acoustic_encoder.AcousticEncoder.encode`.
 
         Returns:

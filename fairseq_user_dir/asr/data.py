@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 MAX_UNKNOWN = 0.1  # share of units of training that the dictionary may lack
-LEAST_LEFT = 0.1  # share of training that is no longer than a batch
+LEAST_LEFT = 0.1  # least share of the training data that fits into a batch
 TOLERANCE = 0.02  # share by which a duration in a manifest may be off, and at least
 SLACK = 0.05  # seconds
 
@@ -48,13 +48,13 @@ class SpeechDataset(FairseqDataset):
     is left out of its batch. Both are reported.
 
     Args:
-        utterances: Lines of a manifest; those of no duration are left out.
+        utterances: Lines of a manifest; lines without a duration are left out.
         dictionary: Units of the texts.
         targets: Turns texts into units.
-        hop_seconds: Distance of frames; in batches without padding that of a recording of mean
+        hop_seconds: Distance of frames; in batches without padding the hop of a recording of mean
             duration.
         num_mel_bins: Features of a frame.
-        training: Whether they are trained on, see above.
+        training: Whether they are training data, see above.
         padding_free: Make batches without padding (CAPE Appendix C.3); in training only.
         seed: Seed of these batches.
         shared: Processes of a data loader may read it; what changes is in memory that they share.
@@ -145,19 +145,19 @@ class SpeechDataset(FairseqDataset):
         Raises:
             ValueError: if a training leaves out more than nine tenths.
         """
-        kept, too_long = super().filter_indices_by_size(indices, max_sizes)
+        short_enough, too_long = super().filter_indices_by_size(indices, max_sizes)
         if not self.training or not too_long:
-            return kept, too_long
+            return short_enough, too_long
         frames, units = max_sizes if isinstance(max_sizes, Sequence) else (max_sizes, max_sizes)
         message = (
             f"{len(too_long)} of {len(indices)} recordings have more than {frames} frames or "
             f"{units} units and are left out. The lowest of --max-tokens, --max-source-positions "
             f"and --max-target-positions counts; --max-tokens {self.sizes[indices].max()} fits all."
         )
-        if len(kept) < LEAST_LEFT * len(indices):
+        if len(short_enough) < LEAST_LEFT * len(indices):
             raise ValueError(message)
         logger.warning("%s", message)
-        return kept, too_long
+        return short_enough, too_long
 
     def batch_by_size(
         self,
@@ -174,9 +174,12 @@ class SpeechDataset(FairseqDataset):
         if max_tokens and longest > max_tokens and not self.training:
             max_tokens = longest  # decode even what is longer than a batch
         if not self.padding_free:
-            spoken = np.array([bool(self.utterances[index].text) for index in indices], dtype=bool)
-            batches = super().batch_by_size(indices[~spoken], max_tokens, max_sentences, 1)
-            return [*batches, *super().batch_by_size(indices[spoken], max_tokens, max_sentences, 1)]
+            has_text = np.array(
+                [bool(self.utterances[index].text) for index in indices], dtype=bool
+            )
+            batches = super().batch_by_size(indices[~has_text], max_tokens, max_sentences, 1)
+            batches += super().batch_by_size(indices[has_text], max_tokens, max_sentences, 1)
+            return batches
         indices = np.sort(indices)
         settings = {
             "seconds": self.seconds[indices],
@@ -198,13 +201,15 @@ class SpeechDataset(FairseqDataset):
     def __getitem__(self, index: int) -> Sample | None:
         index = int(index)
         if self.training:
-            place, content = self._reader(index)
+            read_index, content = self._reader(index)
         else:
-            place, content = index, self._reader.attempt(index)
+            read_index, content = index, self._reader.attempt(index)
             if content is None:
                 return None
-        text = self.utterances[place].text
-        return Sample(index, content, self.targets[place], float(self.seconds[place]), text)
+        text = self.utterances[read_index].text
+        return Sample(
+            index, content, self.targets[read_index], float(self.seconds[read_index]), text
+        )
 
     def _load(self, index: int) -> Tensor:
         utterance = self.utterances[index]
@@ -228,33 +233,35 @@ class SpeechDataset(FairseqDataset):
             ``[B, T]`` in nanoseconds; besides, targets with EOS, padded on the right, or None for
             recordings without text.
         """
-        read = [sample for sample in samples if sample is not None]
+        rows = [sample for sample in samples if sample is not None]
         if not samples:
             return {}
-        if not read:
+        if not rows:
             silence = torch.zeros(SAMPLING_RATE)
-            read = [Sample(-1, silence, torch.zeros(0, dtype=torch.long), 1.0, "")]
-        hops = np.full(len(read), self.hop_seconds)
+            rows = [Sample(-1, silence, torch.zeros(0, dtype=torch.long), 1.0, "")]
+        hops = np.full(len(rows), self.hop_seconds)
         if self.padding_free:
-            hops = hops_of(np.array([sample.seconds for sample in read]), self.hop_seconds)
-        net_input = self._features(read, hops)
+            hops = hops_of(np.array([sample.seconds for sample in rows]), self.hop_seconds)
+        net_input = self._features(rows, hops)
         pad, eos = self.dictionary.pad(), self.dictionary.eos()
-        ends = [torch.tensor([pad if sample.index < 0 else eos]) for sample in read]
-        ended = [torch.cat((s.target, end)) for s, end in zip(read, ends, strict=True)]
-        target = data_utils.collate_tokens(ended, pad)
+        ends = [torch.tensor([pad if sample.index < 0 else eos]) for sample in rows]
+        targets = [torch.cat((s.target, end)) for s, end in zip(rows, ends, strict=True)]
+        target = data_utils.collate_tokens(targets, pad)
         net_input["prev_output_tokens"] = data_utils.collate_tokens(
-            ended, pad, eos, move_eos_to_beginning=True
+            targets, pad, eos, move_eos_to_beginning=True
         )
         lengths = target.ne(pad).sum(1)
-        kept = [sample for sample in read if sample.index >= 0]
+        recordings = [sample for sample in rows if sample.index >= 0]
         return {
-            "id": torch.tensor([sample.index for sample in kept], dtype=torch.long),
-            "texts": [sample.text for sample in kept],
+            "id": torch.tensor([sample.index for sample in recordings], dtype=torch.long),
+            "texts": [sample.text for sample in recordings],
             "net_input": net_input,
-            "target": None if kept and not any(sample.text for sample in kept) else target,
+            "target": None
+            if recordings and not any(sample.text for sample in recordings)
+            else target,
             "target_lengths": lengths,
             "ntokens": int(lengths.sum()),
-            "nsentences": len(kept),
+            "nsentences": len(recordings),
         }
 
     def _features(self, samples: Sequence[Sample], hops: np.ndarray) -> dict[str, Tensor]:
@@ -270,12 +277,12 @@ class SpeechDataset(FairseqDataset):
             }
         with data_utils.numpy_seed(self.seed, self.epoch, samples[0].index):
             generator = torch.Generator().manual_seed(int(np.random.randint(2**31)))
-        features, kept = equal_length(frames, generator)
+        features, frame_indices = equal_length(frames, generator)
         return {
             "src_tokens": features,
             "src_lengths": torch.full_like(lengths, features.shape[1]),
             "hop_nanoseconds": nanoseconds,
-            "frame_nanoseconds": frame_nanoseconds(kept, hops.tolist()),
+            "frame_nanoseconds": frame_nanoseconds(frame_indices, hops.tolist()),
         }
 
     def _frames(self, sample: Sample, hop: float) -> Tensor:

@@ -23,7 +23,7 @@ _REMEDY = (
     " others by --gen-subset or --valid-subset. Training and validation need texts; recordings"
     " without are transcribed by fairseq-generate and fairseq-interactive."
 )
-_USED = ("vocab_filename", "audio_root", "input_feat_per_channel")
+_KEYS = ("vocab_filename", "audio_root", "input_feat_per_channel")
 
 
 def read_manifest(path: str, audio_root: str | None = None, texts: bool = True) -> list[Utterance]:
@@ -57,11 +57,11 @@ def read_config(folder: str, name: str = "config.yaml") -> dict[str, Any]:
     if not os.path.isfile(path):
         return {}
     config = yaml.safe_load(read_text(path)) or {}
-    used = {key: config.pop(key) for key in _USED if key in config}
+    settings = {key: config.pop(key) for key in _KEYS if key in config}
     bpe = config.get("bpe_tokenizer") or {}
     if bpe.get("bpe") == "sentencepiece":
         model = config.pop("bpe_tokenizer")["sentencepiece_model"]
-        used["subword_model"] = os.path.join(folder, model)
+        settings["subword_model"] = os.path.join(folder, model)
     if config:
         logger.warning(
             "%s: %s not used; recordings become log-mel features, normalised by recording, "
@@ -69,4 +69,4 @@ def read_config(folder: str, name: str = "config.yaml") -> dict[str, Any]:
             path,
             ", ".join(sorted(config)),
         )
-    return used
+    return settings

@@ -11,7 +11,7 @@ from torch import Tensor
 from cape_plugins import Draw, PositionEncoder
 from cape_plugins.speech.features import HOP_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
-from fairseq_user_dir.embedding import rank_generator
+from fairseq_user_dir.embedding import process_generator
 
 
 class TimedEncoder:
@@ -36,7 +36,7 @@ class TimedEncoder:
 
         Args:
             hidden: ``[B, T', C]``, the output of `subsample`.
-            lengths: ``[B]`` of them.
+            lengths: ``[B]``, valid frames of `hidden`.
             hop_nanoseconds: ``[B]`` distance of frames before `subsample`; default 10 ms.
             frame_nanoseconds: ``[B, T]`` centre of each of these where some were skipped.
 
@@ -47,7 +47,7 @@ class TimedEncoder:
         positions = subsampled_positions(
             lengths, hidden.shape[1], self.subsample.stride, hop, frame_nanoseconds
         )
-        generator = functools.cache(rank_generator)  # one for the draw and the local shifts
+        generator = functools.cache(process_generator)  # one for the draw and the local shifts
         draw = self.positions.draw(hidden.shape[0], hidden.device, generator)
         embedding = self.positions(positions, draw, dtype=hidden.dtype, generator=generator)
         return hidden if embedding is None else hidden + embedding, draw

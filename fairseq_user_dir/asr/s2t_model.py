@@ -1,7 +1,7 @@
 """fairseq's Speech2Text Transformer with any position embedding.
 
 Stock checkpoints fit: frames are counted as there, from ``padding_idx + 1`` on, in steps of the
-encoder; seconds of the settings are turned into such steps. The decoder has flags of its own
+encoder; seconds of the settings are turned into such steps. The decoder has separate flags
 (``--position-decoder-embedding`` and others); without them it has the type of the encoder, with its
 defaults for text. CAPE (Appendix C.5) has one decoder of relative positions for all encoders.
 """
@@ -34,8 +34,7 @@ from cape_plugins.speech.subsampling import ConvSubsampler
 from fairseq_user_dir.asr.positions import TimedEncoder, TimedModel, encoder_output
 from fairseq_user_dir.attention import add_relative_positions
 from fairseq_user_dir.checkpoints import PositionalModel
-from fairseq_user_dir.models import check_stock_args, install, stock_values
-from fairseq_user_dir.options import (
+from fairseq_user_dir.flags import (
     add_decoder_args,
     add_position_args,
     config_from_args,
@@ -43,6 +42,7 @@ from fairseq_user_dir.options import (
     set_args,
     set_missing,
 )
+from fairseq_user_dir.models import check_stock_args, install, stock_values
 from fairseq_user_dir.stacks import DecoderPositions
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,8 @@
 
 The paper keeps one decoder of relative positions for all encoders, which is
 ``--position-decoder-embedding relpos --position-decoder-relative-context 320``; without flags the
-decoder has the type of its encoder.
+decoder has the type of its encoder. fairseq's S2T would not do: its two convolutions of stride 2
+show a model without positions more of its surroundings.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from fairseq_user_dir.asr.acoustic_encoder import (
 )
 from fairseq_user_dir.asr.positions import TimedModel, encoder_output
 from fairseq_user_dir.checkpoints import PositionalModel
-from fairseq_user_dir.models import install, stock_values
-from fairseq_user_dir.options import (
+from fairseq_user_dir.flags import (
     add_decoder_args,
     config_from_args,
     decoder_config_from_args,
     set_args,
 )
+from fairseq_user_dir.models import install, stock_values
 from fairseq_user_dir.stacks import DecoderPositions
 
 NAME = "cape_seq2seq_transformer"
 
-# Sizes and dropout of Appendix C.5; hidden channels, dropout of encoder and convolution are those
-# of the released runs.
+# Sizes and dropout of Appendix C.5, which has dropout 0.2 for the decoder only; hidden channels,
+# dropout of encoder and convolution are taken from the released runs.
 PAPER = {
     **acoustic_encoder.PAPER,
     "encoder_layerdrop": 0.2,
@@ -112,7 +113,7 @@ class CapeSeq2SeqTransformerModel(TimedModel, PositionalModel, FairseqEncoderDec
 
 
 class CapeSeq2SeqEncoder(AcousticEncoder):
-    """The acoustic encoder, whose output is that of fairseq's encoders."""
+    """The acoustic encoder, with the output of fairseq's encoders."""
 
     def forward(
         self,
@@ -121,7 +122,7 @@ class CapeSeq2SeqEncoder(AcousticEncoder):
         hop_nanoseconds: Tensor | None = None,
         frame_nanoseconds: Tensor | None = None,
     ) -> dict[str, list[Any]]:
-        """See fairseq; arguments are those of
+        """See fairseq; for the arguments see
         :meth:`~fairseq_user_dir.asr.acoustic_encoder.AcousticEncoder.encode`."""
         hidden, _, padding, draw = self.encode(
             src_tokens, src_lengths, hop_nanoseconds, frame_nanoseconds
@@ -133,5 +134,5 @@ class CapeSeq2SeqEncoder(AcousticEncoder):
 
 register_model_architecture(NAME, NAME)(architecture(PAPER))
 for _name, _sizes in SIZES.items():
-    _own = {**acoustic_encoder.SIZES[_name], **_sizes}
-    register_model_architecture(NAME, f"{NAME}_{_name}")(architecture({**PAPER, **_own}))
+    _values = {**acoustic_encoder.SIZES[_name], **_sizes}
+    register_model_architecture(NAME, f"{NAME}_{_name}")(architecture({**PAPER, **_values}))

@@ -14,7 +14,7 @@ import torch
 from fairseq.tasks import LegacyFairseqTask, register_task
 from torch import nn
 
-from cape_plugins.arguments import positive, whole
+from cape_plugins.settings.arguments import int_at_least, positive
 from cape_plugins.speech.features import HOP_SECONDS, spec_augment
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.ctc_model import CapeCtcTransformerModel
@@ -28,7 +28,7 @@ from fairseq_user_dir.asr.text import (
     TextDictionary,
     save,
 )
-from fairseq_user_dir.embedding import rank_generator
+from fairseq_user_dir.embedding import process_generator
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +79,15 @@ class CapeAsrTask(LegacyFairseqTask):
         add("--max-target-positions", type=positive, default=4096, metavar="N",
             help="leave out longer texts, in units (default: 4096)")  # fmt: skip
         add("--no-spec-augment", action="store_true", help="do not mask features in training")
-        add("--spec-augment-start", type=whole, default=0, metavar="UPDATE",
+        add("--spec-augment-start", type=int_at_least, default=0, metavar="UPDATE",
             help="first update with masks (default: 0)")  # fmt: skip
-        add("--frequency-masks", type=whole, default=2, metavar="N",
+        add("--frequency-masks", type=int_at_least, default=2, metavar="N",
             help="number of masks over frequencies (default: 2)")  # fmt: skip
-        add("--frequency-mask-width", type=whole, default=30, metavar="BINS",
+        add("--frequency-mask-width", type=int_at_least, default=30, metavar="BINS",
             help="width of the widest (default: 30)")  # fmt: skip
-        add("--time-masks", type=whole, default=10, metavar="N",
+        add("--time-masks", type=int_at_least, default=10, metavar="N",
             help="number of masks over time (default: 10)")  # fmt: skip
-        add("--time-mask-width", type=whole, default=50, metavar="FRAMES",
+        add("--time-mask-width", type=int_at_least, default=50, metavar="FRAMES",
             help="length of the longest, at most a tenth of the recording "
             "(default: 50)")  # fmt: skip
         add("--ctc-beam", type=positive, default=1, metavar="N",
@@ -107,8 +107,9 @@ class CapeAsrTask(LegacyFairseqTask):
         super().__init__(args)
         self.dictionary, self.targets, self.config = dictionary, targets, config
         self.needs_texts = False
-        # One iterator for all epochs: processes that were forked while that of an earlier epoch is
-        # garbage would end its processes, which are not theirs.
+        # One iterator for all epochs. fairseq would drop the iterator of each epoch, which refers
+        # to itself: workers forked before Python has freed it may free it themselves, end processes
+        # that are not theirs, and print "can only test a child process".
         self.cfg = argparse.Namespace(rebuild_batches=args.padding_free)
 
     @classmethod
@@ -120,11 +121,11 @@ class CapeAsrTask(LegacyFairseqTask):
             ValueError: if it cannot be made, or a file is missing.
         """
         config = read_config(args.data, args.config_yaml)
-        subwords = args.subword_model or config.get("subword_model")
-        standard = os.path.join(args.data, SUBWORD_MODEL)
-        if subwords is None and os.path.isfile(standard):
-            subwords = standard
-        targets = Targets(subwords)
+        subword_model = args.subword_model or config.get("subword_model")
+        default_path = os.path.join(args.data, SUBWORD_MODEL)
+        if subword_model is None and os.path.isfile(default_path):
+            subword_model = default_path
+        targets = Targets(subword_model)
         path = os.path.join(args.data, config.get("vocab_filename", DICTIONARY))
         if not os.path.isfile(path):
             names = (getattr(args, "train_subset", None) or "train").split(",")
@@ -158,14 +159,14 @@ class CapeAsrTask(LegacyFairseqTask):
         self.needs_texts = True
         return super().build_criterion(args)
 
-    def _check_dictionary(self, trained: str | None) -> str:
+    def _check_dictionary(self, stored_digest: str | None) -> str:
         """Digest of the units and their order. A checkpoint carries it, because one of as many
         other units would load, and spell nonsense."""
         digest = hashlib.sha256("\n".join(self.dictionary.symbols).encode()).hexdigest()[:16]
-        if trained not in (None, digest):
+        if stored_digest not in (None, digest):
             raise ValueError(
-                f"{self.args.data}: the checkpoint was trained with other units, or in another "
-                "order, than those of this dictionary; give the folder with the dict.txt of "
+                f"{self.args.data}: the checkpoint was trained with other units than this "
+                "dictionary has, or in another order; give the folder with the dict.txt of "
                 "training."
             )
         return digest
@@ -181,21 +182,23 @@ class CapeAsrTask(LegacyFairseqTask):
         names = []
         for name in split.split(","):
             names.append(name)
-            more = (f"{name}{number}" for number in itertools.count(1))
+            numbered = (f"{name}{number}" for number in itertools.count(1))
             if combine:
-                names += itertools.takewhile(lambda part: os.path.isfile(self._path(part)), more)
+                names += itertools.takewhile(
+                    lambda part: os.path.isfile(self._path(part)), numbered
+                )
         root = self.config.get("audio_root")
         training = task_cfg is None and split == getattr(self.args, "train_subset", "train")
         texts = training or self.needs_texts
         utterances = [
             line for name in names for line in read_manifest(self._path(name), root, texts)
         ]
-        unknown = sum(not utterance.text for utterance in utterances)
-        if unknown:
+        without_text = sum(not utterance.text for utterance in utterances)
+        if without_text:
             logger.warning(
                 "%s: %d of %d recordings have no text; they are transcribed, not scored",
                 split,
-                unknown,
+                without_text,
                 len(utterances),
             )
         self.datasets[split] = SpeechDataset(
@@ -246,11 +249,12 @@ class CapeAsrTask(LegacyFairseqTask):
         return self.args.max_source_positions, self.args.max_target_positions
 
     def get_batch_iterator(self, dataset: Any, **kwargs: Any) -> Any:
-        """See fairseq. Worker processes alone load ahead: fairseq's thread for that aborts the
-        program if it is at work while the interpreter ends. Iterators are kept for sets that are
-        read again, not for each line of fairseq-interactive."""
+        """See fairseq. Only worker processes load ahead: fairseq's loading thread aborts a finished
+        training if it computes while the interpreter ends ("terminate called without an active
+        exception"). Iterators are kept for sets that are read again, not for each line of
+        fairseq-interactive."""
         kwargs["data_buffer_size"] = 0
-        if all(dataset is not known for known in self.datasets.values()):
+        if all(dataset is not other for other in self.datasets.values()):
             kwargs["disable_iterator_cache"] = True
         return super().get_batch_iterator(dataset, **kwargs)
 
@@ -263,7 +267,8 @@ class CapeAsrTask(LegacyFairseqTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> tuple[Any, Any, Any]:
-        """Draws SpecAugment here, where the update is known, so that resuming is exact."""
+        """Draws SpecAugment here, from the number of the update, so that resuming is exact: only
+        the step knows whether the masks have begun."""
         args = self.args
         if not args.no_spec_augment and update_num >= args.spec_augment_start:
             sample = {**sample, "net_input": self._masked(sample["net_input"])}
@@ -271,7 +276,7 @@ class CapeAsrTask(LegacyFairseqTask):
 
     def _masked(self, net_input: dict[str, Any]) -> dict[str, Any]:
         args, features = self.args, net_input["src_tokens"].clone()
-        generator = rank_generator(features.device)
+        generator = process_generator(features.device)
         for row, length in zip(features, net_input["src_lengths"].tolist(), strict=True):
             row[:length] = spec_augment(
                 row[:length],

@@ -23,14 +23,22 @@ from torch import nn
 
 from cape_plugins import RelativePositions
 from cape_plugins.serving.checks import refuse_large_table
-from cape_plugins.serving.ctranslate2_notes import (
+from cape_plugins.serving.ctranslate2_check import (
     check_length,
     compare,
     largest_of,
-    precision_notes,
     read_sentences,
     refuse_difference,
+    search_options,
     translate,
+)
+from cape_plugins.serving.ctranslate2_readme import (
+    LANGUAGE_MODEL,
+    TRANSLATION,
+    keywords,
+    longest_target,
+    precision_notes,
+    readme,
 )
 from cape_plugins.serving.ctranslate2_tables import (
     has_table,
@@ -39,15 +47,11 @@ from cape_plugins.serving.ctranslate2_tables import (
     relative_rows,
 )
 from cape_plugins.serving.output import Exported
-from fairseq_user_dir.errors import SettingsError
-from fairseq_user_dir.serving.ctranslate2_readme import (
-    described,
-    language_model_readme,
-    translation_readme,
-)
+from cape_plugins.settings.arguments import FAIRSEQ
+from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.serving.folding import empty_table, folded, layers_of, width_of
-from fairseq_user_dir.serving.source import Source, load_source, score, start_of
-from fairseq_user_dir.serving.source import translate as translate_by_fairseq
+from fairseq_user_dir.serving.source_checkpoint import Source, load_source, score, start_of
+from fairseq_user_dir.serving.source_checkpoint import translate as translate_by_fairseq
 
 _PAD = "<blank>"  # ctranslate2's name of padding
 _LONGEST = 200  # fairseq-generate's --max-len-b
@@ -65,13 +69,15 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     rows = {"source": args.max_source_tokens, "target": args.max_target_tokens}
     limits = write_model(loaded, folder, rows, args.quantization)
     is_translation = "encoder" in loaded.stacks
-    report = [f"ctranslate2: {described(loaded)}, {_size(folder)}"]
+    config = loaded.model.decoder.position_config
+    title = f"{type(loaded.model).__name__}, position embedding {config.type}"
+    report = [f"ctranslate2: {title}, {_size(folder)}"]
     report += precision_notes(args.quantization, ctranslate2.get_supported_compute_types("cpu"))
     if sentences:
         check = check_translations if is_translation else check_scores
         report.append(check(loaded, folder, sentences, limits, args.quantization))
-    write = translation_readme if is_translation else language_model_readme
-    return Exported(write(loaded, source.name, limits, args.quantization), "\n".join(report))
+    text = _readme(loaded, f"{source.name}: {title}", limits, args.quantization)
+    return Exported(text, "\n".join(report))
 
 
 def write_model(
@@ -281,7 +287,7 @@ def check_translations(
     quantization: str | None = None,
 ) -> str:
     """Translates by fairseq and by the folder; see
-    :func:`~cape_plugins.serving.ctranslate2_notes.compare`."""
+    :func:`~cape_plugins.serving.ctranslate2_check.compare`."""
     tokens = [tokenize_line(sentence) for sentence in sentences]
     _check_symbols(source.task.source_dictionary, tokens)
     added = 1 + source.model.encoder.position_config.source_bos
@@ -352,3 +358,32 @@ def _check_symbols(dictionary: Dictionary, lines: Sequence[Sequence[str]]) -> No
 
 def _size(folder: Path) -> str:
     return f"{(folder / 'model.bin').stat().st_size / 2**20:.1f} MiB"
+
+
+def _readme(
+    source: Source, title: str, limits: dict[str, int | None], quantization: str | None
+) -> str:
+    is_translation = "encoder" in source.stacks
+    words = source.task.source_dictionary if is_translation else source.task.target_dictionary
+    if is_translation:
+        values = {
+            "segmented": True,
+            **dict.fromkeys(("tokenizers", "sentencepiece", "prefix"), False),
+            "options": keywords(search_options(longest_target(limits))),
+            "hint": source.model.encoder.position_config.source_bos,
+            "pad": _PAD,
+        }
+    else:
+        values = {"start": start_of(source)}
+    return readme(
+        FAIRSEQ,
+        TRANSLATION if is_translation else LANGUAGE_MODEL,
+        limits,
+        quantization,
+        title=title,
+        packages="ctranslate2",
+        bos=words.bos_word,
+        eos=words.eos_word,
+        unk=words.unk_word,
+        **values,
+    )

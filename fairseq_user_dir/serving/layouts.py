@@ -15,7 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cape_plugins.serving.output import Exported
+from cape_plugins.serving.templates import fill
 
+TEMPLATE = Path(__file__).with_name("layouts.md")
 WEIGHTS = "model.safetensors"
 
 
@@ -29,7 +31,7 @@ class Layout:
         pre_norm: Whether norms stand before the sub-layers, and one behind the last layer.
         embedding_norm: Whether there is a norm on the embeddings.
         first_row: Rows of its table before the first position.
-        note: What a user must know, for the README.
+        drops_tables: Whether ``save_pretrained`` of the class leaves the tables out.
     """
 
     model_type: str
@@ -37,7 +39,7 @@ class Layout:
     pre_norm: bool
     embedding_norm: bool
     first_row: int = 0
-    note: str = ""
+    drops_tables: bool = False
 
 
 # one for each combination of the two norms
@@ -45,12 +47,7 @@ LAYOUTS = (
     Layout("bart", "BartForConditionalGeneration", False, True, first_row=2),
     Layout("mbart", "MBartForConditionalGeneration", True, True, first_row=2),
     Layout("blenderbot", "BlenderbotForConditionalGeneration", True, False),
-    Layout(
-        *("marian", "MarianMTModel", False, False),
-        note="**Never save the model again by `save_pretrained`**: Marian leaves the tables of "
-        "positions out, without a word, and a folder written so has stock sinusoids. Copy this "
-        "folder instead.",
-    ),
+    Layout("marian", "MarianMTModel", False, False, drops_tables=True),
 )
 # fairseq's name to that of transformers
 ACTIVATIONS = {
@@ -100,9 +97,19 @@ def write_hugging_face(
     ):
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
-    trained = plain.position_config.type
     report = f"{WEIGHTS}: {layout.name} of transformers, tables of {rows} positions"
-    return Exported(_readme(layout, trained, rows, hint), report)
+    readme = fill(
+        TEMPLATE,
+        model=layout.name,
+        trained=plain.position_config.type,
+        file=WEIGHTS,
+        hint=hint,
+        drops_tables=layout.drops_tables,
+        rows=rows,
+        max_length=_max_length(rows),
+        most=rows + 1,
+    )
+    return Exported(readme, report)
 
 
 def _layout(plain: nn.Module) -> Layout:
@@ -193,9 +200,14 @@ def _generation(words: Dictionary, rows: int) -> dict[str, Any]:
         "early_stopping": True,
         "length_penalty": 1.0,
         "min_new_tokens": 1,
-        "max_length": min(202, rows + 1),
+        "max_length": _max_length(rows),
         "suppress_tokens": [words.pad()],
     }
+
+
+def _max_length(rows: int) -> int:
+    """Numbers of a translation at most: the start, 200 tokens and EOS, or all of the table."""
+    return min(202, rows + 1)
 
 
 def _weights(layout: Layout, plain: nn.Module, rows: int) -> dict[str, Tensor]:
@@ -272,45 +284,3 @@ def _tokenizer_config(words: Dictionary, rows: int) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
     }
-
-
-def _readme(layout: Layout, trained: str, rows: int, hint: bool) -> str:
-    bos = (
-        "**The source begins with `<s>` and ends with `</s>`**: the tokenizer here adds both. Who "
-        "makes ids by other means has to put `<s>` (0) before them: no error tells, translations "
-        "are worse."
-        if hint
-        else "The source ends with `</s>`, which the tokenizer here adds, and begins with its "
-        "first word."
-    )
-    note = f"* {layout.note}\n" if layout.note else ""
-    return f"""# A stock `{layout.name}` of transformers
-
-Trained in fairseq with the position embedding `{trained}`, which is a table in `{WEIGHTS}` here. \
-The tokenizer takes segmented text, as `fairseq-interactive` does, and splits it at white space.
-
-* {bos} The translation begins with `</s>` (`decoder_start_token_id`).
-{note}* Positions: {rows} of the source, `<s>` and `</s>` included, and as many of the target. \
-The tables end there: longer texts are an error (IndexError). With `truncation=True` the tokenizer \
-cuts them instead, without a word.
-* `generation_config.json` holds what `fairseq-generate` does by default: `num_beams=5`, \
-`early_stopping=True`, `length_penalty=1.0`, `min_new_tokens=1`, no padding among the tokens, and \
-`max_length={min(202, rows + 1)}`, at which `</s>` is forced. fairseq counts the score of a \
-forced `</s>` and transformers does not: they may choose other translations at this limit. Longer \
-texts need a larger `max_length`, up to {rows + 1}.
-* Pad on the right, as this tokenizer does: positions are counted from the first column.
-
-The segmented lines of standard input, from this folder:
-
-```python
-import sys
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained(".")
-model = AutoModelForSeq2SeqLM.from_pretrained(".")
-inputs = tokenizer([line.strip() for line in sys.stdin], padding=True, return_tensors="pt")
-inputs.pop("token_type_ids", None)
-tokens = model.generate(**inputs)
-print("\\n".join(tokenizer.batch_decode(tokens, skip_special_tokens=True)))
-```
-"""

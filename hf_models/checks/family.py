@@ -1,5 +1,5 @@
 """What a family has to hold with every release of its hosts: with the stock type a model computes
-what the stock class does; with any other it trains, and its cached steps are those of one forward.
+what the stock class does; with any other it trains, and its cached steps equal one forward.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from cape_plugins.checks import (
+from cape_plugins.checkpoints.families import find_family
+from cape_plugins.doctor.check import (
     SKIPPED,
     Check,
     NotApplicable,
@@ -19,7 +20,6 @@ from cape_plugins.checks import (
     unless_stock_fails,
     wishes,
 )
-from cape_plugins.families import find_family
 from hf_models.checks.generation import generation_checks
 from hf_models.checks.inputs import input_checks
 from hf_models.checks.model import evaluation, model_checks, padding_checks
@@ -27,11 +27,12 @@ from hf_models.checks.outputs import largest, outputs_of
 from hf_models.checks.samples import Samples, pad_token, sample_inputs
 from hf_models.checks.storage import storage_checks
 from hf_models.checks.tiny import fill_zeros
-from hf_models.settings import FIELD
-from hf_models.switch_built import switch
-from hf_models.switching import PARTS, is_model
+from hf_models.switching.built import switch
+from hf_models.switching.install import PARTS, is_model
+from hf_models.switching.settings import FIELD
 
-_NEW_TABLES = 0.5  # standard deviation
+# Standard deviation of new tables: a number near zero cannot be seen to be wrong.
+_NEW_TABLES = 0.5
 
 
 def check_family(
@@ -55,7 +56,7 @@ def check_family(
         inputs: Samples without padding; by default two of random numbers.
 
     Returns:
-        the checks, in their order; ``check.failed`` tells those with a difference.
+        The checks, in order; ``check.failed`` says whether there is a difference.
 
     Raises:
         ValueError: if the class of the model has no counterpart in a registered family, its inputs
@@ -63,15 +64,15 @@ def check_family(
     """
     cape_class = PARTS.get(type(stock_model))
     if not is_model(cape_class):
-        known = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
+        allowed = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
         raise ValueError(
             f"stock_model is a {type(stock_model).__name__}, which has no counterpart in a "
             "registered family. Register its family by hf_models.register_family, or give one of "
-            f"the allowed: {', '.join(known)}."
+            f"the allowed: {', '.join(allowed)}."
         )
     samples = sample_inputs(stock_model) if inputs is None else inputs
-    place = cape_class.config_class.position_fields[FIELD]
-    to_train = wishes(position_embedding, *place)
+    domain_and_architecture = cape_class.config_class.position_fields[FIELD]
+    to_train = wishes(position_embedding, *domain_and_architecture)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if position_embedding is not None:
@@ -107,7 +108,7 @@ def _stock_checks(stock_model: Any, samples: Samples) -> Iterator[Check]:
     stock, cape_model = copy_of(stock_model), copy_of(stock_model)
     types = _stock_types(stock.config)
     position_embedding = types[FIELD]
-    switched = check("switch to the stock type", partial(_switched, cape_model, types))
+    switched = check("switch to the stock type", partial(_switch, cape_model, types))
     yield switched
     if switched.failed:
         return
@@ -130,7 +131,7 @@ def _stock_types(config: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def _switched(model: Any, fields: Mapping[str, Mapping[str, Any]]) -> str:
+def _switch(model: Any, fields: Mapping[str, Mapping[str, Any]]) -> str:
     switch(model, **fields)
     return repr(fields[FIELD]["type"])
 
@@ -139,10 +140,10 @@ def _refuse(stock_model: Any, wish: Mapping[str, Any]) -> None:
     """Raises what a family says of a wish, unless it cannot be switched at all: then the release of
     the host is at fault, and not the wish."""
     try:
-        _switched(copy_of(stock_model), {FIELD: wish})
+        _switch(copy_of(stock_model), {FIELD: wish})
     except ValueError:
         types = _stock_types(stock_model.config)
-        if not check("switch", partial(_switched, copy_of(stock_model), types)).failed:
+        if not check("switch", partial(_switch, copy_of(stock_model), types)).failed:
             raise
 
 
@@ -151,14 +152,15 @@ def _logits(stock: Any, other: Any, samples: Samples) -> float:
 
 
 def _states(stock: Any, other: Any, samples: Samples) -> float:
-    """Of all layers; attention weights are returned by eager attention alone."""
+    """Difference of the states of all layers, and of attention weights, which eager attention alone
+    returns."""
     outputs = []
     for model in (stock, other):
-        before = model.config._attn_implementation
+        attention = model.config._attn_implementation
         model.set_attn_implementation("eager")
         options = {"output_hidden_states": True, "output_attentions": True}
         outputs.append(outputs_of(model, samples.rows[0], **options))
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(attention)
     return largest(*outputs)
 
 
@@ -169,22 +171,22 @@ def _wish_checks(
     stock_model: Any, wish: Mapping[str, Any], inputs: Samples | None, optional: bool
 ) -> Iterator[Check]:
     cape_model, prefix = copy_of(stock_model), f"{wish['type']}: "
-    before = {name for name, _ in cape_model.named_parameters()}
-    switched = check(f"{prefix}switch", partial(_switched_if, cape_model, wish, optional))
+    old_names = {name for name, _ in cape_model.named_parameters()}
+    switched = check(f"{prefix}switch", partial(_switch_if_possible, cape_model, wish, optional))
     yield switched
     if switched.failed or switched.status == SKIPPED:
         return
     with torch.no_grad():  # a wrong distance must be seen in a table that is not trained
         for name, table in cape_model.named_parameters():
-            if name not in before:
+            if name not in old_names:
                 table.normal_(std=_NEW_TABLES)
     yield from model_checks(cape_model, copy_of(stock_model), prefix, inputs)
 
 
-def _switched_if(cape_model: Any, wish: Mapping[str, Any], optional: bool) -> str:
+def _switch_if_possible(cape_model: Any, wish: Mapping[str, Any], optional: bool) -> str:
     """Not all families have relative attention."""
     try:
-        return _switched(cape_model, {FIELD: wish})
+        return _switch(cape_model, {FIELD: wish})
     except ValueError as refusal:
         if optional:
             raise NotApplicable(str(refusal)) from None

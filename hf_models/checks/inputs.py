@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import SKIPPED, Check, NotApplicable, check, unless_stock_fails
+from cape_plugins.doctor.check import SKIPPED, Check, NotApplicable, check, unless_stock_fails
 from hf_models.checks.outputs import largest, outputs_of
 from hf_models.checks.samples import Samples, tokens
 
@@ -25,7 +25,7 @@ def input_checks(stock: Any, cape_model: Any, samples: Samples) -> Iterator[Chec
     Args:
         stock: The stock model.
         cape_model: Switched to the stock type.
-        samples: Of both.
+        samples: Inputs of both.
     """
     for name, make in _KINDS.items():
         compare = partial(_compare, make, samples, stock)
@@ -58,7 +58,8 @@ def _token_types(stock: Any, samples: Samples) -> Inputs:
 
 def _positions(stock: Any, samples: Samples) -> Inputs:
     """Every second position, because a model with rotary ones sees distances alone, and from 2 on,
-    because some tables have two rows in front; a mask says that this is one text."""
+    because some tables have two rows in front. The mask says that this is one text: without it such
+    positions are borders of packed texts."""
     row, inputs = samples.rows[0], {}
     for prefix in ("", "decoder_"):
         content = row.get(f"{prefix}input_ids")
@@ -73,15 +74,15 @@ def _positions(stock: Any, samples: Samples) -> Inputs:
 def _embeddings(stock: Any, samples: Samples) -> Inputs:
     """Embeddings in the place of the tokens that they belong to."""
     row, table = dict(samples.rows[0]), stock.get_input_embeddings()
-    embedded: dict[str, Tensor] = {}
+    embeddings: dict[str, Tensor] = {}
     for prefix in ("", "decoder_"):
         ids, name = row.get(f"{prefix}input_ids"), f"{prefix}inputs_embeds"
         if name in _names(stock) and ids is not None:
             with torch.no_grad():
-                embedded[name] = table(row.pop(f"{prefix}input_ids"))
-    if not embedded:
+                embeddings[name] = table(row.pop(f"{prefix}input_ids"))
+    if not embeddings:
         raise NotApplicable("its forward takes no embeddings")
-    return {**row, **embedded}
+    return {**row, **embeddings}
 
 
 def _image(stock: Any, samples: Samples) -> Inputs:

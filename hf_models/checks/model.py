@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cape_plugins import PositionEncoder
-from cape_plugins.checks import Check, Mismatch, NotApplicable, check, unless_stock_fails
+from cape_plugins.doctor.check import Check, Mismatch, NotApplicable, check, unless_stock_fails
 from hf_models.checks.generation import generation_checks
 from hf_models.checks.outputs import largest, outputs_of, tensors_of
 from hf_models.checks.samples import Samples, sample_inputs
@@ -27,7 +27,7 @@ def model_checks(
     Args:
         cape_model: In evaluation mode and float32.
         stock: Its stock model, if it has one. What this cannot do is skipped.
-        prefix: Of the names of the checks.
+        prefix: Prefix of the names of the checks.
         inputs: Samples without padding; by default two of random numbers.
     """
     full_length = not getattr(cape_model.config, "at_natural_length", False)
@@ -35,9 +35,9 @@ def model_checks(
     yield check(
         f"{prefix}evaluation draws no random numbers", lambda: evaluation(cape_model, samples)
     )
-    able = stock if full_length else None  # no stock model takes recordings of natural length
-    yield from padding_checks(cape_model, samples, able, prefix)
-    yield from generation_checks(cape_model, samples, able, prefix)
+    comparable = stock if full_length else None  # no stock model takes recordings of natural length
+    yield from padding_checks(cape_model, samples, comparable, prefix)
+    yield from generation_checks(cape_model, samples, comparable, prefix)
     yield check(f"{prefix}training draws positions", lambda: _augmentation(cape_model, samples))
     names = set() if stock is None else {name for name, _ in stock.named_parameters()}
     yield check(f"{prefix}one training step", lambda: _training(cape_model, samples, names))
@@ -52,8 +52,8 @@ def padding_checks(
         cape_model: In evaluation mode.
         samples: Without padding.
         stock: Its stock model, if it has one.
-        prefix: Of the names of the checks.
-        compare: Whether samples without padding are those of the stock model.
+        prefix: Prefix of the names of the checks.
+        compare: Whether to compare with samples of the stock model without padding.
     """
     reference = stock if compare else cape_model
     for side in ("right", "left"):
@@ -78,17 +78,17 @@ def padding(reference: Any, model: Any, samples: Samples, side: str) -> float:
         raise NotApplicable(f"{main} of one size")
     if side == "left" and main != "input_ids":
         raise NotApplicable("recordings are padded on the right")
-    together = outputs_of(model, samples.batch(side))
-    alone = [outputs_of(reference, row) for row in samples.rows]
-    names = list(alone[0])
+    batch = outputs_of(model, samples.batch(side))
+    singles = [outputs_of(reference, row) for row in samples.rows]
+    names = list(singles[0])
     if side == "left":  # heads of encoders read the first place, which is padding then
-        names = [name for name in names if len({row[name].shape for row in alone}) > 1]
+        names = [name for name in names if len({row[name].shape for row in singles}) > 1]
     if not names:
         raise NotApplicable("its head reads one place of the batch")
     worst = 0.0
-    for number, row in enumerate(alone):
+    for number, row in enumerate(singles):
         parts = {
-            name: _without_padding(together[name][number : number + 1], row[name], side)
+            name: _without_padding(batch[name][number : number + 1], row[name], side)
             for name in names
         }
         worst = max(worst, largest({name: row[name] for name in names}, parts))
@@ -119,7 +119,8 @@ def evaluation(model: Any, samples: Samples) -> str:
 
 
 def _augmentation(cape_model: Any, samples: Samples) -> str:
-    """With only the position encoders in training mode, so that nothing else is random."""
+    """Checks draws with only the position encoders in training mode: dropout would hide a draw that
+    does not arrive."""
     encoders = [module for module in cape_model.modules() if isinstance(module, PositionEncoder)]
     for encoder in encoders:
         encoder.train()
@@ -146,9 +147,9 @@ def _training(cape_model: Any, samples: Samples, stock_names: set[str]) -> str:
     cape_model.train()
     optimizer = torch.optim.SGD(cape_model.parameters(), _STEP)
     output = cape_model(**batch, return_dict=True)
-    trained = {name: tuple(value.shape) for name, value in tensors_of(output).items()}
-    if trained != shapes:
-        raise Mismatch(f"shapes in training {trained}, in evaluation {shapes}")
+    training_shapes = {name: tuple(value.shape) for name, value in tensors_of(output).items()}
+    if training_shapes != shapes:
+        raise Mismatch(f"shapes in training {training_shapes}, in evaluation {shapes}")
     answers = [value for value in tensors_of(output).values() if value.requires_grad]
     loss = torch.stack([value.square().mean() for value in answers]).sum()
     loss.backward()

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cape_plugins.checks import Mismatch, relative_difference
+from cape_plugins.doctor.check import Mismatch, relative_difference
 
 
 @torch.no_grad()
 def outputs_of(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-    """What :func:`tensors_of` tells of a forward without gradients."""
+    """:func:`tensors_of` the output of a forward without gradients."""
     return tensors_of(model(**inputs, return_dict=True, **options))
 
 
 def tensors_of(output: Any, name: str = "") -> dict[str, Tensor]:
-    """Numbers of an output by name, those of tuples by their place; caches are left out."""
+    """Numbers of an output by name, in tuples by index; caches are left out."""
     if isinstance(output, Tensor):
         return {name: output} if output.is_floating_point() else {}
     if isinstance(output, Mapping):
@@ -37,9 +37,9 @@ def largest(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> float:
     Raises:
         Mismatch: for another name or shape.
     """
-    if missing := expected.keys() ^ got.keys():
-        who = "the stock model" if missing <= got.keys() else "the switched model"
-        raise Mismatch(f"{who} gives no {', '.join(sorted(missing))}")
+    if unshared := expected.keys() ^ got.keys():
+        model_name = "the stock model" if unshared <= got.keys() else "the switched model"
+        raise Mismatch(f"{model_name} gives no {', '.join(sorted(unshared))}")
     worst = 0.0
     for name, numbers in expected.items():
         if numbers.shape != got[name].shape:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_models.natural_length import NaturalLengthEncoder
-from hf_models.switching import PARTS
+from hf_models.seams.natural_length import NaturalLengthEncoder
+from hf_models.switching.install import PARTS
 
 LENGTHS = (9, 6)  # tokens of the two samples, where the table has so many rows
 FRAMES = (50, 34)
@@ -23,8 +23,8 @@ class Samples(NamedTuple):
 
     Attributes:
         rows: Each sample as a batch of one, without padding.
-        padding: What each input is padded with; those that are not here have one size.
-        axis: Axis of the main input, without that of the batch, along which it is padded.
+        padding: What each input is padded with; other inputs have one size.
+        axis: Axis of the main input along which it is padded, not counting the batch.
     """
 
     rows: list[dict[str, Tensor]]
@@ -40,15 +40,15 @@ class Samples(NamedTuple):
                 axis = self.axis if name in _MAIN else 0
                 mask = "decoder_attention_mask" if name.startswith("decoder") else "attention_mask"
                 ones = [torch.ones(row.shape[axis], dtype=torch.long) for row in rows]
-                batch[mask] = _joined(ones, side, 0)
+                batch[mask] = _pad_and_stack(ones, side, 0)
                 rows = [row.movedim(axis, 0) for row in rows]
-                batch[name] = _joined(rows, side, self.padding[name]).movedim(1, axis + 1)
+                batch[name] = _pad_and_stack(rows, side, self.padding[name]).movedim(1, axis + 1)
             else:
                 batch[name] = torch.stack(rows)
         return batch
 
 
-def _joined(rows: Sequence[Tensor], side: str, value: float) -> Tensor:
+def _pad_and_stack(rows: Sequence[Tensor], side: str, value: float) -> Tensor:
     """``[B, T, ...]`` of rows ``[t, ...]`` that are filled up on one side."""
     longest = max(map(len, rows))
     fillings = [row.new_full((longest - len(row), *row.shape[1:]), value) for row in rows]
@@ -106,7 +106,7 @@ def _text_lengths(config: Any) -> tuple[int, int]:
 
 
 def _recordings(model: Any, full_length: bool) -> tuple[list[tuple[int, ...]], int]:
-    """Shapes of two recordings, and the axis of their frames without that of the batch."""
+    """Shapes of two recordings, and the axis of their frames, not counting the batch."""
     config = model.config
     parts = (PARTS.get(type(module), type(module)) for module in model.modules())
     if not any(issubclass(part, NaturalLengthEncoder) for part in parts):
@@ -126,11 +126,11 @@ def takes_targets(model: Any) -> bool:
 
 def tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
     """``[1, length]`` ids of words, EOS last."""
-    special = {pad_token(config), *_special_tokens(config).values()}
-    words = [token for token in range(config.vocab_size) if token not in special]
-    words = words or [0]  # of a vocabulary of special tokens alone
-    ids = torch.randint(len(words), (1, length), generator=generator)
-    ids = torch.tensor(words)[ids]
+    special_tokens = {pad_token(config), *_special_tokens(config).values()}
+    word_tokens = [token for token in range(config.vocab_size) if token not in special_tokens]
+    word_tokens = word_tokens or [0]  # of a vocabulary of special tokens alone
+    ids = torch.randint(len(word_tokens), (1, length), generator=generator)
+    ids = torch.tensor(word_tokens)[ids]
     if (end := _special_tokens(config).get("eos_token_id")) is not None:
         ids[:, -1] = end
     return ids

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from cape_plugins.checks import Check, Mismatch, NotApplicable, check
+from cape_plugins.doctor.check import Check, Mismatch, NotApplicable, check
 from hf_models.checks.outputs import largest, outputs_of
 from hf_models.checks.samples import Samples
-from hf_models.settings import FIELD
-from hf_models.switching import auto_models
+from hf_models.switching.install import auto_models
+from hf_models.switching.settings import FIELD
 
 
 def storage_checks(
@@ -24,21 +24,23 @@ def storage_checks(
     models = auto_models(type(cape_model.config)).items()
     autos = [auto for auto, model in models if model is type(cape_model)] or [type(cape_model)]
     with tempfile.TemporaryDirectory() as cape_folder, tempfile.TemporaryDirectory() as folder:
-        saved = check(
+        saving = check(
             "saved", lambda: cape_model.save_pretrained(cape_folder) or type(cape_model).__name__
         )
-        if saved.failed:
-            yield saved
+        if saving.failed:
+            yield saving
             return
         stock.save_pretrained(folder)
         for auto in autos:
             load = partial(_load, auto, cape_folder, folder)
             name = f"saved and loaded by {auto.__name__}"
-            yield check(name, partial(_loaded, load, cape_model, samples))
+            yield check(name, partial(_load_difference, load, cape_model, samples))
             load = partial(_load, auto, folder, folder, **{FIELD: position_embedding})
             name = f"stock checkpoint loaded by {auto.__name__} with {FIELD}"
-            yield check(name, partial(_loaded, load, cape_model, samples))
-        yield check("the stock class refuses the folder", partial(_refused, stock, cape_folder))
+            yield check(name, partial(_load_difference, load, cape_model, samples))
+        yield check(
+            "the stock class refuses the folder", partial(_check_refusal, stock, cape_folder)
+        )
 
 
 def _load(auto: Any, folder: str, stock_folder: str, **settings: Any) -> Any:
@@ -47,13 +49,15 @@ def _load(auto: Any, folder: str, stock_folder: str, **settings: Any) -> Any:
     except Exception:
         try:
             auto.from_pretrained(stock_folder, local_files_only=True)
-        except Exception as error:  # whatever it is, it is no fault of the position embedding
+        except Exception as error:
+            # no fault of the position embedding: AutoBackbone of transformers 5.23.0 takes every
+            # local folder for a name on the hub
             reason = f"{type(error).__name__} with the stock model as well"
             raise NotApplicable(reason) from None
         raise
 
 
-def _loaded(load: Callable[[], Any], cape_model: Any, samples: Samples) -> float:
+def _load_difference(load: Callable[[], Any], cape_model: Any, samples: Samples) -> float:
     model = load().eval()
     if type(model) is not type(cape_model):
         raise Mismatch(f"gives a {type(model).__name__}, expected {type(cape_model).__name__}")
@@ -67,7 +71,7 @@ def _loaded(load: Callable[[], Any], cape_model: Any, samples: Samples) -> float
     return largest(outputs_of(cape_model, samples.rows[0]), outputs_of(model, samples.rows[0]))
 
 
-def _refused(stock: Any, folder: str) -> str:
+def _check_refusal(stock: Any, folder: str) -> str:
     try:
         type(stock).from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError):

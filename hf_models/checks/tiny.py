@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
     "classifier_proj_size": 16,
     **dict.fromkeys(("init_std", "initializer_range"), 0.2),
 }
-# Tokens with a meaning, where those of the stock configuration are not in the small vocabulary
+# Tokens with a meaning, for stock configurations whose tokens are not in the small vocabulary
 _TOKENS = {"pad": 59, "bos": 1, "eos": 0, "cls": 1, "sep": 0, "decoder_start": 59}
 
 
@@ -33,13 +33,13 @@ def tiny_config(config_class: Any) -> Any:
     """A configuration of a stock class with small sizes.
 
     Args:
-        config_class: Of transformers, or of a package that adds a family.
+        config_class: Class of transformers, or of a package that adds a family.
     """
     return config_class(**tiny_sizes(config_class))
 
 
 def tiny_sizes(config_class: Any) -> dict[str, Any]:
-    """The small sizes that a configuration has fields for; those of its parts as dicts."""
+    """The small sizes that a configuration has fields for; sizes of its parts are dicts."""
     default = config_class()
     sizes = {name: value for name, value in SIZES.items() if name in vars(default)}
     if "vocab_size" in sizes:

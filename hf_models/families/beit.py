@@ -14,16 +14,17 @@ from transformers import (
 )
 from transformers.models.beit.modeling_beit import BeitEmbeddings, BeitRelativePositionBias
 
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.images import ImageModel, PatchEmbeddings
-from hf_models.modeling import PositionModelMixin
-from hf_models.switching import FamilyClasses, add_parts
+from hf_models.seams.images import ImageModel, PatchEmbeddings
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 
 @strict
 class CapeBeitConfig(PositionEmbeddingMixin, BeitConfig):
-    """Images of any height and width; positions are patch centres in the [-1, 1] square.
-    The relative biases of stock checkpoints stay beside it."""
+    """Images of any height and width; positions are patch centres in the [-1, 1] square. The
+    relative biases of stock checkpoints stay: the stock type is `nopos` unless the configuration
+    has absolute positions, and a table that `abspos` adds to a stock checkpoint begins at zero."""
 
     model_type = "cape_beit"
     position_embedding: dict | None = None
@@ -61,7 +62,7 @@ class CapeBeitModel(ImageModel, PositionModelMixin, BeitModel):
 
 
 def _resize_biases(table: BeitRelativePositionBias, size: tuple[int, int]) -> None:
-    """Makes `table` that of an image of `size` patches."""
+    """Resizes `table` for images of `size` patches."""
     old, new = ([2 * side - 1 for side in sides] for sides in (table.window_size, size))
     biases = table.relative_position_bias_table
     between_patches = biases[:-3].detach().T.unflatten(1, old)  # [H, rows, columns]

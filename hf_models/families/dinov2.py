@@ -11,10 +11,10 @@ from transformers import (
 )
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings
 
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.images import ImageModel, PatchEmbeddings
-from hf_models.modeling import PositionModelMixin
-from hf_models.switching import FamilyClasses, add_parts
+from hf_models.seams.images import ImageModel, PatchEmbeddings
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 
 @strict

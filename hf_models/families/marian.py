@@ -12,11 +12,11 @@ from transformers import (
 )
 from transformers.models.marian.modeling_marian import MarianDecoder, MarianEncoder
 
-from hf_models.bos_hint import Generates
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin
-from hf_models.switching import FamilyClasses, add_parts
-from hf_models.text import SourceStack, TargetStack, TranslationModel
+from hf_models.seams.bos_hint import Generates
+from hf_models.seams.text import SourceStack, TargetStack, TranslationModel
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 
 @strict

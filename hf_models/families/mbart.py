@@ -15,11 +15,11 @@ from transformers.models.mbart.modeling_mbart import (
     MBartLearnedPositionalEmbedding,
 )
 
-from hf_models.bos_hint import Generates
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin
-from hf_models.switching import FamilyClasses, LearnedTable, add_parts
-from hf_models.text import SourceStack, TargetStack, TranslationModel
+from hf_models.seams.bos_hint import Generates
+from hf_models.seams.text import SourceStack, TargetStack, TranslationModel
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, LearnedTable, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 
 @strict

@@ -11,10 +11,10 @@ from transformers import (
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin
-from hf_models.rotary import RotaryAngles, RotaryModel
-from hf_models.switching import FamilyClasses, add_parts
+from hf_models.seams.rotary import RotaryAngles, RotaryModel
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 
 @strict

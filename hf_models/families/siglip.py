@@ -13,10 +13,10 @@ from transformers import (
 )
 from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.images import ImageModel, NoTable, PatchEmbeddings
-from hf_models.modeling import PositionModelMixin
-from hf_models.switching import FamilyClasses, add_parts
+from hf_models.seams.images import ImageModel, NoTable, PatchEmbeddings
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 
 @strict
@@ -43,11 +43,11 @@ class CapeSiglipVisionEmbeddings(PatchEmbeddings, SiglipVisionEmbeddings):
 
     @property
     def table(self) -> Tensor | None:
-        """See :class:`~hf_models.images.PatchEmbeddings`."""
+        """See :class:`~hf_models.seams.images.PatchEmbeddings`."""
         return None if self.positions is not None else self.position_embedding.weight[None]
 
     def set_table(self, table: nn.Parameter | None) -> None:
-        """See :class:`~hf_models.images.PatchEmbeddings`."""
+        """See :class:`~hf_models.seams.images.PatchEmbeddings`."""
         self.position_embedding = NoTable()
         if table is not None:
             self.position_embedding = nn.Embedding.from_pretrained(

@@ -19,18 +19,18 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 from transformers.utils import can_return_tuple
 
 from cape_plugins import PRESETS, Draw
-from cape_plugins.options import choose
+from cape_plugins.settings.options import choose
 from cape_plugins.speech.ctc import ctc_loss
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin, build_positions, draw_positions
-from hf_models.speech import (
+from hf_models.seams.speech import (
     SpeechEncoder,
     Subsampler,
     check_seconds,
     encoder_lengths,
     values_to_check,
 )
-from hf_models.switching import FamilyClasses, add_parts
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin, build_positions, draw_positions
 
 # Settings of CAPE Appendix C.2 by corpus: what of them the defaults do not have, which checkpoints
 # leave out and so can never change. Dropout is on attention weights and hidden activations alone;
@@ -172,7 +172,7 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
         self.layers = nn.ModuleList(layers)
         self.layer_norm = nn.Identity() if post else nn.LayerNorm(config.d_model)
         self.gradient_checkpointing = False
-        self.take_place(config, trained=False)
+        self.install_positions(config, trained=False)
         self.post_init()
 
     def make_subsampler(self, config: CapeSpeechConfig) -> Subsampler:
@@ -196,8 +196,8 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
         frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """See :meth:`~hf_models.speech.SpeechEncoder.forward`; draws in training if no `draw` is
-        given. Hidden states are ``[B, T', C]`` with T' = ceil(T / stride)."""
+        """See :meth:`~hf_models.seams.speech.SpeechEncoder.forward`; draws in training if no `draw`
+        is given. Hidden states are ``[B, T', C]`` with T' = ceil(T / stride)."""
         if draw is None:
             draw = draw_positions(self.positions, input_features)
         return super().forward(
@@ -249,7 +249,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
             attention_mask: ``[B, T]``, 0 on padding.
             labels: ``[B, U]``, negative on padding.
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
-                to half precision; default that of the configuration.
+                to half precision; default from the configuration.
             draw: Random numbers of this forward, to inject; default drawn in training.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
                 the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).

@@ -15,9 +15,7 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 )
 
 from cape_plugins import PositionConfig
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin, build_positions
-from hf_models.speech import (
+from hf_models.seams.speech import (
     EncodesSpeech,
     RecognitionModel,
     SpeechEncoder,
@@ -25,15 +23,17 @@ from hf_models.speech import (
     check_seconds,
     takes_frames,
 )
-from hf_models.switching import FamilyClasses, add_parts
-from hf_models.text import TargetStack
+from hf_models.seams.text import TargetStack
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin, build_positions
 
 
 @strict
 class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
     """Speech recognition or translation with encoder and decoder.
 
-    `position_embedding` is that of the encoder (seconds), `decoder_position_embedding` that of the
+    `position_embedding` belongs to the encoder (seconds), `decoder_position_embedding` to the
     decoder (tokens), by default of the same type; time and text do not share a draw.
     """
 
@@ -63,7 +63,7 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
 
 
 class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
-    """See :class:`~hf_models.speech.SpeechEncoder`."""
+    """See :class:`~hf_models.seams.speech.SpeechEncoder`."""
 
     def make_subsampler(self, config: CapeSpeech2TextConfig) -> Subsampler:
         """Convolutions of kernel 5 and stride 2, if the configuration has no others."""
@@ -79,7 +79,7 @@ class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
 
 
 class CapeSpeech2TextDecoder(TargetStack, Speech2TextDecoder):
-    """Text side; its positions are tokens, with a draw of its own."""
+    """Text side; its positions are tokens, with a separate draw."""
 
     _supports_sdpa = True
     _supports_flash_attn = True

@@ -12,11 +12,11 @@ from transformers import (
 )
 from transformers.models.vit.modeling_vit import ViTEmbeddings
 
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.drop_path import add_drop_path
-from hf_models.images import ImageModel, PatchEmbeddings
-from hf_models.modeling import PositionModelMixin
-from hf_models.switching import FamilyClasses, add_parts
+from hf_models.seams.drop_path import add_drop_path
+from hf_models.seams.images import ImageModel, PatchEmbeddings
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 
 @strict
@@ -49,9 +49,9 @@ class CapeViTEmbeddings(PatchEmbeddings, ViTEmbeddings):
 class CapeViTModel(ImageModel, PositionModelMixin, ViTModel):
     """See transformers' ViTModel; images of any size, no flag needed."""
 
-    def take_place(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.Seam`."""
-        super().take_place(config, trained)
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
+        super().install_positions(config, trained)
         add_drop_path(self.layers, config.drop_path_rate)
 
 

@@ -17,11 +17,10 @@ from torch import Tensor
 from transformers import WhisperConfig
 from transformers.models.whisper import modeling_whisper as stock
 
-from cape_plugins.binding import Bound
-from cape_plugins.domains import HOP_SECONDS
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin
-from hf_models.natural_length import (
+from cape_plugins.mathematics.binding import Bound
+from cape_plugins.settings.domains import HOP_SECONDS
+from hf_models.processors.recognition import BinsFirstPipeline, recognise_as
+from hf_models.seams.natural_length import (
     ClassifiesRecordings,
     MaskedDecoder,
     MaskedDecoderLayer,
@@ -30,20 +29,21 @@ from hf_models.natural_length import (
     RecognisesRecordings,
     join_mask,
 )
-from hf_models.recognition import BinsFirstPipeline, recognise_as
-from hf_models.speech import hop_in_seconds, takes_frames
-from hf_models.switching import FamilyClasses, LearnedTable, add_parts
-from hf_models.text import TargetStack
+from hf_models.seams.speech import hop_in_seconds, takes_frames
+from hf_models.seams.text import TargetStack
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import FamilyClasses, LearnedTable, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 
 @strict
 class CapeWhisperConfig(NaturalLengthSettings, PositionEmbeddingMixin, WhisperConfig):
     """Recognition, translation and classification of speech.
 
-    `position_embedding` is that of the encoder (seconds), `decoder_position_embedding` that of the
+    `position_embedding` belongs to the encoder (seconds), `decoder_position_embedding` to the
     decoder (tokens), by default the trained table; time and text do not share a draw.
     `natural_length` says whether masks keep padding out and recordings are not padded to 30 s in
-    generation; by default they are with all types but that of the stock model.
+    generation; by default true for all types but the stock model's.
     """
 
     model_type = "cape_whisper"
@@ -67,7 +67,7 @@ class CapeWhisperDecoderLayer(MaskedDecoderLayer, stock.WhisperDecoderLayer):
 
 
 class CapeWhisperDecoder(TargetStack, MaskedDecoder, stock.WhisperDecoder):
-    """Text side; its positions are tokens, with a draw of its own."""
+    """Text side; its positions are tokens, with a separate draw."""
 
 
 class CapeWhisperModel(RecognisesRecordings, PositionModelMixin, stock.WhisperModel):
@@ -78,14 +78,15 @@ class CapeWhisperForConditionalGeneration(
     Bound, PositionModelMixin, stock.WhisperForConditionalGeneration
 ):
     """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``, by
-    stock code with segments of other lengths. The configuration that stock code is shown is bound
-    to the model."""
+    stock code with segments of other lengths. The configuration that stock code reads meanwhile is
+    bound to the model."""
 
     forward = takes_frames(stock.WhisperForConditionalGeneration.forward)
 
     @property
     def config(self) -> Any:
-        """Of the model; while it generates, the one that stock code is shown in this thread."""
+        """The model's configuration. During generate(), the temporary one that the stock code reads
+        (per thread)."""
         return self.__dict__["config"] if self.bound is None else self.bound
 
     @config.setter
@@ -121,11 +122,11 @@ class CapeWhisperForConditionalGeneration(
             ValueError: if the model is not at natural length and is to generate in one piece, or if
                 timestamps are wanted that it cannot have.
         """
-        config, shown = self.config, copy(self.config)
-        shown.model_type = WhisperConfig.model_type  # stock code knows it by name
+        config, stock_view = self.config, copy(self.config)
+        stock_view.model_type = WhisperConfig.model_type  # stock code knows it by name
         if config.at_natural_length and input_features is not None:
             configs = (generation_config, self.generation_config)
-            input_features = self._prepare(input_features, one_piece, kwargs, configs, shown)
+            input_features = self._prepare(input_features, one_piece, kwargs, configs, stock_view)
         elif one_piece:
             raise ValueError(
                 f"one_piece={one_piece} is not allowed for natural_length={config.natural_length} "
@@ -133,7 +134,7 @@ class CapeWhisperForConditionalGeneration(
                 "or without input_features; allowed: False. Load the model with "
                 "natural_length=True."
             )
-        with self.using(shown):
+        with self.using(stock_view):
             return super().generate(input_features, generation_config, *args, **kwargs)
 
     def _prepare(
@@ -142,28 +143,28 @@ class CapeWhisperForConditionalGeneration(
         one_piece: bool | None,
         kwargs: dict[str, Any],
         configs: Sequence[Any],
-        shown: Any,
+        stock_view: Any,
     ) -> Tensor:
         """Features with their mask; sets the frames and tokens that stock code allows, which it
-        reads from the configuration that it is `shown`. What `kwargs` lack, the first of the
-        `configs` of generation has."""
+        reads from the configuration `stock_view`. Options that `kwargs` lack come from the first of
+        the `configs` of generation."""
 
-        def asked(name: str) -> Any:
+        def requested(name: str) -> Any:
             sources = (kwargs.get(name), *(getattr(config, name, None) for config in configs))
             return next((value for value in sources if value is not None), None)
 
         batch, _, frames = features.shape
         features, kwargs["attention_mask"] = join_mask(features, kwargs.get("attention_mask"))
-        hop = hop_in_seconds(kwargs.get("hop_nanoseconds"), shown.hop_seconds, batch, False)
+        hop = hop_in_seconds(kwargs.get("hop_nanoseconds"), stock_view.hop_seconds, batch, False)
         stock_hop = isinstance(hop, float | int) and math.isclose(hop, HOP_SECONDS)
         positions = self._get_feat_extract_output_lengths(frames)
-        pieces = math.ceil(positions / shown.max_source_positions)
-        timestamps = asked("return_timestamps") or kwargs.get("return_token_timestamps")
+        pieces = math.ceil(positions / stock_view.max_source_positions)
+        timestamps = requested("return_timestamps") or kwargs.get("return_token_timestamps")
         if one_piece is None:
-            segments = stock_hop and asked("no_timestamps_token_id") is not None
-            one_piece = asked("return_timestamps") is False or not segments
-        in_frames = timestamps or (pieces > 1 and not one_piece)  # of 10 ms, stock code counts
-        if (in_frames and not stock_hop) or (timestamps and one_piece and pieces > 1):
+            segments = stock_hop and requested("no_timestamps_token_id") is not None
+            one_piece = requested("return_timestamps") is False or not segments
+        counts_frames = timestamps or (pieces > 1 and not one_piece)  # in stock code, of 10 ms
+        if (counts_frames and not stock_hop) or (timestamps and one_piece and pieces > 1):
             raise ValueError(
                 f"return_timestamps={bool(timestamps)} for {frames} frames, {hop} s apart, in "
                 f"{'one piece' if one_piece else 'segments'} is not allowed; timestamps and "
@@ -173,23 +174,23 @@ class CapeWhisperForConditionalGeneration(
                 "return_timestamps=False with one_piece=True, or frames of 10 ms and a model that "
                 "writes timestamps."
             )
-        lengths = [asked(name) or 0 for name in ("max_new_tokens", "max_length")]
-        if "max_length" not in kwargs and lengths[1] == shown.max_target_positions:
-            lengths[1] = 0  # of all stock checkpoints, and no wish
+        lengths = [requested(name) or 0 for name in ("max_new_tokens", "max_length")]
+        if "max_length" not in kwargs and lengths[1] == stock_view.max_target_positions:
+            lengths[1] = 0  # every stock checkpoint has this value; nobody asked for it
         if one_piece:
-            shown.max_source_positions *= pieces
-            shown.max_target_positions *= pieces
+            stock_view.max_source_positions *= pieces
+            stock_view.max_target_positions *= pieces
             if pieces > 1 and not any(lengths):
-                kwargs["max_length"] = shown.max_target_positions
-        if max(lengths) > shown.max_target_positions // 2:
-            shown.max_target_positions += max(lengths)
+                kwargs["max_length"] = stock_view.max_target_positions
+        if max(lengths) > stock_view.max_target_positions // 2:
+            stock_view.max_target_positions += max(lengths)
         return features
 
     def _set_return_timestamps(self, generation_config: Any, **kwargs: Any) -> int:
         """The first timestamp; without timestamps none, so that a recording is read once."""
         first = super()._set_return_timestamps(generation_config=generation_config, **kwargs)
-        without = self.config.at_natural_length and not generation_config.return_timestamps
-        return self.config.vocab_size + 1 if without else first
+        no_timestamps = self.config.at_natural_length and not generation_config.return_timestamps
+        return self.config.vocab_size + 1 if no_timestamps else first
 
     def _get_input_segment(self, num_segment_frames: int, **kwargs: Any) -> Tensor | None:
         if self.config.at_natural_length:
@@ -197,8 +198,10 @@ class CapeWhisperForConditionalGeneration(
             num_segment_frames = min(num_segment_frames, longest)
         return super()._get_input_segment(num_segment_frames=num_segment_frames, **kwargs)
 
-    def _retrieve_max_frames_and_seek(self, attention_mask: Tensor | None, **more: Any) -> Any:
-        frames, seek = super()._retrieve_max_frames_and_seek(attention_mask=attention_mask, **more)
+    def _retrieve_max_frames_and_seek(self, attention_mask: Tensor | None, **kwargs: Any) -> Any:
+        frames, seek = super()._retrieve_max_frames_and_seek(
+            attention_mask=attention_mask, **kwargs
+        )
         if self.config.at_natural_length and attention_mask is not None:
             frames = attention_mask.sum(-1).cpu().clamp(min=1)
         return frames, seek

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,16 +15,20 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 import hf_models
-from cape_plugins.serving.ctranslate2_notes import (
+from cape_plugins.serving.ctranslate2_check import (
     Hypothesis,
     check_length,
     compare,
-    precision_notes,
     read_sentences,
-    readme,
     search_options,
     translate,
-    translation_options,
+)
+from cape_plugins.serving.ctranslate2_readme import (
+    TRANSLATION,
+    keywords,
+    longest_target,
+    precision_notes,
+    readme,
 )
 from cape_plugins.serving.ctranslate2_tables import (
     has_table,
@@ -32,10 +36,10 @@ from cape_plugins.serving.ctranslate2_tables import (
     put_identity_first,
 )
 from cape_plugins.serving.output import Exported
-from hf_models.bos_hint import Generates
+from cape_plugins.settings.arguments import HUGGING_FACE
 from hf_models.families.whisper import CapeWhisperForConditionalGeneration
-from hf_models.loading import clear_errors, load_whole
-from hf_models.natural_length import NaturalLengthEncoder
+from hf_models.seams.bos_hint import Generates
+from hf_models.seams.natural_length import NaturalLengthEncoder
 from hf_models.serving.ctranslate2_loaders import (
     TranslationLoader,
     refuse_large_tables,
@@ -43,9 +47,9 @@ from hf_models.serving.ctranslate2_loaders import (
     vocabularies,
     write_tokenizer,
 )
-from hf_models.serving.ctranslate2_programs import program
 from hf_models.serving.ctranslate2_whisper import export_recognition
-from hf_models.serving.source import refuse_data, saved_beside
+from hf_models.serving.source_folder import refuse_data, saved_beside
+from hf_models.storage.loading import clear_errors, load_whole
 
 _LONGEST = 256  # tokens of a translation of a short source in a check, EOS included
 # Settings of generation, and the options of translate_batch that do the same.
@@ -206,10 +210,10 @@ def _options(translation: Translation) -> dict[str, Any]:
     return options
 
 
-def _prefix(translation: Translation) -> list[str]:
+def _prefix(translation: Translation) -> str | None:
     """What every translation begins with: the code of a language."""
     forced = translation.model.generation_config.forced_bos_token_id
-    return [] if forced is None else [translation.names[1][forced]]
+    return None if forced is None else translation.names[1][forced]
 
 
 def check(
@@ -220,7 +224,7 @@ def check(
     quantization: str | None = None,
 ) -> str:
     """Translates texts by ``generate`` and by the folder; see
-    :func:`~cape_plugins.serving.ctranslate2_notes.compare`."""
+    :func:`~cape_plugins.serving.ctranslate2_check.compare`."""
     model, tokenizer = translation
     ids = [tokenizer(sentence)["input_ids"] for sentence in sentences]
     lengths = [len(row) + model.get_encoder().has_hint for row in ids]
@@ -231,7 +235,7 @@ def check(
     options = _options(translation)
     prefix = _prefix(translation)
     if prefix:
-        options["target_prefix"] = [prefix] * len(ids)
+        options["target_prefix"] = [[prefix]] * len(ids)
     names, _ = translation.names
     tokens = [[names[number] for number in row] for row in ids]
     by_engine = translate(
@@ -301,49 +305,69 @@ def _readme(
 ) -> str:
     model, tokenizer = translation
     generation, encoder = model.generation_config, model.get_encoder()
-    sources, targets = translation.names
-    options_of_search = {**search_options(limits["target"] or 1024), **_options(translation)}
+    (sources, targets), prefix = translation.names, _prefix(translation)
+    options = {**search_options(longest_target(limits)), **_options(translation)}
     start = generation.decoder_start_token_id
-    conventions = [
-        f"The engine puts `{sources[encoder.bos_token]}` before the source, the BOS hint of the "
-        "model; do not give it."
-        if encoder.has_hint
-        else "The engine puts nothing before the source.",
-        "The caller gives what the tokenizer adds, such as "
-        f"`{tokenizer.eos_token}` at the end, as the program does.",
-        "Nothing starts the target: give the code of its language by `target_prefix`."
-        if start is None
-        else f"The engine starts the target with `{targets[start]}`.",
-        "The files of the tokenizer stand here, too: `AutoTokenizer.from_pretrained(FOLDER)` of "
-        "transformers loads it, without torch.",
-    ]
-    if _prefix(translation):
-        conventions.append(
-            f"Translations begin with `{_prefix(translation)[0]}`, given by `target_prefix`; for "
-            "another language, give its code."
-        )
-    options = translation_options(
-        "`generate(num_beams=5, early_stopping=True, renormalize_logits=True)`; without "
-        "`early_stopping=True` the host searches longer and sometimes finds another translation",
-        pad=tokenizer.pad_token,
-    )
-    if generation.bad_words_ids or generation.suppress_tokens:
-        options.append(
-            "Tokens that the host never chooses (`bad_words_ids`) have a bias of -10000 in the "
-            "weights, which takes them out before the softmax, as `renormalize_logits=True` does."
-        )
-    options += [
-        f"`{setting}={getattr(generation, setting)}` of the host has no counterpart here."
+    without_option = [
+        f"`{setting}={getattr(generation, setting)}`"
         for setting in _WITHOUT_OPTION
         if getattr(generation, setting, None) not in (None, 0, 0.0, 1.0, [])
     ]
-    text = program(tokenizer, folder, options_of_search, _prefix(translation))
     return readme(
-        f"{name}: {_described(model)}",
-        program=text,
-        packages=[name for name in ("sentencepiece", "tokenizers") if f"import {name}" in text],
-        conventions=conventions,
-        rows=limits,
-        options=options,
-        quantization=quantization,
+        HUGGING_FACE,
+        TRANSLATION,
+        limits,
+        quantization,
+        title=f"{name}: {_described(model)}",
+        hint=encoder.has_hint,
+        bos=sources[encoder.bos_token],
+        eos=tokenizer.eos_token,
+        pad=tokenizer.pad_token,
+        start=None if start is None else targets[start],
+        biased=generation.bad_words_ids or generation.suppress_tokens,
+        without_option=", ".join(without_option),
+        **of_program(tokenizer, folder, options, prefix),
     )
+
+
+def of_program(
+    tokenizer: Any, folder: Path, options: Mapping[str, Any], prefix: str | None
+) -> dict[str, Any]:
+    """Values of the program in the README, which reads texts by one small package for the tokens.
+
+    Args:
+        tokenizer: Of the model.
+        folder: With the files of the tokenizer.
+        options: Of ``translate_batch``.
+        prefix: Token that every translation begins with.
+    """
+    names = [Path(name) for name in tokenizer.vocab_files_names.values()]
+    pieces = [name for name in names if name.suffix in (".spm", ".model")]
+    pieces = [name for name in pieces if (folder / name).exists()]
+    package = "sentencepiece" if pieces else ""
+    if (folder / "tokenizer.json").exists():
+        package = "tokenizers"
+    before, after = _around(tokenizer) if package == "sentencepiece" else ([], [])
+    listed = keywords(options)
+    if prefix:
+        listed += f",\n    target_prefix=[[{prefix!r}]] * len(sentences)"
+    return {
+        "packages": f"ctranslate2 and {package}" if package else "ctranslate2",
+        "tokenizers": package == "tokenizers",
+        "sentencepiece": package == "sentencepiece",
+        "segmented": not package,
+        "source_pieces": pieces[0] if pieces else None,
+        "target_pieces": pieces[-1] if pieces else None,
+        "before": before,
+        "after": after,
+        "options": listed,
+        "prefix": prefix,
+    }
+
+
+def _around(tokenizer: Any) -> tuple[list[str], list[str]]:
+    """Tokens that the tokenizer puts before and after a text."""
+    empty = tokenizer.build_inputs_with_special_tokens([tokenizer.unk_token_id])
+    place = empty.index(tokenizer.unk_token_id)
+    names = tokenizer.convert_ids_to_tokens
+    return names(empty[:place]), names(empty[place + 1 :])

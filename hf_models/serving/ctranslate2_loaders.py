@@ -20,9 +20,9 @@ from cape_plugins.serving.ctranslate2_tables import (
     relative_rows,
 )
 from hf_models.convert import copy_other_files
-from hf_models.natural_length import STRIDE, NaturalLengthEncoder
-from hf_models.serving.source import banned_tokens
-from hf_models.speech import Frames, add_positions
+from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.seams.speech import Frames, add_positions
+from hf_models.serving.source_folder import banned_tokens
 
 # As good as minus infinity before a softmax, and a number in half precision, too.
 NEVER = -1e4

@@ -14,22 +14,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoFeatureExtractor, AutoTokenizer, PreTrainedModel
 
-from cape_plugins.serving.ctranslate2_notes import (
-    largest_of,
-    precision_notes,
-    readme,
-    refuse_difference,
-)
+from cape_plugins.serving.ctranslate2_check import largest_of, refuse_difference
+from cape_plugins.serving.ctranslate2_readme import RECOGNITION, precision_notes, readme
 from cape_plugins.serving.output import Exported
+from cape_plugins.settings.arguments import HUGGING_FACE
 from cape_plugins.speech.audio import read_audio
-from hf_models.natural_length import STRIDE
+from hf_models.seams.natural_length import STRIDE
 from hf_models.serving.ctranslate2_loaders import (
     RecognitionLoader,
     refuse_large_tables,
     refuse_unfit,
     write_tokenizer,
 )
-from hf_models.serving.source import saved_beside
+from hf_models.serving.source_folder import saved_beside
 
 _CHECKED_TOKENS = 64  # at most, of a recording in a check
 _PROMPT = ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>")
@@ -196,81 +193,23 @@ def prompt_of(recognition: Recognition) -> list[int]:
     return [number for number in numbers if number not in (None, tokenizer.unk_token_id)]
 
 
-# ---- README --------------------------------------------------------------------------------------
-
-_SEGMENTS = """
-import sys
-
-from faster_whisper import WhisperModel
-
-folder, recording = sys.argv[1:]  # this folder; a recording of any format
-model = WhisperModel(folder, device="cpu")
-segments, _ = model.transcribe(recording, beam_size=5, without_timestamps=True)
-for segment in segments:
-    print(segment.text.strip())
-"""
-_NATURAL = """
-import sys
-
-import ctranslate2
-from faster_whisper import WhisperModel, decode_audio
-
-folder, recording = sys.argv[1:]  # this folder; a recording of any format
-model = WhisperModel(folder, device="cpu")
-audio = decode_audio(recording)
-frames = min(len(audio) // 320 * 2, {frames})  # of 10 ms, an even number
-features = model.feature_extractor(audio, padding=400)[None, :, :frames].copy()
-given = ctranslate2.StorageView.from_array(features)
-length = 2 * {room}  # a text ends at half of max_length, so that it may have {room} tokens
-result = model.model.generate(given, [{prompt}], beam_size=5, max_length=length)[0]
-print(model.hf_tokenizer.decode(result.sequences_ids[0]).strip())
-"""
-
-
 def _readme(
     recognition: Recognition, title: str, rows: dict[str, int], quantization: str | None
 ) -> str:
-    model, _ = recognition
-    frames = STRIDE * rows["source"]
-    seconds = frames * model.config.hop_seconds
-    prompt = prompt_of(recognition)
-    natural = model.config.at_natural_length and not is_centred(model)
-    if natural:
-        program = _NATURAL.format(frames=frames, prompt=prompt, room=_room(model, prompt))
-    else:
-        program = _SEGMENTS
-    lengths = (
-        f"Positions are centred (`mean_normalize`): the table is for {frames} frames, {seconds:g} "
-        "seconds, and shorter inputs get positions that the model does not give them. Pad them "
-        "with silence, as faster-whisper does with 30 s."
-        if is_centred(model)
-        else f"Inputs have up to {frames} frames, {seconds:g} seconds, and shorter ones are taken "
-        "as they are."
-    )
+    model, prompt = recognition.model, prompt_of(recognition)
+    frames, centred = STRIDE * rows["source"], is_centred(model)
     return readme(
-        title,
-        program=program,
-        conventions=[
-            "The caller gives the tokens before a text, such as "
-            f"`{prompt}` ({' '.join(_PROMPT)}, the language behind the first); faster-whisper "
-            "does so by itself. EOS ends the text and is not in the result.",
-            "`tokenizer.json` and `preprocessor_config.json` stand here; faster-whisper reads "
-            "both.",
-        ],
-        rows={"target": rows["target"]},
-        options=[
-            lengths,
-            "An even number of frames gives the states of the host.",
-            "There is no mask: padding changes states. Put recordings of equal length into a "
-            "batch, or give them one by one.",
-            "faster-whisper pads and cuts to segments of 30 s, as stock Whisper does; a model "
-            "trained at natural length has not seen that silence. "
-            "`model.model.generate(features, ...)` takes the frames as they are.",
-            "`max_length` of `generate` is 448 by default, and a text ends at half of it, 224 "
-            "tokens, without a word; so does each segment of faster-whisper, as of Whisper itself, "
-            "and with its `max_new_tokens=N` at (N + tokens before the text) / 2.",
-            "Greedy and beam search are those of the host; `suppress_tokens=[-1]`, the default, "
-            "are those of its generation_config.",
-        ],
-        quantization=quantization,
+        HUGGING_FACE,
+        RECOGNITION,
+        {"target": rows["target"]},
+        quantization,
+        title=title,
+        packages="faster-whisper",
+        centred=centred,
+        natural_length=model.config.at_natural_length and not centred,
+        frames=frames,
+        seconds=f"{frames * model.config.hop_seconds:g}",
+        room=_room(model, prompt),
+        prompt=prompt,
+        prompt_names=" ".join(_PROMPT),
     )

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
-from hf_models.bos_hint import place_hint, with_hint
 from hf_models.host import cache_name
-from hf_models.images import PatchEmbeddings
-from hf_models.natural_length import NaturalLengthEncoder
-from hf_models.switching import stock_class
+from hf_models.seams.bos_hint import place_hint, with_hint
+from hf_models.seams.images import PatchEmbeddings
+from hf_models.seams.natural_length import NaturalLengthEncoder
+from hf_models.switching.install import stock_class
 
 Axes = tuple[str | int, ...]
 LEFT, RIGHT = "left", "right"

@@ -65,7 +65,8 @@ class Recordings(Dataset):
 
 
 def _cell(value: Any) -> Any:
-    """What a row holds: a path, bytes of a file, or samples with their rate."""
+    """What a row holds: a path, bytes of a file, or samples with their rate. Audio is decoded here,
+    by soundfile from undecoded bytes, because the package datasets decodes by torchcodec alone."""
     if isinstance(value, Mapping) and value.get("array") is None:
         return value.get("bytes") or value.get("path")
     return value
@@ -180,6 +181,8 @@ class DurationSampler(Sampler[int]):
 class SpeechTrainer(Trainer):
     """Groups recordings by duration, or makes batches without padding, and masks features, after
     the batch was loaded: batches are loaded ahead, and a resumed training must draw the same masks.
+    The loader of batches without padding does not go through accelerate, which would share out the
+    batches a second time.
     """
 
     masks: Mapping[str, Any] | None = None  # settings of SpecAugment

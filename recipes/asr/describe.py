@@ -17,8 +17,8 @@ from statistics import mean, stdev
 from cape_plugins.speech.batching import PaddingFreeBatches
 from cape_plugins.speech.manifest import Utterance
 from recipes.asr.manifest import read_manifest
+from recipes.lab.command_line import add_shared, check_shared, new_parser, number
 from recipes.lab.figures import draw_bars, new_figure, write_figure
-from recipes.lab.options import add_shared, check_shared, new_parser, number
 from recipes.lab.steps import CommandError, run_main, started_as
 from recipes.lab.tables import (
     Row,

@@ -17,7 +17,7 @@ from typing import Any
 from cape_plugins.speech.manifest import Utterance
 from fairseq_user_dir.asr.manifest import read_config, read_manifest
 from recipes.asr.report import SPEED, Text, by_duration, rates, write_report
-from recipes.lab import options, steps
+from recipes.lab import command_line, steps
 from recipes.lab.runs import USER_DIR, calm_logging, child_environment, device_flags
 from recipes.lab.steps import ChildError, CommandError, run_main, run_module, write_lines
 from recipes.lab.tables import Row, how_made, shown_command
@@ -25,7 +25,7 @@ from recipes.lab.tables import Row, how_made, shown_command
 PACKAGES = ("torch", "fairseq-fixed", "jiwer", "soundfile")
 BINS = (10, 15, 20)
 DECODED = "decoded.tsv"
-SECONDS = options.number(0, 1e6)
+SECONDS = command_line.number(0, 1e6)
 OWN_FLAGS = {
     **dict.fromkeys(("--hop-seconds", "--gen-subset"), "--hops and --sets"),
     **dict.fromkeys(("--path", "--scoring", "--task", "--user-dir"), "the checkpoints"),
@@ -108,20 +108,20 @@ def measure(
 
 def make_parser() -> argparse.ArgumentParser:
     epilog = "All other flags go to fairseq-generate, such as --fp16 or --ctc-beam 50."
-    parser = options.new_parser(__doc__, epilog=epilog)
+    parser = command_line.new_parser(__doc__, epilog=epilog)
     add = parser.add_argument
-    options.add_shared(parser, "models")
+    command_line.add_shared(parser, "models")
     add("--data", type=Path, required=True, help="folder with manifests and dict.txt")
     add("--sets", nargs="+", default=["test"], metavar="NAME", help="manifests (default: test)")
     text = "upper ends of the bins of durations (default: 10 15 20)"
     add("--bins", nargs="+", type=SECONDS, default=BINS, metavar="SECONDS", help=text)
-    options.add_shared(parser, "hops", note="plot word error rate against throughput")
+    command_line.add_shared(parser, "hops", note="plot word error rate against throughput")
     text = "frames of a batch (default: 20000)"
-    add("--max-tokens", type=options.positive, default=20000, help=text)
-    options.add_shared(parser, "device")
-    options.add_shared(parser, "threads", default=1)
-    options.add_shared(parser, "work", default=Path("build/asr/decoded"))
-    options.add_shared(parser, "output", default=Path("results/asr"))
+    add("--max-tokens", type=command_line.positive, default=20000, help=text)
+    command_line.add_shared(parser, "device")
+    command_line.add_shared(parser, "threads", default=1)
+    command_line.add_shared(parser, "work", default=Path("build/asr/decoded"))
+    command_line.add_shared(parser, "output", default=Path("results/asr"))
     return parser
 
 
@@ -132,9 +132,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args, args.flags = make_parser().parse_known_args(argv)
     if given := [flag for flag in args.flags if flag in OWN_FLAGS]:
         raise CommandError(f"{given[0]} is set by this command; see {OWN_FLAGS[given[0]]}")
-    options.check_increasing(args.bins, "--bins")
-    options.check_shared(args)
-    args.models = options.named_models(args.model)
+    command_line.check_increasing(args.bins, "--bins")
+    command_line.check_shared(args)
+    args.models = command_line.named_models(args.model)
     for path in chain(*args.models.values()):
         if not Path(path).is_file():
             raise CommandError(f"--model {path}: no such file; give a checkpoint of fairseq")

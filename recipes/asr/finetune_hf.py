@@ -45,10 +45,10 @@ from recipes.asr.data import (
 )
 from recipes.asr.manifest import report_left_out
 from recipes.asr.report import METRICS, Text, by_duration, in_training
+from recipes.lab.command_line import add_shared, number, of_papers, positive, settings_to_compare
 from recipes.lab.data import fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import add_shared, number, of_papers, positive, settings_to_compare
 from recipes.lab.steps import OTHER_OUTPUT, CommandError, reason, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row
@@ -268,7 +268,7 @@ def make_options() -> argparse.ArgumentParser:
     text += "hop of its own; by CTC"
     add("--padding-free", type=number(0.1, 1e6), metavar="SECONDS", help=text)
     add("--no-spec-augment", action="store_true", help="do not mask features in training")
-    add_shared(parser, "beam", "--beams", default=1)
+    add_shared(parser, "beam", default=1)
     text = "of a model trained by CTC: hypotheses of the beam of flashlight-text (default: 1, the "
     add("--ctc-beam", type=positive, default=1, metavar="N", help=text + "best path)")
     text = "n-gram model, ARPA or binary of KenLM: of words with --ctc-lexicon, else of units"

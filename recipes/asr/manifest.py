@@ -183,17 +183,14 @@ def make_folder(
     """A step that leaves nothing behind when it fails: speech fills disks. A finished folder whose
     `source` has changed is made again; what others put into it, such as dict.txt, stays."""
     old = steps.recorded(folder).get(SOURCES)
-    expected = {**settings, SOURCES: old} if old else settings
-    finished = steps.matches(folder, expected, steps.OTHER_OUTPUT)
+    finished = steps.matches(folder, {**settings, SOURCES: old}, steps.OTHER_OUTPUT)
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None
-    if finished and (old is None or now is None or now.items() <= old.items()):
+    if finished and (now is None or now.items() <= old.items()):
         why = f"is finished, and {source} has not changed"
         if source is None:
             why = "was made with these settings"
         elif now is None:
             why = f"is finished, and {source} is not there any more"
-        elif old is None:
-            why = f"is finished; delete it if {source} has changed since, which it does not say"
         print(f"reused: {folder} {why}", flush=True)
         return
     new = folder.with_name(f"{folder.name}.new") if finished else folder

@@ -30,8 +30,8 @@ from cape_plugins.speech.manifest import LeftOut, Utterance, measured
 from recipes.asr import corpora, manifest
 from recipes.asr.corpora import TEST_WORDS, TRAIN_STRINGS, TRAIN_WORDS, Sets, split_folder
 from recipes.asr.manifest import ToWrite, read_manifest, write_audio
+from recipes.lab.command_line import add_shared, new_parser, positive
 from recipes.lab.data import read_text
-from recipes.lab.options import add_shared, new_parser, positive
 from recipes.lab.steps import RECORD, CommandError, recorded, run_main, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.synthesis import DIGITS, make_speech
@@ -164,7 +164,9 @@ def word_file(name: str) -> list[str]:
 
 
 def write_word_units(folder: Path, texts: Sequence[str]) -> None:
-    """Writes ``spm.model``, whose units are the words of these texts, and one for all others."""
+    """Writes ``spm.model``, whose units are the words of these texts, and one for all others. Small
+    decoders output words: 16 tokens of context, and greedy decoding stops at 6 words a second (30
+    letters)."""
     words, listed = {word for text in texts for word in text.split()}, folder / "texts"
     write_lines(listed, texts)
     SentencePiece.train([listed], folder / SUBWORD_MODEL, 1 + len(words), model_type="word")
@@ -222,12 +224,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             if word_units and name == "train":
                 write_word_units(folder, [utterance.text for utterance in usable])
 
-    settings = {"corpus": corpus, "decode": decode, **options}
-    settings |= {"word_units": True} if word_units else {}  # folders of before do not say so
+    settings = {"corpus": corpus, "decode": decode, "word_units": word_units, **options}
     manifest.make_folder(output, settings, make, source)
-    # people may have put others there; folders of earlier versions do not say what was made
-    there = [path.name for path in output.glob("*.tsv")]
-    tables = recorded(output).get(manifest.SOURCES, {}).get("made", there)
+    tables = recorded(output)[manifest.SOURCES]["made"]  # people may have put others there
     names = (Path(name).stem for name in tables)
     names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
     print(manifest.describe({name: read_manifest(output / f"{name}.tsv") for name in names}))

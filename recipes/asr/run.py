@@ -29,8 +29,8 @@ from fairseq_user_dir.checkpoints import read_checkpoint
 from recipes.asr import prepare
 from recipes.asr.evaluate import PACKAGES, SECONDS, decode, measure
 from recipes.asr.report import METRICS, rates, write_report
-from recipes.lab import options
-from recipes.lab.options import position_flags
+from recipes.lab import command_line
+from recipes.lab.command_line import position_flags
 from recipes.lab.runs import SEED_STEP, calm_logging, check_flags, run_trainings, train
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, digest, folder_name, run_main
@@ -112,7 +112,7 @@ DECODER_HEAD = Head(
 class Variant(NamedTuple):
     """A model of a study. Settings of its type that are left out are those of the recipe."""
 
-    settings: options.Settings
+    settings: command_line.Settings
     flags: str = ""
     head: Head = CTC_HEAD
 
@@ -126,8 +126,8 @@ class Study(NamedTuple):
 PAPER_TYPES = ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
 NOPOS, SINPOS, CAPE = ({"type": name} for name in ("nopos", "sinpos", "cape"))
 UNSCALED = {**CAPE, "max_global_scale": 1}  # lambda 1 of the figures
-RELPOS = options.of_papers("relpos_wsj")["relpos"]
-FIRST = options.of_papers("relpos_first_wsj")["relpos"]
+RELPOS = command_line.of_papers("relpos_wsj")["relpos"]
+FIRST = command_line.of_papers("relpos_first_wsj")["relpos"]
 NO_MASKS = "--no-spec-augment"
 LESS = "--attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1"
 WITH_DECODER = {"nopos": NOPOS, "sinpos": SINPOS, "cape": CAPE, "relpos": RELPOS}
@@ -198,12 +198,12 @@ class Model(NamedTuple):
 
 def models(args: argparse.Namespace) -> list[Model]:
     study = STUDIES[args.study]
-    of_corpus = options.of_papers(*RECIPES[args.recipe].presets)
+    of_corpus = command_line.of_papers(*RECIPES[args.recipe].presets)
     rows = of_corpus | {
         name: {**of_corpus.get(variant.settings["type"], {}), **variant.settings}
         for name, variant in study.models.items()
     }
-    compared = options.settings_to_compare(args, "audio", list(study.models), rows)
+    compared = command_line.settings_to_compare(args, "audio", list(study.models), rows)
     chosen = []
     for name, settings in compared.items():
         variant = study.models.get(name.partition(":")[0], Variant({}))
@@ -273,45 +273,45 @@ def run_model(
 
 def make_parser() -> argparse.ArgumentParser:
     epilog = "Flags behind -- go to fairseq-train."
-    parser = options.new_parser(__doc__, epilog=epilog)
+    parser = command_line.new_parser(__doc__, epilog=epilog)
     add = parser.add_argument
     add("--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)")
     text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
     add("--recipe", choices=RECIPES, default="small", help=text)
     add("--study", choices=STUDIES, default="types", help="(default: types)")
     rows = dict.fromkeys(name for study in STUDIES.values() for name in study.models)
-    options.add_compared(parser, "audio", "those of the study", "--models", rows=list(rows))
+    command_line.add_compared(parser, "audio", "those of the study", rows=list(rows))
     text = "padded and padding-free (default: padded; both in the study batches)"
     add("--batches", nargs="+", choices=BATCHES, help=text)
-    options.add_shared(parser, "seeds", default=[1])
-    options.add_shared(parser, "updates", shown="those of the recipe")
+    command_line.add_shared(parser, "seeds", default=[1])
+    command_line.add_shared(parser, "updates", shown="those of the recipe")
     text = "also score recordings of the durations of training after so many updates"
-    add("--curve", nargs="+", type=options.positive, metavar="N", default=(), help=text)
+    add("--curve", nargs="+", type=command_line.positive, metavar="N", default=(), help=text)
     add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
     text = "upper ends of the bins of durations (default: those of the recipe)"
     add("--bins", nargs="+", type=SECONDS, metavar="SECONDS", help=text)
-    options.add_shared(parser, "hops")
-    options.add_shared(parser, "jobs", default=available_cores())
-    options.add_shared(parser, "threads", default=1)
-    options.add_shared(parser, "work", shown="build/asr/STUDY")
-    options.add_shared(parser, "output", shown="results/asr/STUDY")
+    command_line.add_shared(parser, "hops")
+    command_line.add_shared(parser, "jobs", default=available_cores())
+    command_line.add_shared(parser, "threads", default=1)
+    command_line.add_shared(parser, "work", shown="build/asr/STUDY")
+    command_line.add_shared(parser, "output", shown="results/asr/STUDY")
     return parser
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    args = options.parse_with_fairseq(make_parser(), argv)
+    args = command_line.parse_with_fairseq(make_parser(), argv)
     recipe = RECIPES[args.recipe]
     args.bins, args.updates = args.bins or recipe.bins, args.updates or recipe.updates
-    options.check_increasing(args.bins, "--bins")
+    command_line.check_increasing(args.bins, "--bins")
     if args.curve:
-        options.check_increasing(args.curve, "--curve")
+        command_line.check_increasing(args.curve, "--curve")
         if args.curve[-1] >= args.updates:
             why = f"allowed: numbers below {args.updates}, the last update, which is always scored"
             raise CommandError(f"--curve {args.curve[-1]}: {why}")
     args.models = models(args)
     args.work = args.work or Path("build/asr") / args.study
     args.output = args.output or Path("results/asr") / args.study
-    options.check_shared(args)
+    command_line.check_shared(args)
     for model in args.models:
         if model.seed == args.seeds[0]:
             check_flags(training_flags(args, model))

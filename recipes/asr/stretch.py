@@ -22,7 +22,7 @@ from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.features import SAMPLING_RATE
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance, load
 from recipes.asr import manifest as manifests
-from recipes.lab.options import add_shared, new_parser, number
+from recipes.lab.command_line import add_shared, new_parser, number
 from recipes.lab.steps import CommandError, digest, progress, run_main
 
 

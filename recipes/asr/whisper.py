@@ -36,11 +36,11 @@ from recipes.asr.data import (
 )
 from recipes.asr.finetune_hf import at_natural_length, labels_of
 from recipes.asr.report import METRICS, Text, rates
+from recipes.lab.command_line import add_shared, check_increasing, number, settings_to_compare
 from recipes.lab.data import fingerprint, has_data
 from recipes.lab.figures import draw_bars, new_figure, write_figure
 from recipes.lab.hf_checkpoints import make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import add_shared, check_increasing, number, settings_to_compare
 from recipes.lab.steps import OTHER_OUTPUT, CommandError, progress, run_main, step
 from recipes.lab.synthesis import make_speech
 from recipes.lab.tables import Row, pivot, seed_table, write_csv
@@ -150,8 +150,8 @@ def build_stock(model: str | None, sizes: Mapping[str, Any], tokenizer: Any) -> 
     return built
 
 
-class Hearing:
-    """What a model is given of recordings: 30 s by the stock extractor, or what there is."""
+class Recogniser:
+    """Gives recordings to a model: 30 s each by the stock extractor, or their natural length."""
 
     def __init__(self, processor: WhisperProcessor, padded: bool) -> None:
         self.processor = processor if padded else at_natural_length(copy.copy(processor), None)
@@ -159,20 +159,20 @@ class Hearing:
         if padded:
             self.collate.more = {"padding": "max_length"}
 
-    def write(self, model: Any, waveforms: Sequence[torch.Tensor], **limits: Any) -> list[str]:
-        """Texts that `model` understands."""
+    def transcribe(self, model: Any, waveforms: Sequence[Any], **limits: Any) -> list[str]:
+        """The text that `model` hears in each waveform; `limits` go to ``generate``."""
         batch = self.collate.features(waveforms).to(model.device)
         written = model.generate(**batch, **limits, max_length=None)
         return [text.strip() for text in self.processor.batch_decode(written, True)]
 
 
-def recognise(model: Any, hearing: Hearing, test: Labelled) -> dict[str, Any]:
+def recognise(model: Any, recogniser: Recogniser, test: Labelled) -> dict[str, Any]:
     """Error rates of a test; a text that does not end is cut at twice the longest one."""
     limit = min(2 * max(map(len, test.labels)), model.config.max_target_positions // 2)
 
     def run(rows: Sequence[int]) -> list[str]:
         waveforms = [test.recordings[row] for row in rows]
-        return hearing.write(model, waveforms, max_new_tokens=limit)
+        return recogniser.transcribe(model, waveforms, max_new_tokens=limit)
 
     said = share(batches(test.seconds, RECOGNISED), run, "recognise", len(test))
     items = zip(test.recordings.items, said, strict=True)
@@ -190,10 +190,10 @@ def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> lis
     work = batches(data.seconds, RECOGNISED)
     for turn, rows in enumerate(progress([work[0], *work], "take time")):
         samples = [data[row] for row in rows]
-        for name, (model, hearing) in models.items():
+        for name, (model, recogniser) in models.items():
             started = time.perf_counter()
             for first in range(0, len(samples), batch_size):
-                batch = hearing.collate(samples[first : first + batch_size])
+                batch = recogniser.collate(samples[first : first + batch_size])
                 batch = {key: part.to(model.device) for key, part in batch.items()}
                 learners[name](**batch).loss.backward()
                 optimizers[name].step()
@@ -201,7 +201,7 @@ def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> lis
             if model.device.type == "cuda":
                 torch.cuda.synchronize()
             trained = time.perf_counter()
-            hearing.write(model, [waveform for waveform, *_ in samples], **limits)
+            recogniser.transcribe(model, [waveform for waveform, *_ in samples], **limits)
             if turn:  # the first one of all is slow
                 spent[name, "training"] += trained - started
                 spent[name, "recognition"] += time.perf_counter() - trained
@@ -262,24 +262,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         name: Labelled(part, [labels_of(processor, f" {item.text}") for item in part.items])
         for name, part in strings.items()
     }
-    hearings = {padded: Hearing(processor, padded) for padded in (True, False)}
+    recognisers = {padded: Recogniser(processor, padded) for padded in (True, False)}
     hop = processor.feature_extractor.hop_length / SAMPLING_RATE
 
     def make_trainer(settings: Mapping[str, Any], own: Any) -> SpeechTrainer:
-        model, hearing = build_stock(args.model, sizes, processor.tokenizer), hearings[not settings]
+        model = build_stock(args.model, sizes, processor.tokenizer)
+        recogniser = recognisers[not settings]
         if settings:  # text gets the type as well, unless the decoder has a trained table
             text = None if args.model else {"type": settings["type"]}
             own_fields = {"hop_seconds": hop, "decoder_position_embedding": text}
             hf_models.switch(model, settings, natural_length=True, **own_fields)
-        place = (model, own, hearing.collate, sets["train"])
-        return SpeechTrainer(*place, processing_class=hearing.processor)
+        place = (model, own, recogniser.collate, sets["train"])
+        return SpeechTrainer(*place, processing_class=recogniser.processor)
 
     rows: list[Row] = []
     models: dict[int, dict[str, Any]] = {}
     made_of, compared = strings["train"].fingerprint(), {**compared, PADDED: {}}
     for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
         variant, seed = columns.values()
-        learned = trainer.model, hearings[variant == PADDED]
+        learned = trainer.model, recognisers[variant == PADDED]
         models.setdefault(seed, {})[variant] = learned
         for name in [*sets][len(STRINGS) :]:
             rows.append({**columns, "duration": name, **recognise(*learned, sets[name])})

@@ -136,7 +136,8 @@ TSV = {**CSV, "sep": "\t", "quoting": csv.QUOTE_NONE}
 
 def _texts(columns: Sequence[str]) -> dict[str, Any]:
     """Options for columns of texts: pandas would make numbers of a column such as 001, 1e5, and a
-    truth value of True."""
+    truth value of True. Cells such as null, NA and nan are words too; pandas takes nineteen of them
+    for empty."""
     return {"converters": dict.fromkeys(columns, _cell_text)} if columns else {}
 
 
@@ -145,7 +146,8 @@ def _cell_text(cell: str) -> str | None:
 
 
 def _format_of(path: Path, text_columns: Sequence[str] = ()) -> dict[str, Any]:
-    """Options for reading a table.
+    """Options for reading a table. Lines end at line feeds alone, where pandas would end a row at a
+    carriage return; no option of pandas reads one within a row of a file whose rows end in both.
 
     Raises:
         CommandError: naming a line that is no text, or has a carriage return in it where those also

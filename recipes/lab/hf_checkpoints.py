@@ -67,7 +67,9 @@ def read_beside(loader: type[Any], path: str) -> Any:
 
 
 def load_model(loader: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
-    """The checkpoint of ``--model`` with another position embedding."""
+    """The checkpoint of ``--model`` with another position embedding. Weights are float32, for
+    training too, unless another precision is asked for: transformers 5 loads a folder in the
+    precision it is stored in."""
     try:
         # weights stored in half precision are trained in single precision, with or without autocast
         how = {"position_embedding": dict(settings), "dtype": torch.float32, **more}

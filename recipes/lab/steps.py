@@ -135,17 +135,12 @@ OTHER_OUTPUT = "give another --output folder"
 
 
 def matches(
-    folder: Path,
-    settings: Mapping[str, Any],
-    remedy: str = "give another --work folder",
-    unset: Mapping[str, Any] | None = None,
+    folder: Path, settings: Mapping[str, Any], remedy: str = "give another --work folder"
 ) -> bool:
-    """Says whether `folder` was made: False if it does not exist; other settings raise. `unset` has
-    values of settings that a record may lack, because it was written before they came; also of
-    settings inside of others."""
+    """Says whether `folder` was made: False if it does not exist; other settings raise."""
     if not (folder / RECORD).exists():
         return False
-    old, new = _completed(recorded(folder), _plain(unset or {})), _plain(settings)
+    old, new = recorded(folder), _plain(settings)
     if old == new:
         return True
     values = ((key, old.get(key), new.get(key)) for key in sorted({*old, *new}))
@@ -154,15 +149,6 @@ def matches(
         f"{folder} was made with other settings ({changes}); {remedy}, or delete this one to have"
         " it made again"
     )
-
-
-def _completed(settings: dict[str, Any], unset: dict[str, Any]) -> dict[str, Any]:
-    inner = {
-        key: _completed(settings[key], value)
-        for key, value in unset.items()
-        if isinstance(value, dict) and isinstance(settings.get(key), dict)
-    }
-    return {**unset, **settings, **inner}
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:  # as a record gives them back
@@ -215,12 +201,11 @@ def step(
     folder: Path,
     settings: Mapping[str, Any],
     make: Callable[[Path], None],
-    unset: Mapping[str, Any] | None = None,
     remedy: str = "give another --work folder",
 ) -> Path:
     """Make `folder` by ``make(temporary folder)``, unless it is finished; see :func:`matches` for
-    `unset` and `remedy`. Returns `folder`."""
-    if not matches(folder, settings, remedy, unset):
+    `remedy`. Returns `folder`."""
+    if not matches(folder, settings, remedy):
         shutil.rmtree(folder, ignore_errors=True)
         with building(folder) as partial:
             make(partial)

@@ -1,5 +1,6 @@
 """Tables as CSV and as Markdown, and the pages that hold them. Values of several seeds are shown as
-mean ± sample standard deviation, which the head of the table says."""
+mean ± sample standard deviation, which the head of the table says. No program reads them back, so
+that there is no JSON."""
 
 import contextlib
 import csv
@@ -136,6 +137,7 @@ def how_made(
 
 def shown_command(program: str, argv: Sequence[str]) -> str:
     """The command as it was typed: pasted into a shell in the same folder, it can be run again.
+    Committed results come from commands with relative paths.
 
     >>> shown_command("python -m run", ["--model", "a=runs/*/last.pt", "--output", "my results"])
     "python -m run --model 'a=runs/*/last.pt' --output 'my results'"

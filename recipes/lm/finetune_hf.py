@@ -27,18 +27,18 @@ import transformers
 from torch import Tensor
 from torch.nn import functional as F
 
-from cape_plugins.registry import ROTARY, types_of
+from cape_plugins.settings.registry import ROTARY, types_of
 from hf_models import CapeLlamaConfig, CapeLlamaForCausalLM
-from recipes.lab.data import fingerprint
-from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
-from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.options import (
+from recipes.lab.command_line import (
     add_shared,
     check_increasing,
     check_reach,
     positive,
     settings_to_compare,
 )
+from recipes.lab.data import fingerprint
+from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
+from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
 from recipes.lab.steps import CommandError, run_main
 from recipes.lab.tables import Row
 from recipes.lm.data import IGNORED, TASKS, Task, blocks, encode, exercises, read_texts

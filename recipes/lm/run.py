@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cape_plugins.machine import available_cores
-from cape_plugins.registry import types_of
-from fairseq_user_dir.serving.source import load_trained
-from recipes.lab import options
+from cape_plugins.settings.registry import types_of
+from fairseq_user_dir.serving.source_checkpoint import load_trained
+from recipes.lab import command_line
 from recipes.lab.data import fingerprint
 from recipes.lab.runs import (
     SEED_STEP,
@@ -145,8 +145,8 @@ class Model(NamedTuple):
 
 def models(args: argparse.Namespace) -> list[Model]:
     rows = settings_of_types(args.train_length, args.test_lengths[-1])
-    compared = options.settings_to_compare(args, "text", COMPARED, rows, ARCHITECTURE)
-    flags = {name: options.position_flags(settings) for name, settings in compared.items()}
+    compared = command_line.settings_to_compare(args, "text", COMPARED, rows, ARCHITECTURE)
+    flags = {name: command_line.position_flags(settings) for name, settings in compared.items()}
     return [Model(name, flags[name], seed) for name in flags for seed in args.seeds]
 
 
@@ -185,42 +185,42 @@ def score(args: argparse.Namespace, model: Model, data: Path, test: Sequence) ->
 
 def make_parser() -> argparse.ArgumentParser:
     epilog = "Flags behind -- go to fairseq-train."
-    parser = options.new_parser(__doc__, epilog=epilog)
+    parser = command_line.new_parser(__doc__, epilog=epilog)
     add, task = parser.add_argument, TASKS["text"]
     files = {"nargs": "+", "type": Path, "metavar": "FILE"}
     add("--train-file", **files, help="files of text (default: made-up words)")
     text = "files of text (default: the last tenth of the training text)"
     add("--validation-file", **files, help=text)
-    length = {"type": options.positive, "metavar": "N"}
+    length = {"type": command_line.positive, "metavar": "N"}
     text = f"bytes of a block of training (default: {task.train_length})"
     add("--train-length", **length, default=task.train_length, help=text)
     ends = [round(times * task.train_length) for times in task.times]
     text = f"ends of ranges of positions (default: {' '.join(map(str, ends))})"
     add("--test-lengths", **length, nargs="+", default=ends, help=text)
-    options.add_shared(parser, "limit", note="here stretches of text", default=200)
-    options.add_compared(parser, "text", COMPARED, architecture=ARCHITECTURE)
-    options.add_shared(parser, "seeds", default=[1])
-    options.add_shared(parser, "updates", default=UPDATES)
-    options.add_shared(parser, "device")
-    options.add_shared(parser, "jobs", default=available_cores())
-    options.add_shared(parser, "threads", default=1)
-    options.add_shared(parser, "work", shown="build/lm/FILE")
-    options.add_shared(parser, "output", default=Path("results/lm/fairseq"))
+    command_line.add_shared(parser, "limit", note="here stretches of text", default=200)
+    command_line.add_compared(parser, "text", COMPARED, architecture=ARCHITECTURE)
+    command_line.add_shared(parser, "seeds", default=[1])
+    command_line.add_shared(parser, "updates", default=UPDATES)
+    command_line.add_shared(parser, "device")
+    command_line.add_shared(parser, "jobs", default=available_cores())
+    command_line.add_shared(parser, "threads", default=1)
+    command_line.add_shared(parser, "work", shown="build/lm/FILE")
+    command_line.add_shared(parser, "output", default=Path("results/lm/fairseq"))
     return parser
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    args = options.parse_with_fairseq(make_parser(), argv)
-    options.check_increasing(args.test_lengths, "--test-lengths")
+    args = command_line.parse_with_fairseq(make_parser(), argv)
+    command_line.check_increasing(args.test_lengths, "--test-lengths")
     if (least := min(args.train_length, *args.test_lengths)) < 2:
         raise CommandError(f"length {least} has no token to predict; allowed: >= 2")
-    options.check_reach(args.test_lengths, args.train_length)
+    command_line.check_reach(args.test_lengths, args.train_length)
     if args.validation_file and not args.train_file:
         raise CommandError("--validation-file needs --train-file")
     name = args.train_file[0].name.removesuffix(".gz") if args.train_file else "made-up"
     args.work = args.work or Path("build/lm") / name
     args.models = models(args)
-    options.check_shared(args)
+    command_line.check_shared(args)
     for model in args.models:
         if model.seed == args.seeds[0]:
             check_flags(training_flags(args, model))

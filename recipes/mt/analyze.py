@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from recipes.lab.options import add_shared, check_shared, new_parser, positive
+from recipes.lab.command_line import add_shared, check_shared, new_parser, positive
 from recipes.lab.steps import CommandError, run_main
 from recipes.mt import corpus
 from recipes.mt.analysis import length, scores, similarity, stack, swap

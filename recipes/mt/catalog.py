@@ -9,7 +9,7 @@ Numbers are those of the papers and of the recipes they name:
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from recipes.lab.options import Settings, of_papers
+from recipes.lab.command_line import Settings, of_papers
 
 LOSS = "--criterion label_smoothed_cross_entropy --label-smoothing 0.1"
 _COMMON = (
@@ -71,7 +71,9 @@ class Recipe(Text):
     save_every: int = 5000  # the n of "update"
     stacked_length: int = 300  # target subwords, for the stage stack (CAPE figure 8)
     swapped_lines: int = 10_000  # of training text, for the stage swap (SHAPE table 1)
-    max_length: str = "--max-len-a 2 --max-len-b 200"  # of hypotheses; room for joined sentences
+    # longest hypothesis, in tokens: factor x source + extra; room for joined sentences
+    length_factor: float = 2
+    length_extra: int = 200
 
 
 _WMT14 = Recipe(
@@ -266,5 +268,6 @@ def sampled(recipe: Recipe) -> Recipe:
         first_epoch=1,
         save_every=2,
         stacked_length=40,
-        max_length="--max-len-a 0.7 --max-len-b 5",
+        length_factor=0.7,
+        length_extra=5,
     )

@@ -81,7 +81,8 @@ def write_columns(paths: Sequence[Path], rows: Iterable[Row]) -> int:
 
 
 def languages_of(source: Path, target: Path) -> Pair:
-    """Language codes from file names such as ``train.en.gz``; "source" and "target" without."""
+    """Language codes from file names such as ``train.en.gz``; "source" and "target" without. Only
+    endings of two letters count, so that `.src` and `.tgt` pass."""
     names = (path.name.removesuffix(".gz").lower() for path in (source, target))
     codes = tuple(name.rpartition(".")[2] for name in names)
     usable = all(code.isalpha() and 2 <= len(code) <= 3 for code in codes) and codes[0] != codes[1]
@@ -186,7 +187,9 @@ class Segmentation:
 
 
 class Segmented:
-    """Text that is in the subwords of a model already; their marks say how they are joined."""
+    """Text that is in the subwords of a model already; their marks say how they are joined. It is
+    joined before BLEU is computed and words are counted, but not detokenised, because nobody knows
+    how it was tokenised."""
 
     keeps_separator = True
 

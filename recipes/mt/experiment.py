@@ -15,8 +15,8 @@ import torch
 from sacrebleu.metrics import BLEU
 
 from cape_plugins.files import writing
-from recipes.lab import options, runs, steps, tables
-from recipes.lab.options import Settings
+from recipes.lab import command_line, runs, steps, tables
+from recipes.lab.command_line import Settings
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SEGMENTATIONS
 from recipes.mt.analysis.options import open_translator, translations
@@ -52,7 +52,8 @@ class Experiment:
         # of every fairseq command
         self.device_flags = [*runs.device_flags(args.device), *(GPU_FLAGS if gpus else [])]
         decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
-        self.decode_flags = [*shlex.split(f"{decoding} {recipe.max_length}"), *runs.LIMITS]
+        decoding += f" --max-len-a {recipe.length_factor:g} --max-len-b {recipe.length_extra}"
+        self.decode_flags = [*shlex.split(decoding), *runs.LIMITS]
 
     def prepare(self) -> None:
         """Make the data, or take those that are finished."""
@@ -291,8 +292,8 @@ class Experiment:
         sources, targets = zip(*pairs, strict=True)
         model = self.open_selected()
         metric = sacrebleu(recipe.languages[1], lowercase=recipe.lowercase)
-        _, share, _, more = recipe.max_length.split()
-        decoding = Decoding(recipe.beam, recipe.length_penalty, float(share), int(more))
+        longest = recipe.length_factor, recipe.length_extra
+        decoding = Decoding(recipe.beam, recipe.length_penalty, *longest)
         translate = partial(translations, model, decoding, self.run / "swap")
         references = self.detokenise(list(map(model.plain, targets)))
         bleu = swap_bleu(translate, sources, references, metric, self.detokenise)
@@ -323,4 +324,4 @@ def train_flags(recipe: Recipe, settings: Settings, devices: int) -> list[str]:
         schedule += f" --keep-last-epochs {recipe.average}"
     elif recipe.epochs:
         schedule += f" --keep-last-epochs {recipe.epochs - recipe.first_epoch + 1}"
-    return shlex.split(f"{recipe.train} {schedule} {options.position_flags(settings)}")
+    return shlex.split(f"{recipe.train} {schedule} {command_line.position_flags(settings)}")

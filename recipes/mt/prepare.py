@@ -99,9 +99,7 @@ def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) 
         known = [option for option in fields(Text) if option.name not in LATER.get(name, ())]
         options = {option.name: getattr(recipe, option.name) for option in known}
         settings = {**given, "sample": sample, **options}
-        # of records that were written before an option was; the languages were those of the recipe
-        unset = {option.name: option.default for option in known}
-        if matches(work / name, settings, unset={**unset, "languages": recipe.languages}):
+        if matches(work / name, settings):
             print(f"prepare {name}: finished before", flush=True)
         else:
             print(f"prepare {name}: {DOING[name]}", flush=True)
@@ -169,7 +167,7 @@ def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) ->
 def part_sizes(folder: Path, whole: int | None) -> list[int | None]:
     """How many of the `whole` validation lines in `folder` belong to each of the user's files."""
     path = folder / VALID_SIZES
-    return list(map(int, read_written(path))) if path.exists() else [whole]  # held out, or older
+    return list(map(int, read_written(path))) if path.exists() else [whole]  # held out
 
 
 def tokenise_text(

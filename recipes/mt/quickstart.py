@@ -1,6 +1,7 @@
 """Train position embeddings on short sentences, test them on long ones: from data to plot.
 
     python -m recipes.mt.quickstart
+    python -m recipes.mt.quickstart --compare relpos shape shape-sync
     python -m recipes.mt.quickstart --seeds 1 2 3 --ablations
     python -m recipes.mt.quickstart --data train.en.gz train.de.gz
     DATA=train.en.gz,train.de.gz python -m recipes.mt.quickstart
@@ -29,7 +30,7 @@ if __name__ == "__main__":  # also as a script, whose path has its own folder on
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cape_plugins.machine import available_cores
-from recipes.lab import options, runs
+from recipes.lab import command_line, runs
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, folder_name, read_written, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
@@ -42,8 +43,8 @@ PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
 # have up to 17 tokens, test lists up to 48. relpos clips distances beyond its context.
 _CAPE = {"type": "cape", "max_global_shift": 30}
 _SHAPE = {"type": "shape", "max_offset": 60}
-COMPARED = ("sinpos", "relpos", "shape", "shape-sync", "cape")
-VARIANTS: dict[str, options.Settings] = {
+COMPARED = ("sinpos", "cape")  # as many as the cores of a small machine: side by side
+VARIANTS: dict[str, command_line.Settings] = {
     "relpos": {"relative_context": 16},
     "shape": _SHAPE,
     "shape-sync": {**_SHAPE, "synchronize": True},
@@ -117,7 +118,7 @@ def word_count(text: str) -> int:
 def length_bins(limit: int) -> list[tuple[str, int, float]]:
     """Bins of source words around the training `limit`: two within, three beyond."""
     edges = {limit // 2, limit, limit * 3 // 2, limit * 2} - {0}
-    (_, _, first), *longer = options.bins(sorted(edges), "--max-train-length")
+    (_, _, first), *longer = command_line.bins(sorted(edges), "--max-train-length")
     return [(f"1-{first}", 1, first), *longer]
 
 
@@ -160,7 +161,7 @@ def prepare_files(args: argparse.Namespace) -> Data:
             f"no test sentence is longer, the longest has {max(counts)} words; choose a smaller one"
         )
         raise CommandError(f"--max-train-length {limit}: {why}, or give a longer --test")
-    groups = [options.bin_of(count, bins) for count in counts]
+    groups = [command_line.bin_of(count, bins) for count in counts]
     files = [path for paths in (args.data, args.valid, args.test) for path in paths or ()]
     settings = {
         "vocab_size": args.vocab_size or 4000,
@@ -186,7 +187,7 @@ class Comparison:
 
     def __init__(self, args: argparse.Namespace, data: Data, facts: Mapping[str, str]):
         self.args, self.data, self.facts = args, data, facts
-        self.flags = {name: options.position_flags(own) for name, own in args.variants.items()}
+        self.flags = {name: command_line.position_flags(own) for name, own in args.variants.items()}
         self.rows: dict[tuple[str, int], list[Row]] = {}
         self.lock = Lock()
 
@@ -242,13 +243,16 @@ class Comparison:
 
 
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
-    """First what the first picture compares: the first and the last variant."""
+    """First what the first picture compares: the first and the last variant. The first picture
+    shows models after 400 of 2000 updates, and their names say so: the training stops for it and
+    continues from its checkpoint, bit for bit, which costs one more start of fairseq, about ten
+    seconds."""
     return list(dict.fromkeys([variants[0], variants[-1], *variants]))
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = options.new_parser(__doc__)
-    add, positive, shared = parser.add_argument, options.positive, options.add_shared
+    parser = command_line.new_parser(__doc__)
+    add, positive, shared = parser.add_argument, command_line.positive, command_line.add_shared
     pair = {"nargs": 2, "type": Path, "metavar": ("SOURCE", "TARGET")}
     add("--data", **pair, help="your own training text, plain or .gz (default: number lists)")
     add("--valid", **pair, help="validation text (default: split off --data)")
@@ -260,7 +264,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-train-length", type=positive, metavar="WORDS", help=text)
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
     rows = {**VARIANTS, **ABLATIONS}
-    options.add_compared(parser, "text", COMPARED, "--variants", rows=list(rows))
+    command_line.add_compared(parser, "text", COMPARED, rows=list(rows))
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     shared(parser, "seeds", default=[1])
     shared(parser, "updates", default=2000)
@@ -279,8 +283,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{flag} needs --data; the built-in number lists have their own splits")
     if args.ablations:
         args.compare = list(dict.fromkeys([*(args.compare or COMPARED), *ABLATIONS]))
-    args.variants = options.settings_to_compare(args, "text", COMPARED, rows)
-    options.check_shared(args)
+    args.variants = command_line.settings_to_compare(args, "text", COMPARED, rows)
+    command_line.check_shared(args)
     return args
 
 

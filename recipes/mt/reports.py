@@ -48,7 +48,8 @@ class Curve(NamedTuple):
 
 def read_curve(log: Path) -> Curve:
     """Reads a log of fairseq-train in json. A training that was interrupted goes on, in the log,
-    from an earlier update; what came after that update is forgotten, and its time with it.
+    from an earlier update; what came after that update is forgotten, and its time with it. The
+    clock adds up the times of log lines, because fairseq's `wall` starts again on resuming.
 
     Raises:
         CommandError: if there is no log, or no validation in it.

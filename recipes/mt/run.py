@@ -32,8 +32,8 @@ from itertools import chain, product
 from pathlib import Path
 
 from cape_plugins.machine import available_cores
-from recipes.lab import options, runs, steps, tables
-from recipes.lab.options import add_shared, positive, whole
+from recipes.lab import command_line, runs, steps, tables
+from recipes.lab.command_line import add_shared, int_at_least, positive
 from recipes.lab.steps import CommandError, recorded
 from recipes.mt import analyze
 from recipes.mt.catalog import RECIPES, Recipe, sampled
@@ -62,8 +62,8 @@ def language(text: str) -> str:
     return text
 
 
-def make_parser() -> options.Parser:
-    parser = options.new_parser(__doc__)
+def make_parser() -> command_line.Parser:
+    parser = command_line.new_parser(__doc__)
     add = parser.add_argument
     add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
     stage_names = [*STAGES, "all", *MORE]
@@ -80,7 +80,7 @@ def make_parser() -> options.Parser:
         text = f"language of the {side} text, names the data (default: the recipe's, or of WORK)"
         add(f"--{side}-lang", type=language, metavar="LANG", help=text)
     own = "that of the recipe"
-    options.add_compared(parser, "text", own)
+    command_line.add_compared(parser, "text", own)
     add_shared(parser, "seeds", shown=f"one training, of {own}")
     text = "name of a single training, a folder under WORK/runs (default: TYPE, or TYPE-seedN)"
     add("--name", help=text)
@@ -91,9 +91,9 @@ def make_parser() -> options.Parser:
     add("--devices", type=positive, help=text)
     add("--max-tokens", type=positive, help="tokens per device and step (default: the paper's)")
     add_shared(parser, "beam", shown="the paper's")
-    add_shared(parser, "length-penalty", "--lenpen", shown="the paper's")
+    add_shared(parser, "length-penalty", shown="the paper's")
     text = "epochs of training at most (default: the recipe's; those that end by updates have none)"
-    add("--max-epoch", type=whole, dest="epochs", metavar="N", help=text)
+    add("--max-epoch", type=int_at_least, dest="epochs", metavar="N", help=text)
     text = "checkpoint choice (default: the paper's)"
     add("--select", choices=("best", "average"), help=text)
     add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")
@@ -121,12 +121,14 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
         if args.valid or args.test:
             parser.error("--valid and --test need --train")
     args.work = args.work or Path("build") / f"{args.recipe}{'-sample' * args.sample}"
-    options.check_shared(args)
+    command_line.check_shared(args)
     recipe = args.settled = settle_recipe(args)
     if recipe.select == "best" and recipe.epochs and recipe.first_epoch > recipe.epochs:
         why = f"allowed: at most {recipe.epochs}, the epochs of training (--max-epoch)"
         raise CommandError(f"--first-epoch {recipe.first_epoch}: {why}")
-    args.compared = options.settings_to_compare(args, "text", [recipe.position], recipe.positions)
+    args.compared = command_line.settings_to_compare(
+        args, "text", [recipe.position], recipe.positions
+    )
     if args.name and max(len(args.compared), len(args.seeds or ())) > 1:
         raise CommandError(f"--name {args.name}: is for one training; leave it out")
     return args, extra
@@ -148,9 +150,10 @@ def settle_recipe(args: argparse.Namespace) -> Recipe:
 
 def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
     """The languages of the options, else of the prepared text, else of the recipe. Refuses text
-    whose file names say others."""
+    whose file names say others. Names of files could say the languages instead, but a pair in the
+    wrong order would not be noticed."""
     made_with = recorded(args.work / "text")
-    prepared = tuple(made_with.get("languages", of_recipe))  # older records do not say it
+    prepared = tuple(made_with["languages"]) if made_with else of_recipe
     chosen = args.source_lang, args.target_lang
     languages = tuple(code or known for code, known in zip(chosen, prepared, strict=True))
     if languages[0] == languages[1]:

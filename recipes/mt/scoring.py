@@ -6,7 +6,7 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
-from recipes.lab.options import bin_of, bins
+from recipes.lab.command_line import bin_of, bins
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import ALL
 

@@ -50,7 +50,9 @@ def error_types(targets: Frames, predictions: Frames) -> tuple[int, ...]:
 
 def frame_error_types(target: np.ndarray, prediction: np.ndarray) -> np.ndarray:
     """``[T]`` types of wrong frames by the rule of README.md: 1, 2 or 3; 0 for right frames, -1 in
-    long runs."""
+    long runs. The rule fits all worked examples of the thesis: a frame has type 1 only if it is
+    predicted as the other side of a boundary of its phone, and the run of errors reaches that
+    boundary."""
     types = np.zeros(len(target), dtype=int)
     starts = np.flatnonzero(np.diff(target)) + 1  # of phones, without the first
     runs = np.flatnonzero(np.diff(target != prediction, prepend=False, append=False))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cape_plugins.domains import HOP_SECONDS, WINDOW_SECONDS
+from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 from cape_plugins.speech.audio import AudioError, audio_rate, read_audio
 from cape_plugins.speech.features import SAMPLING_RATE, log_mel, normalized
 from recipes.lab.data import read_text
@@ -225,7 +225,9 @@ def add_noise(waveform: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
-    """Random words read by espeak-ng, so many utterances for training, dev and test."""
+    """Random words read by espeak-ng, so many utterances for training, dev and test. The speech is
+    short and noisy: in sentences of 1.5 s, SGD did not find local attention within 16 epochs, and
+    clean synthesis of formants tells phones apart by single frames."""
     splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
     for number, (split, count) in enumerate(zip(SPLITS, sizes, strict=True)):
         rng = np.random.default_rng((seed, number))
@@ -334,7 +336,8 @@ def _corpus(splits: dict[str, list[Example]], description: str, skipped: Sequenc
 
 
 def join_and_cut(corpus: Corpus, train: float | None, tests: Sequence[float]) -> Corpus:
-    """The corpus in pieces of other lengths, in seconds: each split is joined and cut.
+    """The corpus in pieces of other lengths, in seconds: each split is joined and cut. All lengths
+    have the same frames; a piece may begin inside a phone.
 
     Args:
         corpus: What was read.

@@ -138,7 +138,8 @@ def _follow_attention(
     folder: Path | None,
 ) -> None:
     """Attention after some epochs in the same utterance; maps of the first and the last layer if
-    there is a folder."""
+    there is a folder. Weights of four epochs are kept with each model for this; models trained
+    without them are refused."""
     utterance, rows = train.long_utterance(corpus.splits["test"]), {}
     for epoch, model in models.items():
         weights = train.attention(model, utterance, CONDITIONS[names["trained"]])

@@ -86,7 +86,11 @@ class Layer(nn.Module):
 
 
 class PhoneClassifier(nn.Module):
-    """Classes of frames; a learned position table has `table_size` rows, one a frame."""
+    """Classes of frames; a learned position table has `table_size` rows, one a frame. Parameters of
+    positions are created last, so that one seed gives all types the same start of the other
+    weights; models trained without positions are shared by all types, and get the parameters of the
+    type for tests with positions. Learned tables begin with a deviation of sqrt(1/2), as large as
+    sinusoids, because they stand beside normalised features."""
 
     def __init__(
         self, num_classes: int, config: PositionConfig, sizes: Sizes, table_size: int

@@ -32,6 +32,15 @@ PRINTED = {
     "M-inc has type 1 where M-exc has type 2 (Tables 5.10 and 5.11)": {"inc": 1, "exc": 2},
     "M-inc is right where M-exc has type 3 (Tables 5.12 and 5.13)": {"inc": 0, "exc": 3},
 }
+# CSV files of all types together, and the rows of a result that are in them
+TABLES = {
+    "trainings": "trainings",
+    "training": "histories",
+    "heads": "heads",
+    "heads-epochs": "epochs",
+    "attention-classes": "relations",
+    "similarity": "similarities",
+}
 LARGEST = 8  # confusions of a model
 EXAMPLES, AROUND = 2, 2  # of each sort; frames that are shown on each side
 
@@ -59,11 +68,13 @@ class Result:
     similarities: list[Row] = field(default_factory=list)  # by distance in frames
     printed: list[str] = field(default_factory=list)  # lines with errors frame by frame
 
+    def type_of(self, condition: str) -> str:
+        """The type of a model; models that were trained without positions are shared by all."""
+        return self.name if CONDITIONS[condition].positions else NO_POSITIONS.type
+
     def folder(self, condition: str | None = None) -> str:
-        """Name of the folder of pictures, of all models or one: those that were trained without
-        positions are shared by all types."""
-        own = condition is None or CONDITIONS[condition].positions
-        return folder_name(self.name) if own else NO_POSITIONS.type
+        """Name of the folder of pictures, of all models or one."""
+        return folder_name(self.type_of(condition) if condition else self.name)
 
 
 def rate_table(rows: Sequence[Row]) -> list[str]:
@@ -149,27 +160,18 @@ def write_results(
     classes: Sequence[str],
     results: Sequence[Result],
 ) -> list[str]:
-    """Writes all tables: ``results.md``, ``measurements.csv``, ``trainings.csv``, and those of each
-    type in its folder. Returns the lines of the table of error rates."""
+    """Writes all tables: ``results.md``, and the CSV files, each of all types. Returns the lines of
+    the table of error rates."""
     measurements = [row for result in results for row in result.rows]
     write_csv(output / "measurements.csv", measurements)
-    write_csv(output / "trainings.csv", (row for r in results for row in r.trainings))
+    write_csv(output / "confusions.csv", _confusion_rows(results, classes))
+    for name, attribute in TABLES.items():
+        rows = [{"type": r.name, **row} for r in results for row in getattr(r, attribute)]
+        if rows:
+            write_csv(output / f"{name}.csv", rows)
     rates = rate_table(measurements)
     sections = {"PER": ["Wrong frames in percent of all frames of the test.", "", *rates]}
     for result in results:
-        folder = output / result.folder()
-        for name, seeds in result.confusions.items():
-            path = output / result.folder(name) / f"confusions-{name}.csv"
-            write_csv(path, _confusion_rows(seeds, classes))
-        for (name, tested), seeds in result.fitted.items():
-            path = output / result.folder(name) / f"confusions-training-{name}-{tested}.csv"
-            write_csv(path, _confusion_rows(seeds, classes))
-        write_csv(folder / "training.csv", result.histories)
-        write_csv(folder / "heads.csv", result.heads)
-        write_csv(folder / "heads-epochs.csv", result.epochs)
-        write_csv(folder / "attention-classes.csv", result.relations)
-        if result.similarities:
-            write_csv(folder / "similarity.csv", result.similarities)
         sections[result.name] = _section(result, classes)
     write_page(output / "results.md", "Phone classification", sections, facts)
     return rates
@@ -180,9 +182,18 @@ def mean_matrix(seeds: Mapping[int, np.ndarray]) -> np.ndarray:
     return np.mean([*seeds.values()], 0)
 
 
-def _confusion_rows(seeds: Mapping[int, np.ndarray], classes: Sequence[str]) -> list[Row]:
+def _confusion_rows(results: Sequence[Result], classes: Sequence[str]) -> list[Row]:
+    """Confusions in the test and in utterances of the training; of a shared model once."""
+    matrices = {}
+    for result in results:
+        measured = {("test", name, name): seeds for name, seeds in result.confusions.items()}
+        measured |= {("training", *pair): seeds for pair, seeds in result.fitted.items()}
+        for (utterances, trained, tested), seeds in measured.items():
+            matrices[result.type_of(trained), utterances, trained, tested] = seeds
+    columns = ("type", "utterances", "trained", "tested")
     return [
-        {"seed": seed, "target": target, **dict(zip(classes, row, strict=True))}
+        dict(zip((*columns, "seed", "target", *classes), (*key, seed, target, *row), strict=True))
+        for key, seeds in matrices.items()
         for seed, matrix in seeds.items()
         for target, row in zip(classes, matrix.tolist(), strict=True)
     ]

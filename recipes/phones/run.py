@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from cape_plugins import PositionConfig
-from recipes.lab import options
+from recipes.lab import command_line
 from recipes.lab.steps import CommandError, run_main, write_lines
 from recipes.lab.tables import how_made, shown_command
 from recipes.phones import report
@@ -33,17 +33,17 @@ from recipes.phones.model import Sizes
 from recipes.phones.train import CONDITIONS, OPTIMIZERS, Experiment, Training
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
-RATE = options.number(1e-9, 100)
-LENGTH = options.number(0.01, 1e4)  # seconds
+RATE = command_line.number(1e-9, 100)
+LENGTH = command_line.number(0.01, 1e4)  # seconds
 THESIS_EPOCHS, OF_EPOCHS = (10, 30, 50, 79), 80  # of attention maps (Figures 5.15 and 5.23)
 # Sizes and training: type of the option, default, and that of --paper
 SETTINGS = {
-    "dim": (options.positive, 88, 768),
-    "layers": (options.positive, 2, 6),
-    "heads": (options.positive, 4, 8),
-    "ffn": (options.positive, 256, 2048),
-    "dropout": (options.number(0, 1, below=True), 0.0, 0.1),
-    "epochs": (options.positive, 12, OF_EPOCHS),
+    "dim": (command_line.positive, 88, 768),
+    "layers": (command_line.positive, 2, 6),
+    "heads": (command_line.positive, 4, 8),
+    "ffn": (command_line.positive, 256, 2048),
+    "dropout": (command_line.number(0, 1, below=True), 0.0, 0.1),
+    "epochs": (command_line.positive, 12, OF_EPOCHS),
 }
 # Learning rate and that of the last eighth of the epochs: default, and those of --paper
 RATES = {"sgd": ((0.1, 0.001), (0.05, 0.001)), "adamw": ((0.002, 0.0002), None)}
@@ -53,47 +53,106 @@ TRAINED = ("inc", "exc", "inc-scram", "exc-scram")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = options.new_parser(__doc__)
-    add = parser.add_argument
-    text = "recordings with labels beside them (default: built-in speech)"
-    add("--data", type=Path, metavar="FOLDER", help=text)
-    add("--tier", metavar="NAME", help="of the TextGrids (default: phones, phonemes ...)")
-    for option, count in BUILTIN_SIZES.items():
-        text = f"utterances of the built-in speech (default: {count})"
-        add(f"--{option.replace('_', '-')}", type=options.positive, metavar="N", help=text)
-    options.add_compared(parser, "audio", DEFAULT)
-    text = f"how to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)}, or "
-    text += "with --test-lengths the first two)"
-    names = {"nargs": "+", "choices": CONDITIONS, "metavar": "NAME", "help": text}
-    options.add_named(parser, "--conditions", "--models", **names)
-    add("--paper", action="store_true", help="sizes and training of the thesis")
-    for option, (parse, small, paper) in SETTINGS.items():
-        text = f"(default: {small}; --paper: {paper})"
-        add(f"--{option.replace('_', '-')}", type=parse, metavar="X", help=text)
-    text = "algorithm of the training (default: sgd, that of the thesis)"
-    add("--optimizer", choices=OPTIMIZERS, default="sgd", help=text)
-    text = "utterances of one step (default: 1, as in the thesis)"
-    add("--batch-size", type=options.positive, default=1, metavar="N", help=text)
-    for number, (option, text) in enumerate(
-        {"learning-rate": "", "final-learning-rate": "of the last eighth of the epochs "}.items()
-    ):
-        (small, paper), (adamw, _) = RATES["sgd"], RATES["adamw"]
-        text += f"(default: {small[number]}; --paper: {paper[number]}; adamw: {adamw[number]})"
-        add(f"--{option}", type=RATE, metavar="X", help=text)
-    text = "speech is joined and cut to pieces of so many seconds (default: left as it is)"
-    add("--train-length", type=LENGTH, metavar="SECONDS", help=text)
-    text = "test with pieces of so many seconds, to which the test is joined, and of --train-length"
-    lengths = {"nargs": "+", "type": LENGTH, "default": (), "metavar": "SECONDS"}
-    add("--test-lengths", **lengths, help=text)
-    text = "epochs whose attention is drawn (default: 10 30 50 79 of 80, as in the thesis)"
-    add("--attention-epochs", nargs="+", type=options.positive, metavar="N", help=text)
-    options.add_shared(parser, "seeds", default=[1])
-    text = "positions of the similarity maps (default: %(default)s)"
-    add("--similarity-length", type=options.positive, default=3000, metavar="FRAMES", help=text)
-    options.add_shared(parser, "device")
-    options.add_shared(parser, "work", default=Path("build/phones"))
-    options.add_shared(parser, "output", default=Path("results/phones"))
+    parser = command_line.new_parser(__doc__)
+    _add_data_options(parser)
+    command_line.add_compared(parser, "audio", DEFAULT)
+    parser.add_argument(
+        "--conditions",
+        nargs="+",
+        choices=CONDITIONS,
+        metavar="NAME",
+        help=f"how to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)}, or "
+        "with --test-lengths the first two)",
+    )
+    _add_training_options(parser)
+    _add_length_options(parser)
+    parser.add_argument(
+        "--attention-epochs",
+        nargs="+",
+        type=command_line.positive,
+        metavar="N",
+        help="epochs whose attention is drawn (default: 10 30 50 79 of 80, as in the thesis)",
+    )
+    command_line.add_shared(parser, "seeds", default=[1])
+    parser.add_argument(
+        "--similarity-length",
+        type=command_line.positive,
+        default=3000,
+        metavar="FRAMES",
+        help="positions of the similarity maps (default: %(default)s)",
+    )
+    command_line.add_shared(parser, "device")
+    command_line.add_shared(parser, "work", default=Path("build/phones"))
+    command_line.add_shared(parser, "output", default=Path("results/phones"))
     return parser
+
+
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="recordings with labels beside them (default: built-in speech)",
+    )
+    parser.add_argument(
+        "--tier", metavar="NAME", help="of the TextGrids (default: phones, phonemes ...)"
+    )
+    for option, count in BUILTIN_SIZES.items():
+        parser.add_argument(
+            f"--{option.replace('_', '-')}",
+            type=command_line.positive,
+            metavar="N",
+            help=f"utterances of the built-in speech (default: {count})",
+        )
+
+
+def _add_training_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--paper", action="store_true", help="sizes and training of the thesis")
+    for option, (parse, small, paper) in SETTINGS.items():
+        parser.add_argument(
+            f"--{option.replace('_', '-')}",
+            type=parse,
+            metavar="X",
+            help=f"(default: {small}; --paper: {paper})",
+        )
+    parser.add_argument(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="sgd",
+        help="algorithm of the training (default: sgd, as in the thesis)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=command_line.positive,
+        default=1,
+        metavar="N",
+        help="utterances of one step (default: 1, as in the thesis)",
+    )
+    of_last = {"learning-rate": "", "final-learning-rate": "of the last eighth of the epochs "}
+    small, paper, adamw = *RATES["sgd"], RATES["adamw"][0]
+    for number, (option, when) in enumerate(of_last.items()):
+        defaults = f"{small[number]}; --paper: {paper[number]}; adamw: {adamw[number]}"
+        parser.add_argument(
+            f"--{option}", type=RATE, metavar="X", help=f"{when}(default: {defaults})"
+        )
+
+
+def _add_length_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--train-length",
+        type=LENGTH,
+        metavar="SECONDS",
+        help="speech is joined and cut to pieces of so many seconds (default: not cut)",
+    )
+    parser.add_argument(
+        "--test-lengths",
+        nargs="+",
+        type=LENGTH,
+        default=(),
+        metavar="SECONDS",
+        help="test with pieces of so many seconds, to which the test is joined, and of "
+        "--train-length",
+    )
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -109,12 +168,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.conditions is None:
         args.conditions = TRAINED[:2] if args.test_lengths else TRAINED
     if args.test_lengths and args.train_length:
-        options.check_reach(args.test_lengths, args.train_length)
+        command_line.check_reach(args.test_lengths, args.train_length)
     _complete_training(args)
     if args.tier and not args.data:
         raise CommandError("--tier needs --data, a folder with TextGrids")
     args.conditions = list(dict.fromkeys(args.conditions))
-    options.check_shared(args)
+    command_line.check_shared(args)
     return args
 
 
@@ -145,7 +204,9 @@ def _complete_training(args: argparse.Namespace) -> None:
 
 
 def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
-    compared = options.settings_to_compare(args, "audio", DEFAULT)
+    """Positions are frame numbers, because the thesis's sinusoid is 10000^(-2i/d) of frame numbers:
+    shifts in seconds are converted. (CAPE's frequencies for audio are 0.3 of these at 10 ms.)"""
+    compared = command_line.settings_to_compare(args, "audio", DEFAULT)
     configs = {name: PositionConfig.from_dict(own, "audio") for name, own in compared.items()}
     for name, config in configs.items():
         if not {*args.conditions} & {*conditions_of(config)}:
@@ -182,7 +243,7 @@ def facts_of(experiment: Experiment, argv: Sequence[str]) -> dict[str, str]:
         experiment.device,
         threads=str(torch.get_num_threads()),
         data=f"{corpus.description}; {numbers}: {' '.join(corpus.classes)}",
-        left_out=f"{len(skipped)} files" + f", [why]({LEFT_OUT})" * bool(skipped),
+        left_out=f"{len(skipped)} files, [why]({LEFT_OUT})" if skipped else "0 files",
         model=", ".join(f"{key} {value}" for key, value in vars(experiment.sizes).items()),
         training=f"{OPTIMIZERS[training.optimizer].__name__}, utterances per step: "
         f"{training.batch_size}, {training.epochs} epochs, learning rate {training.learning_rate}, "
@@ -215,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         pages = "results.md, lengths.csv and .png, training.csv"
     else:
         lines = report.write_results(args.output, facts, corpus.classes, results)
-        pages = f"results.md and .csv files; pictures: {args.output}/*/*.png"
+        pages = f"results.md, *.csv; pictures: {args.output}/*/*.png"
     print("\n".join(lines))
     print(f"tables: {args.output}/{pages}")
 

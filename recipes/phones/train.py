@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from cape_plugins import PositionConfig
-from cape_plugins.config import options
 from recipes.lab.steps import CommandError, folder_name, read_written, step, write_lines
 from recipes.phones.analysis import Frames, error_rate, near_attention
 from recipes.phones.data import Corpus, Example
@@ -45,13 +44,6 @@ NEAR = 5  # frames; attention that is not farther is followed from epoch to epoc
 
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-# What the records of models do not have that were trained before there was a choice
-EARLIER = {
-    "optimizer": "sgd",
-    "batch_size": 1,
-    "kept_epochs": [],
-    "position_embedding": {option.name: option.metadata["off"] for option in options()},
-}
 
 
 @dataclass(frozen=True)
@@ -217,7 +209,7 @@ class Experiment:
         settings |= {"data": self.corpus.fingerprint(), **vars(self.sizes), **vars(self.training)}
         folder = self._folder(name, condition, seed)
         make = partial(self._train, name=name, config=config, condition=condition, seed=seed)
-        step(folder, settings, make, EARLIER)
+        step(folder, settings, make)
         model = self._load(folder / "model.pt", config, seed)
         rows = [line.split(",") for line in read_written(folder / "history.csv")[1:]]
         history = [dict(zip(HISTORY, (int(n), *map(float, row)), strict=True)) for n, *row in rows]

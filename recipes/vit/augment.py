@@ -27,7 +27,8 @@ from recipes.vit.data import Request
 RANDAUGMENT_DRAWS, RANDAUGMENT_CHANCE = 2, 0.5
 ERASED_AREA, ERASED_ASPECT, ERASING_TRIES = (0.02, 1 / 3), 0.3, 10
 # Weight decay pulls to zero what is multiplied with inputs; what is added to them goes without:
-# biases and norms (the Trainer and DeiT), and these (DeiT and the released code of CAPE).
+# biases and norms (the Trainer and DeiT), and these (DeiT). CAPE's released code decays biases and
+# norms, and leaves out the first two parameters: without positions, class token and patches.
 WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.")
 
 Color = int | tuple[int, ...]
@@ -36,8 +37,9 @@ Pixels = Callable[[Image.Image, random.Random], Image.Image]
 
 @dataclass(eq=False)
 class SizeSampler(Sampler[Request]):
-    """Images in random order, those of one update with the same random size (UniViT, CAPE
-    section 5.1).
+    """Images in random order, those of one update with the same random size (UniViT, CAPE section
+    5.1). The paper says "per batch" and leaves open whether of one GPU; CAPE's code goes through
+    its sizes in a fixed order, with 224 twice and 320 never.
 
     Order and sizes depend on seed and epoch alone and are the same in every process: however many
     processes and micro-batches share an update, all its images have one size, and a training that
@@ -156,7 +158,9 @@ OPERATIONS: dict[str, Callable[[Image.Image, random.Random, Color], Image.Image]
 def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
     """RandAugment (Cubuk et al., 2020), by name: "deit", two draws of the 15 :data:`OPERATIONS`,
     each applied with probability 0.5; a setting in the notation of timm, such as
-    "rand-m9-mstd0.5-inc1"; "none" or None. Empty areas get the color `mean`, in 0 to 1."""
+    "rand-m9-mstd0.5-inc1"; "none" or None. Empty areas get the color `mean`, in 0 to 1. timm's
+    version is used only if it is installed and one of its settings is named: it imports
+    torchvision, which does not load beside a CPU-only torch."""
     if name in (None, "none"):
         return None
     fill = tuple(round(255 * value) for value in mean)

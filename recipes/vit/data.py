@@ -213,7 +213,9 @@ def _load(
 def eight_bits(image: Image.Image) -> Image.Image:
     """The image with its grey values scaled to 0 to 255, where it stores more than 8 bits; Pillow's
     own conversion cuts them off at 255. White is 65535 for whole numbers, with a warning if all are
-    those of 12 bits or less; for floats it is 1, or 255 if there are larger ones.
+    those of 12 bits or less; for floats it is 1, or 255 if there are larger ones. Others are
+    refused, because nothing says what is white. No scale is guessed from each image: it would make
+    dark images of the same data bright.
 
     Raises:
         ValueError: if a value is not between 0 and white.
@@ -315,7 +317,8 @@ def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
 
 def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
     """The whole split that is named, the only one, or the first of a usual name that has labels.
-    Classes are those of the split itself, for there may be no training."""
+    Classes are those of the split itself, for there may be no training. A training split is taken
+    only if it is named, or the only one."""
     data = open_dataset(name, args.dataset_config)
     said = f"{name} has the splits {', '.join(data)}"
     split = args.test_split

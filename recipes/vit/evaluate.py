@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 import torch
 
 from cape_plugins.machine import available_cores
-from recipes.lab import options, tables
+from recipes.lab import command_line, tables
 from recipes.lab.data import fingerprint
 from recipes.lab.figures import Panel, new_figure, widen, write_figure, write_lines_figure
 from recipes.lab.steps import CommandError, digest, progress, run_main, started_as, write_lines
@@ -61,10 +61,10 @@ BEST = "best of each bin"
 
 
 def make_options() -> argparse.ArgumentParser:
-    parser = options.new_parser(__doc__)
+    parser = command_line.new_parser(__doc__)
     add = parser.add_argument
-    options.add_shared(parser, "models", note="or names on the hub")
-    options.add_shared(parser, "output", default=Path("results/vit-evaluation"))
+    command_line.add_shared(parser, "models", note="or names on the hub")
+    command_line.add_shared(parser, "output", default=Path("results/vit-evaluation"))
     text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
     add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)
     add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
@@ -72,8 +72,8 @@ def make_options() -> argparse.ArgumentParser:
     add("--test-split", metavar="NAME", help=text)
     add("--image-column", metavar="NAME", help="default: one of a usual name")
     add("--label-column", metavar="NAME", help="default: one of a usual name")
-    options.add_shared(parser, "limit", note="evenly spread")
-    pixels = {"type": options.positive, "metavar": "PIXELS"}
+    command_line.add_shared(parser, "limit", note="evenly spread")
+    pixels = {"type": command_line.positive, "metavar": "PIXELS"}
     text = "default: 5/7, 1, 12/7 and 3 times that of the first model, 160 224 384 672 for 224"
     add("--sizes", nargs="+", **pixels, help=text)
     text = "crop: shorter side to SIZE/0.875, centre square (paper; default); whole: squeezed"
@@ -84,19 +84,19 @@ def make_options() -> argparse.ArgumentParser:
     text = f"also with factors {', '.join(GAMMA_RULES)} on the grid of positions (sinusoids)"
     add("--gamma", action="store_true", help=text)
     text = "size that --gamma takes for that of training; default: image_size of the model"
-    options.add_named(parser, "--trained-size", "--train-size", **pixels, help=text)
+    add("--trained-size", **pixels, help=text)
     text = f"also the best size by bins of shorter sides; default: {' '.join(map(str, BIN_EDGES))}"
-    add("--bins", nargs="*", type=options.positive, metavar="EDGE", help=text)
+    add("--bins", nargs="*", type=command_line.positive, metavar="EDGE", help=text)
     add("--throughput", action="store_true", help="also images per second at each size")
-    add("--runs", type=options.positive, help="timed runs of --throughput (default: 30)")
-    add("--warmup", type=options.positive, help="runs before these (default: 30)")
+    add("--runs", type=command_line.positive, help="timed runs of --throughput (default: 30)")
+    add("--warmup", type=command_line.positive, help="runs before these (default: 30)")
     text = f"largest batch of --throughput to try (default: {CPU_BATCH}, on cuda {CUDA_BATCH})"
-    add("--max-batch", type=options.positive, metavar="N", help=text)
-    add("--batch-size", type=options.positive, default=64, help="(default: 64)")
-    options.add_shared(parser, "dtype", default="float32")
-    options.add_shared(parser, "device")
+    add("--max-batch", type=command_line.positive, metavar="N", help=text)
+    add("--batch-size", type=command_line.positive, default=64, help="(default: 64)")
+    command_line.add_shared(parser, "dtype", default="float32")
+    command_line.add_shared(parser, "device")
     text = "threads that read images (default: 1 on cpu, else one for each core, at most 16)"
-    add("--workers", type=options.positive, metavar="N", help=text)
+    add("--workers", type=command_line.positive, metavar="N", help=text)
     add("--resume", action="store_true", help="keep what an interrupted run has measured")
     return parser
 
@@ -104,7 +104,7 @@ def make_options() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Options, complete and checked as far as no model is needed."""
     args = make_options().parse_args(argv)
-    options.check_shared(args)
+    command_line.check_shared(args)
     cpu = args.device.type == "cpu"
     args.workers = args.workers or (1 if cpu else min(16, available_cores()))
     for name, needed in NEEDED.items():
@@ -116,10 +116,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.tta_step = args.tta_step or (DIGIT_TTA_STEP if builtin else TTA_STEP)
     if args.bins is not None:
         args.bins = args.bins or list(BIN_EDGES)
-        options.check_increasing(args.bins, "--bins")
+        command_line.check_increasing(args.bins, "--bins")
     if builtin and (args.dataset_config or args.test_split):
         raise CommandError("--dataset-config and --test-split need --dataset")
-    args.models = options.named_models(args.model)
+    args.models = command_line.named_models(args.model)
     return args
 
 

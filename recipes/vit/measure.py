@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from recipes.lab.options import bins
+from recipes.lab.command_line import bins
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Row
 from recipes.vit.classifier import Classifier, match_classes
@@ -77,7 +77,8 @@ def columns_of(args: argparse.Namespace, train: int) -> dict[tuple[str, int, str
 
 
 def scores_of(classifier: Classifier, images: Sequence[torch.Tensor], gamma: float) -> torch.Tensor:
-    """Log-probabilities ``[B, classes]``; images of one exact size share a forward."""
+    """Log-probabilities ``[B, classes]``; images of one exact size share a forward. Images that are
+    not cropped keep their shape, as in the paper."""
     scores = torch.empty(len(images), len(classifier.labels))
     for shape in {image.shape for image in images}:
         places = [place for place, image in enumerate(images) if image.shape == shape]

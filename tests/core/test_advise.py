@@ -4,13 +4,14 @@ import json
 import math
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
 from cape_plugins import DOMAINS, PositionConfig
-from cape_plugins.advise import aliasing
-from cape_plugins.arguments import Parser, add_position_args, given_settings
 from cape_plugins.cli import main
+from cape_plugins.corpus.advise import aliasing
+from cape_plugins.settings.arguments import Parser, add_position_args, given_settings
 
 ROTARY_CORPUS = ("--train-lengths", "lengths", "--rotary")
 
@@ -29,25 +30,32 @@ def advise(tmp_path, capsys, monkeypatch):
     return run
 
 
-def settings_of(text):
+def settings_of(text, label="field"):
     """The dictionary that the command prints, to paste into a configuration."""
-    (field,) = re.findall(r"^field: +position_embedding=(.*)$", text, re.MULTILINE)
+    (field,) = re.findall(rf"^{label}: +position_embedding=(.*)$", text, re.MULTILINE)
     return json.loads(field)
+
+
+def cape_of(text):
+    """The second dictionary, for tasks that only positions can solve."""
+    return settings_of(text, "or field")
 
 
 def test_shift_takes_counted_positions_to_the_longest_input(advise):
     # 19 in 20 inputs are shorter than 96 tokens; the single one of 300 does not count
-    lengths = [*range(1, 100), 300]
-    settings = settings_of(advise("text", lengths, 250))
+    settings = cape_of(text := advise("text", [*range(1, 100), 300], 250))
     assert settings["type"] == "cape"
     assert settings["max_global_shift"] == 250 - 95
     assert settings["max_global_scale"] == 1
+    assert settings["augment_probability"] == 0.75
+    assert settings_of(text) == {"type": "relpos"}
 
 
 def test_shift_of_positions_around_zero_is_half_as_wide(advise):
-    settings = settings_of(advise("audio", [2.5, 3, 4], 64))
+    settings = cape_of(advise("audio", [2.5, 3, 4], 64))
     assert settings["max_global_shift"] == (64 - 4) / 2
     assert settings["max_global_scale"] == 1.1
+    assert "augment_probability" not in settings
 
 
 def test_images_have_the_settings_of_the_paper(advise):
@@ -57,27 +65,44 @@ def test_images_have_the_settings_of_the_paper(advise):
         "max_local_shift": 0.5,
         "max_global_scale": 1.4,
     }
-    mixed = advise("image", ["14x10", "16", "12"], "24x20")
+    mixed = advise("image", ["14x12", "16", "12"], "24x20")
     assert settings_of(mixed)["max_global_scale"] == 1
     assert "UniViT" in mixed
 
 
-@pytest.mark.parametrize(("domain", "sizes"), [("text", [9, 10]), ("image", ["9x10", "10"])])
-def test_nothing_is_augmented_where_no_position_is_new(advise, domain, sizes):
+def test_coarse_grids_have_a_table(advise):
+    text = advise("image", [8], 16)
+    assert settings_of(text) == {"type": "abspos"}
+    assert "41 % of the channels" in text
+
+
+@pytest.mark.parametrize(
+    ("domain", "sizes", "name"),
+    [
+        ("text", [9, 10], "sinpos"),
+        ("audio", [9, 10], "relpos"),
+        ("image", ["9x10", "10"], "abspos"),
+    ],
+)
+def test_nothing_is_augmented_where_no_position_is_new(advise, domain, sizes, name):
     text = advise(domain, sizes, 10)
-    assert settings_of(text) == {"type": "sinpos"}
+    assert settings_of(text) == {"type": name}
     assert "nothing in use is longer" in text
-    assert f"Compare {'abspos' if domain == 'image' else 'relpos'} on" in text
-    assert "Compare" not in advise("text", [100] * 20, 100, *ROTARY_CORPUS)
+    assert "or flags" not in text
 
 
-@pytest.mark.parametrize(("domain", "sizes"), [("text", [10]), ("audio", [10])])
-def test_what_was_measured_ahead_of_cape_is_named(advise, domain, sizes):
-    """The page on choosing names another type than cape for most sequences."""
-    text = advise(domain, sizes, 15)
-    assert "compare relpos" in text
-    assert ("captions" in text, "phones" in text) == (domain == "text", domain == "audio")
-    assert "compare sinpos" in advise("image", [16], 32)
+def test_reasons_lead_to_sections_of_the_page(advise):
+    """Each type of the command stands on the page, too."""
+    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
+    texts = [
+        *(advise("text", [10], longest) for longest in (5, 15)),
+        *(advise("text", [10], longest, *ROTARY_CORPUS) for longest in (15, 100)),
+        *(advise("image", [size], 32) for size in (8, 16)),
+    ]
+    sections = re.findall(r"docs/choosing\.md, ([\w ]+)\)", " ".join(texts))
+    assert len(sections) >= len(texts)
+    assert all(f"\n## {section}\n" in page for section in sections)
+    assert all(f"`{settings_of(text)['type']}`" in page for text in texts)
 
 
 def test_rotary_models_get_a_scale_and_no_shift(advise):
@@ -86,8 +111,10 @@ def test_rotary_models_get_a_scale_and_no_shift(advise):
     assert settings == {"type": "cape", "max_global_scale": 3}
     assert PositionConfig.from_dict(settings, "text", "rotary").max_global_scale == 3
     assert "up to 300 tokens" in text
-    assert "warning" not in text
-    assert "scales above 4" in advise("text", [100] * 20, 450, *ROTARY_CORPUS)
+    assert "compare" not in text
+    longer = advise("text", [100] * 20, 450, *ROTARY_CORPUS)
+    assert settings_of(longer) == {"type": "cape", "max_global_scale": 4}
+    assert "compare nopos, randpos and rfs" in longer
     assert settings_of(advise("text", [100] * 20, 100, *ROTARY_CORPUS)) == {"type": "rope"}
 
 
@@ -104,13 +131,15 @@ def test_rotary_models_are_language_models(advise, capsys, tmp_path):
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_flags_and_dictionary_can_be_pasted_and_are_equal(advise, domain):
     text = advise(domain, [10, 12], 40)
-    (flags,) = re.findall(r"^flags: +(.*)$", text, re.MULTILINE)
     parser = Parser()
     add_position_args(parser, domain, architecture=DOMAINS[domain].architecture)
-    args = parser.parse_args(shlex.split(flags))
-    settings = settings_of(text)
-    assert {"type": args.position_embedding, **given_settings(args, domain)} == settings
-    PositionConfig.from_dict(settings, domain)  # is not refused
+    lines = re.findall(r"^(or |)flags: +(.*)$", text, re.MULTILINE)
+    for word, flags in lines:
+        args = parser.parse_args(shlex.split(flags))
+        settings = settings_of(text, f"{word}field")
+        assert {"type": args.position_embedding, **given_settings(args, domain)} == settings
+        PositionConfig.from_dict(settings, domain)  # is not refused
+    assert lines
 
 
 def test_a_mark_at_the_beginning_of_a_file_is_no_length(advise):
@@ -129,24 +158,16 @@ def test_text_is_counted_in_tokens(advise, tmp_path):
     assert "2 inputs, median 3.5, " in text
     assert "counted at white space" in text
     assert "white space" not in advise("text", [3], 10)
-    assert settings_of(text)["max_global_shift"] == 6
+    assert cape_of(text)["max_global_shift"] == 6
 
 
 def test_translations_get_alpha_and_lengths_of_the_target(advise, tmp_path):
     (tmp_path / "source").write_text("a b\na b c d\n")
     (tmp_path / "target").write_text("a b c d e\na b c d e f g\n")
     text = advise("text", [], 20, "--train-text", "source", "target")
-    settings = settings_of(text)
+    settings = cape_of(text)
     assert settings["source_scale"] == "14/8"  # with the end of each sentence, as fairseq counts
     assert settings["max_global_shift"] == math.ceil(20 * 14 / 8) - 7
-
-
-def test_wide_shifts_and_coarse_grids_are_warned_of(advise):
-    assert "warning: the shift is 4.5 times" in advise("text", [20], 110)
-    assert "warning" not in advise("text", [20], 40)
-    assert "41 % of the channels" in advise("image", [8], 16)
-    assert "warning" not in advise("image", [14], 16)
-    assert "CTC" in advise("audio", [20], 40)
 
 
 def test_share_of_channels_that_alias():

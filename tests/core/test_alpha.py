@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cape_plugins.alpha import (
+from cape_plugins.cli import main
+from cape_plugins.corpus.alpha import (
     TokenCounts,
     count_binarized,
     count_text_files,
     count_token_lists,
     read_index_sizes,
 )
-from cape_plugins.cli import main
-from cape_plugins.config import PositionConfig
+from cape_plugins.settings.config import PositionConfig
 
 # 5 sentences; one is empty, one has odd spaces and a no-break space, which fairseq splits at
 SOURCE = "ein kleines Haus\n\nviele  Wörter\tmit\u00a0Lücken \nja\nnein , danke .\n"

@@ -1,45 +1,48 @@
-"""Samples that training leaves as they are (augment_probability): their share, that all parts of
+"""Samples that training leaves where they are (augment_probability): their share, that all parts of
 the augmentation leave them out together, on source and target alike, and that probability 0 is no
-augmentation and probability 1 what it was before there was this option, bit for bit."""
+augmentation and probability 1 draws nothing more, bit for bit. What is no probability is refused in
+test_options.py."""
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from cape_plugins import Draw, PositionConfig, augment, draw_global, token_positions
-from cape_plugins.augmentation import SAMPLINGS
-from cape_plugins.encoder import SIDES
-from cape_plugins.positions import timed_frame_positions
-from cape_plugins.registry import ROTARY, ROTARY_TYPES
+from cape_plugins.mathematics.augmentation import SAMPLINGS
+from cape_plugins.mathematics.encoder import SIDES
+from cape_plugins.mathematics.positions import timed_frame_positions
+from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES
 from tests.support.core import (
     BATCH,
     RANDOM,
     RANDOM_TYPES,
     SAMPLED_TYPES,
-    ZERO_MAXIMA,
     default_dtype,
     make_encoder,
     make_positions,
     random_numbers_untouched,
     reading_coords,
-    valid_mask,
+    whole_positions,
 )
+from tests.support.expected import EXPECTED
 
 MANY = 4000
-ALL_MAXIMA = {"max_global_shift": 0.5, "max_global_scale": 1.4, "max_offset": 9}
-NEUTRAL = {"shift": 0.0, "scale": 1.0, "offset": 0.0}
+HALF = {"augment_probability": 0.5}
+NUMBERS = torch.arange(6.0)[None, :, None]  # where evaluation has the tokens
+FEW, MANY_OF_200 = 60, 140  # bounds on the augmented samples of 200, six standard deviations
 
 
-def tokens(samples, length=6):
-    return token_positions(torch.ones(samples, length, dtype=torch.bool))
+def half_encoder(name, domain="text", **settings):
+    return reading_coords(make_encoder(name, domain, **{**HALF, **settings}))
 
 
 # ---- share ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("probability", [0.1, 0.25, 0.5, 0.75, 0.9])
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
 def test_the_share_of_augmented_samples_is_the_probability(probability):
     """Within four standard deviations of a binomial share, and samples are independent."""
     draw = draw_global(MANY, max_global_shift=5.0, augment_probability=probability)
@@ -53,24 +56,21 @@ def test_the_share_of_augmented_samples_is_the_probability(probability):
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_every_type_leaves_its_share_where_evaluation_has_it(name, domain):
-    """Read where positions are encoded; the others have moved."""
-    encoder = reading_coords(make_encoder(name, domain, augment_probability=0.5))
-    positions = make_positions(domain)
+    """Read where positions are encoded; the others have moved. Padding stays zero."""
+    encoder, positions = half_encoder(name, domain), make_positions(domain)
     valid = torch.ones(BATCH, 6, dtype=torch.bool) if positions.valid is None else positions.valid
-    raw = encoder(positions, random=False).expand(BATCH, -1, -1)[valid]
-    number = torch.arange(BATCH)[:, None].expand_as(valid)[valid]
+    raw = encoder(positions, random=False).expand(BATCH, -1, -1)
     moved = []
     for seed in range(60):
         torch.manual_seed(seed)
         draw = encoder.draw(BATCH)
-        coords = encoder(positions, draw)[valid]
-        for row, augmented in enumerate(draw.augmented.flatten().tolist()):
-            here = number == row
-            moved.append(not torch.equal(coords[here], raw[here]))
-            assert augmented or not moved[-1]
-    share = sum(moved) / len(moved)
+        coords = encoder(positions, draw)
+        assert not coords[~valid].any()
+        moved.append((coords != raw).flatten(1).any(1))
+        assert not (moved[-1] & ~draw.augmented.flatten()).any()
+    share = torch.cat(moved).float().mean().item()
     # a sample of one position may be drawn where it is counted
-    assert 0.5 - 4 * math.sqrt(0.25 / len(moved)) < share < 0.5 + 4 * math.sqrt(0.25 / len(moved))
+    assert share == pytest.approx(0.5, abs=4 * math.sqrt(0.25 / (60 * BATCH)))
 
 
 # ---- all parts together --------------------------------------------------------------------------
@@ -79,18 +79,17 @@ def test_every_type_leaves_its_share_where_evaluation_has_it(name, domain):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_all_parts_of_a_sample_are_drawn_or_none(sampling):
     """Augmented samples have the numbers that probability 1 gives them."""
-    drawn = []
-    for probability in (0.4, 1.0):
-        generator = torch.Generator().manual_seed(7)
-        settings = {**ALL_MAXIMA, "sampling": sampling, "max_position": 12}
-        drawn.append(
-            draw_global(200, 2, **settings, augment_probability=probability, generator=generator)
-        )
-    some, every = drawn
+    settings = {"max_global_shift": 0.5, "max_global_scale": 1.4, "max_offset": 9}
+    settings |= {"sampling": sampling, "max_position": 12}
+    generator = partial(torch.Generator().manual_seed, 7)
+    some, every = (
+        draw_global(200, 2, **settings, augment_probability=p, generator=generator())
+        for p in (0.4, 1.0)
+    )
     augmented = some.augmented.flatten()
     assert 0 < augmented.sum() < 200
     assert every.augmented is None
-    for part, neutral in NEUTRAL.items():
+    for part, neutral in {"shift": 0.0, "scale": 1.0, "offset": 0.0}.items():
         ours, full = getattr(some, part), getattr(every, part)
         assert torch.equal(ours[augmented], full[augmented])
         assert (ours[~augmented] == neutral).all()
@@ -99,45 +98,23 @@ def test_all_parts_of_a_sample_are_drawn_or_none(sampling):
     assert torch.equal(some.order[~augmented], torch.arange(12.0).expand((~augmented).sum(), -1))
 
 
-def test_local_shifts_follow_the_other_parts():
-    encoder = reading_coords(
-        make_encoder("cape", "image", augment_probability=0.5, max_global_scale=2.0)
-    )
-    positions, draw = make_positions("image"), encoder.draw(200)
-    raw, coords = positions.coords, encoder(positions, draw)
-    augmented = draw.augmented.flatten()
-    assert torch.equal(coords[~augmented], raw.expand((~augmented).sum(), -1, -1))
-    local = coords / draw.scale - draw.shift - raw
-    assert (local[augmented].abs() > 1e-6).float().mean() > 0.99
-    assert (local[augmented].abs() <= 0.5 * positions.step + 1e-5).all()
-
-
-def test_local_shifts_alone_leave_samples_out_too():
-    """As in models that turn queries and keys, where nothing else may be drawn."""
-    encoder = make_encoder("cape", architecture=ROTARY, augment_probability=0.5)
-    draw = encoder.draw(300)
-    assert not draw.moves
-    coords = encoder.coordinates(tokens(300), draw, random=True)
-    moved = (coords != torch.arange(6.0)[None, :, None]).flatten(1).any(1)
+@pytest.mark.parametrize("settings", [{}, {"max_global_scale": 2.0}])
+@pytest.mark.parametrize("name", [name for name, row in ROTARY_TYPES.items() if row.options])
+def test_positions_that_turn_queries_and_keys_stay_too(name, settings):
+    """Also where local shifts are all that is drawn: by default nothing is rescaled there."""
+    settings = {"max_position": 40} if ROTARY_TYPES[name].sampling else settings
+    encoder = half_encoder(name, architecture=ROTARY, **settings)
+    draw = encoder.draw(200)
+    coords = encoder.coordinates(whole_positions("text", 200), draw, random=True)
+    moved = (coords != NUMBERS).flatten(1).any(1)
     assert torch.equal(moved, draw.augmented.flatten())
-    assert 100 < moved.sum() < 200
-
-
-@pytest.mark.parametrize("name", [name for name in ROTARY_TYPES if ROTARY_TYPES[name].options])
-def test_positions_that_turn_queries_and_keys_stay_as_they_are(name):
-    settings = {"max_global_scale": 2.0} if name == "cape" else {"max_position": 40}
-    encoder = make_encoder(name, architecture=ROTARY, augment_probability=0.5, **settings)
-    draw = encoder.draw(100)
-    coords = encoder.coordinates(tokens(100), draw, random=True)[..., 0]
-    stay = (coords == torch.arange(6.0)).all(1)
-    assert torch.equal(stay, ~draw.augmented.flatten())
-    assert 20 < stay.sum() < 80
+    assert FEW < moved.sum() < MANY_OF_200
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_frames_that_were_skipped_keep_their_time(name):
     """Drawn positions number the frames that are left; those that are not drawn stand in time."""
-    encoder = reading_coords(make_encoder(name, "audio", augment_probability=0.5))
+    encoder = half_encoder(name, "audio")
     times = torch.tensor([[0.0, 0.03, 0.12, 0.15]]).expand(50, -1)
     positions = timed_frame_positions(times, torch.full((50,), 4), 0.03)
     draw = encoder.draw(50)
@@ -147,51 +124,38 @@ def test_frames_that_were_skipped_keep_their_time(name):
     assert not (coords[augmented] == times[0]).all(1).any()
 
 
-def test_an_injected_local_shift_is_taken_as_it_is():
-    encoder = reading_coords(make_encoder("cape", augment_probability=0.5))
+def test_an_injected_local_shift_is_applied_to_all_samples():
     draw = Draw(chance=torch.tensor([0.2, 1.0, 1.0]).view(3, 1, 1))
     shift = torch.full((3, 6, 1), 0.25)
-    coords = encoder(tokens(3), draw, shift)
-    assert torch.equal(coords, torch.arange(6.0)[None, :, None] + shift)
+    coords = half_encoder("cape")(whole_positions("text", 3), draw, shift)
+    assert torch.equal(coords, NUMBERS + shift)
 
 
 # ---- source and target ---------------------------------------------------------------------------
 
 
-def pair(name, **settings):
-    settings = {"architecture": "seq2seq", "source_scale": "1", **settings}
-    return [reading_coords(make_encoder(name, side=side, **settings)) for side in SIDES]
-
-
+@pytest.mark.parametrize("synchronize", [True, False])
 @pytest.mark.parametrize("name", RANDOM_TYPES)
-def test_source_and_target_of_a_pair_that_share_a_draw_are_augmented_alike(name):
-    source, target = pair(name, synchronize=True, augment_probability=0.5)
-    draw = source.draw(200)
-    if draw.order is not None:
-        draw = draw.covering(*(side.span(torch.ones(200, 6)) for side in (source, target)))
-    moved = [
-        (side(tokens(200), draw) != torch.arange(6.0)[None, :, None]).flatten(1).any(1)
-        for side in (source, target)
-    ]
-    assert torch.equal(*moved)
-    assert 60 < moved[0].sum() < 140
-
-
-@pytest.mark.parametrize("name", RANDOM_TYPES)
-def test_sides_that_draw_for_themselves_leave_the_same_samples_out(name):
-    source, target = pair(name, synchronize=False, augment_probability=0.5)
-    draw = source.draw(200)
-    other, alone = target.draw(200, partner=draw), target.draw(200)
+def test_source_and_target_of_a_pair_are_augmented_alike(name, synchronize):
+    """Whether they share a draw, or draw for themselves."""
+    settings = {"architecture": "seq2seq", "source_scale": "1", "synchronize": synchronize}
+    source, target = (half_encoder(name, side=side, **settings) for side in SIDES)
+    counts = [side.num_positions(torch.ones(200, 6)) for side in (source, target)]
+    draw = source.draw(200).covering(*counts)
+    other = draw if synchronize else target.draw(200, partner=draw)
     assert torch.equal(draw.augmented, other.augmented)
-    assert not torch.equal(draw.augmented, alone.augmented)
-    coords = [side(tokens(200), own) for side, own in ((source, draw), (target, other))]
+    assert not torch.equal(draw.augmented, target.draw(200).augmented)
+    positions = whole_positions("text", 200)
+    coords = source(positions, draw), target(positions, other)
+    for moved in ((side != NUMBERS).flatten(1).any(1) for side in coords):
+        assert not (moved & ~draw.augmented.flatten()).any()
+        assert FEW < moved.sum() < MANY_OF_200
     same = (coords[0] == coords[1]).flatten(1).all(1)
-    assert (same | draw.augmented.flatten()).all()  # the others are where evaluation has them
-    assert same.sum() < 150  # numbers are their own
+    assert synchronize or same.sum() < 150  # each side has numbers of its own
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product([0.3, 0.6, 1.0], repeat=2)))
-def test_sides_with_settings_of_their_own_augment_nested_sets(first, second):
+def test_sides_with_different_probabilities_augment_nested_sets(first, second):
     """A side with the default follows the other; each probability is exact."""
     draw = draw_global(MANY, max_global_shift=5.0, augment_probability=first)
     other = draw_global(MANY, max_offset=9, augment_probability=second, partner=draw)
@@ -203,20 +167,20 @@ def test_sides_with_settings_of_their_own_augment_nested_sets(first, second):
     assert torch.equal(here | there, here)
 
 
-# ---- probability 0 -------------------------------------------------------------------------------
+# ---- probabilities 0 and 1 -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_probability_0_is_no_augmentation_bit_for_bit(name, domain):
-    """Outputs, gradients of what is learned, and random numbers; sinpos, but for the mean."""
+    """Outputs and random numbers; sinpos, but for the mean."""
     encoder, positions = make_encoder(name, domain, augment_probability=0), make_positions(domain)
-    maxima = {k: v for k, v in ZERO_MAXIMA[name].items() if k != "mean_normalize"}
+    zero = {k: v for k, v in EXPECTED[name].zero.items() if k != "mean_normalize"}
     assert not encoder.config.random
     assert not encoder.draws
     with random_numbers_untouched():
         assert encoder.draw(BATCH) is None
         actual = encoder(positions)
-    assert torch.equal(actual, make_encoder(name, domain, **maxima)(positions))
+    assert torch.equal(actual, make_encoder(name, domain, **zero)(positions))
     if not encoder.config.mean_normalize:
         assert torch.equal(actual, make_encoder("sinpos", domain)(positions))
 
@@ -234,13 +198,9 @@ def test_probability_0_trains_a_learned_table_at_counted_positions(name):
     assert gradients[0].any()
 
 
-# ---- probability 1 -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("given", [{}, {"augment_probability": 1}])
-def test_probability_1_draws_as_before_the_option_bit_for_bit(given):
-    """The numbers of CAPE by hand: shift, scale, then local shifts, and nothing after them."""
-    encoder = reading_coords(make_encoder("cape", "image", **given))
+def test_probability_1_draws_the_numbers_of_cape_by_hand():
+    """Shift, scale, then local shifts, and nothing after them."""
+    encoder = half_encoder("cape", "image", augment_probability=1)
     positions = make_positions("image")
     torch.manual_seed(4)
     draw = encoder.draw(BATCH)
@@ -258,57 +218,34 @@ def test_probability_1_draws_as_before_the_option_bit_for_bit(given):
 
 
 @pytest.mark.parametrize("name", RANDOM_TYPES)
-def test_probability_1_draws_nothing_more(name):
-    """One random number more would move all that follow."""
-    positions, states = make_positions("text"), []
-    for settings in ({}, {"augment_probability": 1.0}, {"augment_probability": 0.999}):
+def test_probability_1_is_the_default_and_draws_nothing_more(name):
+    """One random number more would move all that follow; stored settings may lack the option."""
+    states = []
+    for probability in (1.0, 0.999):
         torch.manual_seed(4)
-        encoder = make_encoder(name, **settings)
-        encoder(positions, encoder.draw(BATCH))
+        encoder = make_encoder(name, augment_probability=probability)
+        draw = encoder.draw(BATCH)
+        encoder(make_positions("text"), draw)
         states.append(torch.get_rng_state())
-    assert torch.equal(states[0], states[1])
-    assert not torch.equal(states[0], states[2])
+        assert (draw.chance is None) == (probability == 1)
+    assert not torch.equal(*states)
+    stored = PositionConfig(name, augment_probability=1).to_dict()
+    assert stored.pop("augment_probability") == 1.0
+    assert PositionConfig.from_dict(stored) == PositionConfig(name, augment_probability=1)
 
 
-# ---- precision, settings -------------------------------------------------------------------------
+# ---- precision -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", RANDOM_TYPES)
 def test_samples_left_out_stay_float32_whatever_the_default_or_autocast(name, dtype):
-    encoder = reading_coords(make_encoder(name, augment_probability=0.5))
-    positions = token_positions(torch.ones(40, 700, dtype=torch.bool))
+    encoder, valid = half_encoder(name), torch.ones(40, 700, dtype=torch.bool)
     with default_dtype(dtype), torch.autocast("cpu", torch.bfloat16):
         draw = encoder.draw(40)
-        coords = encoder(positions, draw)
+        coords = encoder(token_positions(valid), draw)
     assert coords.dtype == torch.float32
     parts = (draw.shift, draw.scale, draw.offset, draw.order, draw.chance)
     assert all(part is None or part.dtype == torch.float32 for part in parts)
     stay = ~draw.augmented.flatten()
     assert torch.equal(coords[stay, :, 0], torch.arange(700.0).expand(stay.sum(), -1))
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.1, "nan", "half", True])
-def test_what_is_no_probability_is_refused(value):
-    with pytest.raises(
-        ValueError, match=r"augment_probability=.* is not allowed; allowed: 0 to 1\. Meaning"
-    ):
-        PositionConfig("cape", augment_probability=value)
-
-
-def test_where_a_draw_makes_no_sense_so_does_its_probability():
-    with pytest.raises(ValueError, match=r"augment_probability=0.5 has no effect.*shape, cape, ra"):
-        PositionConfig("sinpos", augment_probability=0.5)
-
-
-def test_settings_without_the_option_are_those_of_the_papers():
-    """As of models that were stored before there was the option."""
-    stored = PositionConfig("cape").to_dict()
-    assert stored.pop("augment_probability") == 1.0
-    assert PositionConfig.from_dict(stored) == PositionConfig("cape")
-
-
-def test_padding_is_as_ever():
-    encoder = make_encoder("cape", augment_probability=0.5)
-    embedding = encoder(token_positions(valid_mask()), encoder.draw(BATCH))
-    assert not embedding[~valid_mask()].any()

@@ -18,17 +18,16 @@ from cape_plugins import (
     draw_local,
     frame_positions,
     patch_positions,
-    token_positions,
 )
-from cape_plugins.augmentation import rank_seed
-from cape_plugins.domains import DOMAINS
+from cape_plugins.mathematics.augmentation import rank_seed
+from cape_plugins.settings.domains import DOMAINS
 from tests.reference import appendix_a
 from tests.support.core import (
     FRAMES,
     default_dtype,
-    make_positions,
     random_numbers_untouched,
     valid_mask,
+    whole_positions,
 )
 
 MANY = 4000
@@ -103,15 +102,8 @@ def test_extreme_random_numbers_stay_in_range(monkeypatch, unit, width):
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_local_shift_is_uniform_within_half_a_step(domain):
-    positions = make_positions(domain)
-    local = draw_local(positions.coords, positions.step, 0.5, MANY if domain == "image" else None)
-    if domain != "image":
-        coords = positions.coords.repeat(MANY // 3, 1, 1)
-        step = positions.step
-        step = step.repeat(MANY // 3, 1, 1) if isinstance(step, torch.Tensor) else step
-        local = draw_local(coords, step, 0.5) / step
-    else:
-        local = local / positions.step
+    positions = whole_positions(domain, MANY)
+    local = draw_local(positions.coords, positions.step, 0.5, MANY) / positions.step
     assert local.abs().max() <= 0.5
     assert distance_to_uniform(local.flatten()[:MANY], -0.5, 0.5) < 1.63 / math.sqrt(MANY)
 
@@ -209,29 +201,17 @@ def test_draws_are_float32_whatever_the_default_or_autocast(dtype):
 
 def least_distances(positions, local):
     """Smallest distance between neighbours along each axis, as multiples of the step."""
-    moved = augment(positions.coords, local_shift=local)
-    if positions.coords.shape[-1] == 1:
-        return [((moved[:, 1:] - moved[:, :-1]) / positions.step).min().item()]
-    grid = moved.unflatten(1, (3, 5))
-    across = (grid[:, :, 1:, 0] - grid[:, :, :-1, 0]).min() / positions.step[0]
-    down = (grid[:, 1:, :, 1] - grid[:, :-1, :, 1]).min() / positions.step[1]
-    return [across.item(), down.item()]
-
-
-ORDERED = {
-    "text": lambda: token_positions(torch.ones(100, 40, dtype=torch.bool)),
-    "audio": lambda: frame_positions(torch.full((100,), 40), torch.rand(100) * 0.05 + 0.01),
-    "image": lambda: patch_positions(3, 5),
-}
+    moved = augment(positions.coords, local_shift=local) / positions.step
+    sizes = positions.patches or moved.shape[1:2]
+    cells = moved.unflatten(1, sizes)
+    # axes have the slowest first, coordinates the fastest
+    return [cells[..., -1 - i].diff(dim=1 + i).min().item() for i in range(len(sizes))]
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_local_shifts_of_half_a_step_keep_the_order(domain):
-    positions = ORDERED[domain]()
-    batch = 400 if domain == "image" else None
-    half, wide = (
-        draw_local(positions.coords, positions.step, width, batch) for width in (0.5, 0.75)
-    )
+    positions = whole_positions(domain, 400, larger=True)
+    half, wide = (draw_local(positions.coords, positions.step, width, 400) for width in (0.5, 0.75))
     assert min(least_distances(positions, wide)) < -0.1  # three quarters of a step do not
     for distance in least_distances(positions, half):
         assert 0 < distance < 0.6  # 1 without any shift; 1 / (N - 1) more on an axis of N patches
@@ -239,12 +219,10 @@ def test_local_shifts_of_half_a_step_keep_the_order(domain):
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_the_worst_local_shifts_keep_the_order(domain):
-    positions = ORDERED[domain]()
-    place = torch.arange(positions.coords.shape[1])
-    if domain == "image":
-        alternating = torch.stack(((place % 5) % 2, (place // 5) % 2), dim=1)
-    else:
-        alternating = (place % 2)[:, None]
+    positions = whole_positions(domain, 100, larger=True)
+    sizes = positions.patches or positions.coords.shape[1:2]
+    numbers = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
+    alternating = torch.stack(numbers[::-1], dim=-1).flatten(0, -2) % 2
     worst = (0.5 - alternating.float())[None] * positions.step
     assert min(least_distances(positions, worst)) >= -1e-4
 

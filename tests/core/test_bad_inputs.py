@@ -20,7 +20,7 @@ from cape_plugins import (
     timed_frame_positions,
     token_positions,
 )
-from cape_plugins.augmentation import draw_global
+from cape_plugins.mathematics.augmentation import draw_global
 from tests.support.core import make_encoder, make_positions, valid_mask
 
 FRAMES = torch.tensor([3, 2])
@@ -74,9 +74,9 @@ BAD = [
         ["source_scale='auto'", "cape-plugins alpha"],
     ),
     (
-        "three coordinates",
-        lambda: coordinate_positions(torch.rand(1, 2, 3)),
-        ["(1, 2, 3)", "1 or 2"],
+        "coordinates of no domain",
+        lambda: coordinate_positions(torch.rand(1, 2, 9)),
+        ["(1, 2, 9)", "1 or 2"],
     ),
     ("flat coordinates", lambda: coordinate_positions(torch.rand(2, 3)), ["(2, 3)", "[batch"]),
     (
@@ -94,7 +94,7 @@ BAD = [
     ("dimension of one pair", lambda: Sinusoid(2), ["2", ">= 4"]),
     ("dimension zero", lambda: Sinusoid(0), ["0", ">= 4"]),
     ("odd dimension, built", lambda: make_encoder(dim=9), ["9", "even"]),
-    ("unknown frequencies", lambda: Sinusoid(8, "video"), ["frequencies='video'", "text", "image"]),
+    ("unknown frequencies", lambda: Sinusoid(8, "taste"), ["frequencies='taste'", "text", "image"]),
     ("unknown layout", lambda: Sinusoid(8, "text", "sin_first"), ["layout='sin_first'", "blocks"]),
     (
         "frequencies of another domain",
@@ -158,7 +158,7 @@ BAD = [
     ),
     ("type of another kind", lambda: PositionConfig(3), ["position_embedding=3", "cape"]),
     ("unhashable type", lambda: PositionConfig(["cape"]), ["position_embedding=['cape']", "cape"]),
-    ("unknown domain", lambda: PositionConfig("cape", "video"), ["domain='video'", "audio"]),
+    ("unknown domain", lambda: PositionConfig("cape", "taste"), ["domain='taste'", "audio"]),
     (
         "unknown architecture",
         lambda: PositionConfig("cape", "text", "gan"),
@@ -178,7 +178,7 @@ BAD = [
     (
         "gamma on text",
         lambda: PositionConfig("cape", gamma=2.0),
-        ["gamma=2.0", "'text'", "leave gamma out"],
+        ["gamma=2.0", "'text'", "Leave it out"],
     ),
     (
         "shift of a type without shift",

@@ -13,18 +13,17 @@ from cape_plugins import (
     RelativeGridPositions,
     RelativePositions,
     frame_positions,
-    patch_positions,
-    relative,
     relative_attention,
     token_position_at,
     token_positions,
 )
-from cape_plugins.domains import DOMAINS
-from tests.support.core import BATCH, DIM, EVERYWHERE, RANDOM_TYPES, make_encoder
+from cape_plugins.mathematics import relative
+from cape_plugins.settings.domains import DOMAINS
+from tests.support.core import BATCH, DIM, EVERYWHERE, RANDOM_TYPES, make_encoder, valid_mask
+from tests.support.expected import DOMAIN_SAMPLES, HOP
 
 CASES = [(name, "text") for name in TYPES]
-CASES += [(name, domain) for name in ("cape", "abspos") for domain in ("audio", "image")]
-HOP = 0.03
+CASES += [(name, domain) for name in ("cape", "abspos") for domain in DOMAINS if domain != "text"]
 RELEASE = tuple(int(number) for number in torch.__version__.split(".")[:2])
 WHOLE_GRAPHS = pytest.mark.skipif(
     RELEASE < (2, 13), reason="older compilers of torch do not follow properties of named tuples"
@@ -42,13 +41,12 @@ def compiled(function, **options):
     return torch.compile(function, backend="eager", fullgraph=True, **options)
 
 
-def positions_from(domain, data):
+def positions_from(domain, valid):
     """The part of a model's forward that makes positions."""
-    if domain == "text":
-        return token_positions(data.ne(1))
-    if domain == "audio":
-        return frame_positions(data, HOP, max_frames=6)
-    return patch_positions(2, 3, device=data.device)
+    if domain == "audio":  # of one hop; several are below
+        return frame_positions(valid.sum(1), HOP, max_frames=6)
+    samples = DOMAIN_SAMPLES[domain]
+    return samples.positions(valid, samples.size)
 
 
 def placed_encoder(name, domain):
@@ -57,12 +55,6 @@ def placed_encoder(name, domain):
         return make_encoder(name, domain, start=0.0125, unit=0.5)
     scale = {"architecture": "seq2seq", "source_scale": 1.05} if name in RANDOM_TYPES else {}
     return make_encoder(name, domain, start=2.0, **scale)
-
-
-def data_for(domain):
-    if domain == "text":
-        return torch.tensor([[5, 4, 3, 6, 7, 2], [5, 4, 2, 1, 1, 1], [2, 1, 1, 1, 1, 1]])
-    return torch.tensor([6, 3, 1])
 
 
 # ---- torch.compile -------------------------------------------------------------------------------
@@ -77,18 +69,18 @@ def test_a_graph_break_would_be_noticed():
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("name", "domain"), CASES)
 def test_compiled_encoder_computes_the_same(name, domain, training):
-    encoder, data = placed_encoder(name, domain).train(training), data_for(domain)
+    encoder, valid = placed_encoder(name, domain).train(training), valid_mask()
 
-    def forward(data):
-        positions, draw = positions_from(domain, data), encoder.draw(BATCH)
+    def forward(valid):
+        positions, draw = positions_from(domain, valid), encoder.draw(BATCH)
         if draw is not None and draw.order is not None:
-            draw = draw.covering(encoder.span(positions.valid))
+            draw = draw.covering(encoder.num_positions(positions.valid))
         return encoder(positions, draw, dtype=torch.bfloat16), draw
 
     torch.manual_seed(1)
-    expected, expected_draw = forward(data)
+    expected, expected_draw = forward(valid)
     torch.manual_seed(1)
-    actual, draw = compiled(forward)(data)
+    actual, draw = compiled(forward)(valid)
     if expected is None:
         assert actual is None
         return
@@ -102,22 +94,22 @@ def test_compiled_encoder_computes_the_same(name, domain, training):
                 assert torch.equal(part, expected_part)
             else:
                 assert part == expected_part
-        assert not torch.equal(actual, compiled(forward)(data)[0])
+        assert not torch.equal(actual, compiled(forward)(valid)[0])
 
 
 @WHOLE_GRAPHS
 @pytest.mark.parametrize("name", RANDOM_TYPES)
 def test_samples_that_are_left_out_break_no_graph(name):
-    encoder, data = make_encoder(name, augment_probability=0.5), data_for("text").repeat(5, 1)
+    encoder, valid = make_encoder(name, augment_probability=0.5), valid_mask().repeat(5, 1)
 
-    def forward(data):
-        draw = encoder.draw(len(data))
-        return encoder(token_positions(data.ne(1)), draw), draw.augmented
+    def forward(valid):
+        draw = encoder.draw(len(valid))
+        return encoder(token_positions(valid), draw), draw.augmented
 
     outcomes = []
     for call in (forward, compiled(forward)):
         torch.manual_seed(1)
-        outcomes.append(call(data))
+        outcomes.append(call(valid))
     (expected, augmented), (actual, same) = outcomes
     assert torch.equal(actual, expected)
     assert torch.equal(augmented, same)
@@ -145,13 +137,13 @@ def test_exported_program_is_saved_and_loaded(domain, tmp_path):
             super().__init__()
             self.encoder = placed_encoder("cape", domain)
 
-        def forward(self, data):
-            return self.encoder(positions_from(domain, data))
+        def forward(self, valid):
+            return self.encoder(positions_from(domain, valid))
 
-    model, data = Model().eval(), data_for(domain)
-    torch.export.save(torch.export.export(model, (data,)), tmp_path / "model.pt2")
+    model, valid = Model().eval(), valid_mask()
+    torch.export.save(torch.export.export(model, (valid,)), tmp_path / "model.pt2")
     loaded = torch.export.load(tmp_path / "model.pt2").module()
-    assert torch.equal(loaded(data), model(data))
+    assert torch.equal(loaded(valid), model(valid))
 
 
 def test_exported_table_begins_anew_at_lengths_that_its_sample_did_not_have():
@@ -259,15 +251,14 @@ def test_reading_a_value_would_be_noticed():
 def test_encoder_reads_no_values(name, domain, training):
     with FakeTensorMode():
         encoder = make_encoder(name, domain).train(training)
-        data = torch.randint(9, (BATCH, 6) if domain == "text" else (BATCH,))
-        positions = positions_from(domain, data)
+        positions = positions_from(domain, torch.rand(BATCH, 6) < 0.9)
         result = encoder(positions, encoder.draw(BATCH), dtype=torch.float16)
         assert (result is None) == (encoder.encoding is None)
         if encoder.config.random:
             half = make_encoder(name, domain, augment_probability=0.5).train(training)
             assert half(positions, half.draw(BATCH)).shape == result.shape
         if domain == "text":
-            encoder.eval()(token_position_at(3, data.device))
+            encoder.eval()(token_position_at(3, positions.rows.device))
 
 
 @pytest.mark.parametrize("blocks", [False, True])

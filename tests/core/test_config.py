@@ -9,20 +9,44 @@ import math
 import pickle
 
 import pytest
+import torch
 
-from cape_plugins import ENCODINGS, PRESETS, PositionConfig
-from cape_plugins.config import ARCHITECTURES, applies, options, parse_option
-from cape_plugins.domains import DOMAINS
-from cape_plugins.registry import types_of
+from cape_plugins import ENCODINGS, PRESETS, TYPES, PositionConfig
+from cape_plugins.settings.config import ARCHITECTURES, applies, option_fields, parse_option
+from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES, types_of
+from tests.support.expected import DOMAIN_SAMPLES, EXPECTED, LENGTH
 
-OPTIONS = {option.name: option.metadata for option in options()}
+OPTIONS = {option.name: option.metadata for option in option_fields()}
 COMBINATIONS = [
     (name, domain, architecture)
     for domain, architecture in itertools.product(DOMAINS, ARCHITECTURES)
     for name in types_of(architecture, domain)
 ]
 
-RANDOM_TYPES = ("shape", "cape", "randpos", "rfs")
+
+# ---- the tables of the tests ---------------------------------------------------------------------
+
+
+def test_the_tables_of_the_tests_have_the_rows_of_the_registry():
+    """A new type or domain needs one line in tests/support/expected.py."""
+    assert EXPECTED.keys() == TYPES.keys() | ROTARY_TYPES.keys()
+    assert DOMAIN_SAMPLES.keys() == DOMAINS.keys()
+    sinusoids = {name for name, row in TYPES.items() if row.encoding == "sinusoid"}
+    assert sinusoids == {name for name, row in EXPECTED.items() if row.zero is not None}
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_samples_of_a_domain_fit_its_row(domain):
+    row, samples = DOMAINS[domain], DOMAIN_SAMPLES[domain]
+    for size in (samples.size, samples.larger):
+        axes = size if row.grid else (size,)
+        positions = samples.positions(torch.ones(2, math.prod(axes), dtype=torch.bool), size)
+        assert positions.coords.shape[1:] == (math.prod(axes), row.num_coords)
+        assert (positions.patches is not None) == bool(row.grid)
+    assert math.prod(samples.size if row.grid else (samples.size,)) == LENGTH
+    assert min(axes) >= 3
+    assert max(axes) >= 5
 
 
 # ---- defaults ------------------------------------------------------------------------------------
@@ -58,8 +82,9 @@ def test_defaults_are_those_of_the_design(name, domain, architecture, expected):
 @pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
 def test_defaults_build_everywhere(name, domain, architecture):
     config = PositionConfig(name, domain, architecture)
-    assert config.random == (name in RANDOM_TYPES)
+    assert config.random == EXPECTED[name].random
     assert config.encoding is ENCODINGS[types_of(architecture)[name].encoding]
+    assert config.encoding.adds == (EXPECTED[name].adds and architecture != ROTARY)
     for option in OPTIONS:
         value = getattr(config, option)
         assert value is not None

@@ -6,20 +6,18 @@ import pytest
 import torch
 
 from cape_plugins import (
+    DOMAINS,
     ENCODINGS,
     TYPES,
     Draw,
     Sinusoid,
     build_position_encoder,
     coordinate_positions,
-    frame_positions,
-    patch_positions,
     token_position_at,
     token_positions,
 )
-from cape_plugins.domains import DOMAINS
-from cape_plugins.encoder import SIDES
-from cape_plugins.registry import types_of
+from cape_plugins.mathematics.encoder import SIDES
+from cape_plugins.settings.registry import types_of
 from tests.support.core import (
     ADDING,
     ADDING_TYPES,
@@ -28,24 +26,19 @@ from tests.support.core import (
     EVERYWHERE,
     LENGTHS,
     RANDOM,
-    RANDOM_TYPES,
+    SEQUENCES,
     SINUSOID_TYPES,
     SINUSOIDS,
-    ZERO_MAXIMA,
     make_encoder,
     make_positions,
     random_numbers_untouched,
     reading_coords,
+    whole_positions,
 )
+from tests.support.expected import EXPECTED, LENGTH
 
 CPU = torch.device("cpu")
 SILENT = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].adds]
-
-
-def test_the_registry_is_what_these_tests_expect():
-    assert set(RANDOM_TYPES) == {"shape", "cape", "randpos", "rfs"}
-    assert set(SINUSOID_TYPES) == set(ZERO_MAXIMA)
-    assert set(SILENT) == {"nopos", "relpos"}
 
 
 # ---- drawing -------------------------------------------------------------------------------------
@@ -147,7 +140,7 @@ def test_draws_have_the_shape_of_the_domain(domain, width):
     assert draw.scale is None
     assert (draw.shift is not None) == draw.moves == bool(width)
     if width:
-        assert draw.shift.shape == (5, 1, 2 if domain == "image" else 1)
+        assert draw.shift.shape == (5, 1, DOMAINS[domain].num_coords)
         assert draw.shift.dtype == torch.float32
 
 
@@ -169,13 +162,9 @@ def test_injected_draws_are_applied_as_they_are(domain):
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_offsets_count_grid_steps(domain):
-    """Tokens, frames or patches: frames are 0.03 s apart, so are the offsets."""
+    """Tokens, frames or patches: frames are 0.02 to 0.04 s apart, so are the offsets."""
     encoder = reading_coords(make_encoder("shape", domain, max_offset=20))
-    positions = {
-        "text": token_positions(torch.ones(64, 6, dtype=torch.bool)),
-        "audio": frame_positions(torch.full((64,), 6), torch.full((64,), 0.03)),
-        "image": patch_positions(2, 3),
-    }[domain]
+    positions = whole_positions(domain, 64)
     offset = (encoder(positions, encoder.draw(64)) - positions.coords) / positions.step
     torch.testing.assert_close(offset, offset[:, :1].expand_as(offset))  # one for each sample
     torch.testing.assert_close(offset, offset.round(), atol=1e-3, rtol=0)
@@ -225,10 +214,10 @@ def test_zero_maxima_equal_sinpos_bit_for_bit(domain, training, layout):
     positions = make_positions(domain)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         results = []
-        for name, zero in ZERO_MAXIMA.items():
+        for name in SINUSOID_TYPES:
             if name not in types_of("encoder", domain):
                 continue
-            encoder = make_encoder(name, domain, layout=layout, **zero).to(dtype)
+            encoder = make_encoder(name, domain, layout=layout, **EXPECTED[name].zero).to(dtype)
             encoder.train(training)
             assert not encoder.config.random
             with random_numbers_untouched():
@@ -240,14 +229,12 @@ def test_zero_maxima_equal_sinpos_bit_for_bit(domain, training, layout):
         assert not torch.equal(moved, results[0].expand_as(moved))
 
 
-@pytest.mark.parametrize(("name", "domain"), [p for p in SINUSOIDS if p[1] != "audio"])
+@pytest.mark.parametrize(("name", "domain"), [p for p in SINUSOIDS if not DOMAINS[p[1]].spacing])
 def test_evaluation_equals_the_exact_grid(name, domain):
     encoder, positions = make_encoder(name, domain).eval(), make_positions(domain)
-    exact = encoder.encoding.grid(encoder.place(positions)[0][0])
+    exact = encoder.encoding.grid(encoder.rows_and_step(positions)[0][0])
     result = encoder(positions)
-    if positions.valid is None:
-        assert torch.equal(result[0], exact)
-    for row, length in enumerate(LENGTHS if domain == "text" else ()):
+    for row, length in enumerate([LENGTH] if positions.valid is None else LENGTHS):
         assert torch.equal(result[row, :length], exact[:length])
 
 
@@ -277,7 +264,7 @@ def test_one_step_of_decoding_equals_its_row(name, scale):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shift", [-2000.3, 2000.3])
-@pytest.mark.parametrize("domain", ["text", "audio"])
+@pytest.mark.parametrize("domain", SEQUENCES)
 def test_half_precision_is_float32_then_cast(domain, shift, dtype):
     encoder, positions = make_encoder("cape", domain), make_positions(domain)
     draw = Draw(torch.full((BATCH, 1, 1), shift), None)

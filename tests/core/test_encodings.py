@@ -12,19 +12,30 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from cape_plugins import (
+    DOMAINS,
     PositionConfig,
     Sinusoid,
     build_position_encoder,
     patch_positions,
 )
-from cape_plugins.encodings import FREQUENCIES, LAYOUTS
+from cape_plugins.mathematics.encodings import FREQUENCIES, LAYOUTS
 from tests.reference import appendix_a
 from tests.support.core import default_dtype, random_numbers_untouched
+from tests.support.expected import DOMAIN_SAMPLES
 
 NAMES = list(FREQUENCIES)
-AXES = {name: 2 if name == "image" else 1 for name in NAMES}
-# what the coordinates of each kind reach in practice, in their unit
-REACH = {"text": 2000.0, "fairseq": 2000.0, "marian": 2000.0, "audio": 60.0, "image": 2.0}
+# The frequencies of hosts are for text.
+DOMAIN_OF = dict.fromkeys(NAMES, "text") | {row.frequencies: key for key, row in DOMAINS.items()}
+AXES = {name: DOMAINS[DOMAIN_OF[name]].num_coords for name in NAMES}
+REACH = {name: DOMAIN_SAMPLES[DOMAIN_OF[name]].reach for name in NAMES}
+# The last frequencies of K channels in the papers and hosts.
+LAST = {
+    "text": lambda dim: 1e-4,
+    "audio": lambda dim: 30e-4,
+    "image": lambda dim: 10 * math.pi,
+    "fairseq": lambda dim: 1e-4,
+    "marian": lambda dim: 1e-4 ** (1 - 2 / dim),
+}
 ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
 CPU = torch.device("cpu")
 
@@ -124,10 +135,9 @@ def test_frequencies_fall_to_those_of_the_papers(name, dim):
     assert weights.shape == (AXES[name], dim // 2)
     assert weights.dtype == (torch.float64 if name == "marian" else torch.float32)
     size = weights.norm(dim=0)
-    falling = (size.diff() < 0).all() if name != "image" else (size.diff() > 0).all()
-    assert falling
-    last = {"image": 10 * math.pi, "audio": 30e-4, "marian": 1e-4 ** (1 - 2 / dim)}.get(name, 1e-4)
-    torch.testing.assert_close(size[-1].item(), last, rtol=1e-4, atol=0)
+    if name in LAST:
+        assert (size.diff() < 0).all() if AXES[name] == 1 else (size.diff() > 0).all()
+        torch.testing.assert_close(size[-1].item(), LAST[name](dim), rtol=1e-4, atol=0)
 
 
 # ---- layouts -------------------------------------------------------------------------------------

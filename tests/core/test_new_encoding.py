@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from cape_plugins import PositionConfig, build_position_encoder, token_positions
-from cape_plugins.arguments import add_position_args, given_settings
 from cape_plugins.cli import main
-from cape_plugins.domains import DOMAINS
+from cape_plugins.settings.arguments import add_position_args, given_settings
+from cape_plugins.settings.domains import DOMAINS
 from tests.support.core import make_positions, random_numbers_untouched, valid_mask
 from tests.support.triangle import Triangle, add_triangle
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cape_plugins import PositionConfig, build_position_encoder
+from cape_plugins.checkpoints import stack as checkpoint
+from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row, find_family
+from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.cli import main
-from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row, find_family
-from cape_plugins.pictures import checkpoint
-from cape_plugins.pictures.checkpoint import read_stack
 
 WIDTH, PADDING = 12, 3
 
@@ -65,9 +65,9 @@ def test_each_side_has_its_settings_and_places(tmp_path):
     assert ear.config == PositionConfig.from_dict(shift, "audio")
     assert beak.config == PositionConfig("shape", "text", "decoder")
     assert ear.spacing == ear.encoder.unit == 0.04
-    rows, _ = ear.encoder.place(ear.positions(3))
+    rows, _ = ear.encoder.rows_and_step(ear.positions(3))
     assert rows.flatten().tolist() == [1.0, 2.0, 3.0]
-    rows, _ = beak.encoder.place(beak.positions(3))
+    rows, _ = beak.encoder.rows_and_step(beak.positions(3))
     assert rows.flatten().tolist() == [4.0, 5.0, 6.0]
     alike = {"frequencies": "marian", "layout": "sin_cos_blocks", "start": 1.0, "unit": 0.04}
     expected = build_position_encoder(ear.config, WIDTH, **alike).eval()
@@ -97,7 +97,7 @@ def test_it_is_drawn_and_errors_name_it(figures, tmp_path, capsys):
         main(words)
     assert "'crow' is unknown; allowed: marian," in (error := capsys.readouterr().err)
     assert "owl" in error
-    assert "cape_plugins.families.add_family_row" in error
+    assert "cape_plugins.checkpoints.families.add_family_row" in error
 
 
 def test_a_package_adds_its_rows_by_an_entry_point(tmp_path, monkeypatch):

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from cape_plugins import encodings, frame_positions, token_position_at, token_positions
-from cape_plugins.encodings import KEPT_ROWS
-from tests.support.core import FRAMES, HOP, make_encoder, make_positions, valid_mask
+from cape_plugins import frame_positions, token_position_at, token_positions
+from cape_plugins.mathematics import encodings
+from cape_plugins.mathematics.encodings import KEPT_ROWS
+from tests.support.core import FRAMES, make_encoder, make_positions, valid_mask
+from tests.support.expected import HOP
 from tests.support.operations import operations
 
 LONG = KEPT_ROWS + 100
@@ -81,5 +83,5 @@ def test_neutral_factors_launch_nothing():
     """gamma, alpha and unit of 1, a first position at 0."""
     raw = make_positions("image")
     neutral, scaled = (make_encoder("cape", "image", gamma=gamma) for gamma in (1.0, 0.5))
-    assert operations(lambda: neutral.place(raw)).launched.total() == 0
-    assert operations(lambda: scaled.place(raw)).launched.total() > 0
+    assert operations(lambda: neutral.rows_and_step(raw)).launched.total() == 0
+    assert operations(lambda: scaled.rows_and_step(raw)).launched.total() > 0

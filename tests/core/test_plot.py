@@ -13,26 +13,25 @@ import torch
 pytest.importorskip("matplotlib")
 from PIL import Image
 
-from cape_plugins import PositionConfig, build_position_encoder
+from cape_plugins import DOMAINS, TYPES, PositionConfig, build_position_encoder
+from cape_plugins.checkpoints.stack import Stack
 from cape_plugins.cli import main
 from cape_plugins.pictures import command
 from cape_plugins.pictures.command import PICTURES, draw_picture
 from cape_plugins.pictures.plot_positions import coverage_figure
-from cape_plugins.pictures.views import Stack, views
-from cape_plugins.registry import types_of
+from cape_plugins.pictures.views import views
+from cape_plugins.settings.registry import types_of
 from tests.support.core import EVERYWHERE, make_encoder
+from tests.support.expected import DOMAIN_SAMPLES, EXPECTED
 
 # Types that have something to show; the others are refused.
 SHOWN = {
-    "components": {"sinpos", "abspos", "relpos", "shape", "cape", "randpos", "rfs"},
-    "similarity": {"sinpos", "abspos", "relpos", "shape", "cape", "randpos", "rfs"},
-    "augmentation": {"shape", "cape", "randpos", "rfs"},
-    "coverage": {"sinpos", "shape", "cape", "randpos", "rfs"},
+    picture: {name for name in TYPES if picture in EXPECTED[name].pictures.split()}
+    for picture in PICTURES
 }
 ALL = [(picture, domain, name) for picture in PICTURES for name, domain in EVERYWHERE]
 CASES = [case for case in ALL if case[2] in SHOWN[case[0]]]
 REFUSED = [case for case in ALL if case[2] not in SHOWN[case[0]]]
-SIZES = {"text": ("6", "9"), "audio": ("0.3", "0.5"), "image": ("4", "3x5")}
 
 
 # ---- every picture -----------------------------------------------------------------------------
@@ -51,7 +50,8 @@ def plot_words(picture, domain, name):
     """The command line of a picture of few small inputs."""
     words = ["plot", picture, "--domain", domain, "--position-embedding", name, "--dim", "16"]
     several = PICTURES[picture].most_sizes if name == "cape" else 1
-    words += [] if name == "relpos" else ["--sizes", *SIZES[domain][:several]]
+    if not PositionConfig(name, domain).encoding.relative:  # which has distances
+        words += ["--sizes", *DOMAIN_SAMPLES[domain].shown[:several]]
     return words + (["--channels", "0", "1"] if picture == "components" else [])
 
 
@@ -67,12 +67,10 @@ def test_pictures_show_their_types_in_every_domain(picture, domain, name, figure
     assert all(axis.has_data() for axis in figure.axes)
     labels = [axis.get_xlabel() + axis.get_ylabel() for axis in figure.axes]
     labels.append(figure.get_supxlabel() + figure.get_supylabel())
-    unit = {"text": "tokens", "audio": "(s)", "image": "patches"}[domain]
-    if domain == "image" and picture in ("augmentation", "coverage"):
-        unit = "normalised"
-    if domain == "audio" and name == "relpos":
-        unit = "frames"
-    assert unit in " ".join(labels)
+    row, unit = DOMAINS[domain], DOMAINS[domain].axis.partition("(")[2]
+    counted = row.grid and picture not in ("augmentation", "coverage")
+    counted = counted or PositionConfig(name, domain).encoding.relative
+    assert (row.steps if counted else unit) in " ".join(labels)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +150,7 @@ def test_seed_decides_what_is_drawn(words, figures, tmp_path):
 def test_pictures_of_the_documents_are_those_of_their_commands(repo_root, tmp_path, monkeypatch):
     """Letters may differ a little with the version of matplotlib."""
     monkeypatch.chdir(tmp_path)
-    page = (repo_root / "docs/pictures.md").read_text(encoding="utf-8")
+    page = (repo_root / "docs/flags.md").read_text(encoding="utf-8")
     commands = re.findall(r"^    cape-plugins (plot .*) --output (\S+)$", page, re.MULTILINE)
     assert len(commands) == len(list((repo_root / "docs/pictures").iterdir())) == len(PICTURES)
     for words, path in commands:
@@ -317,7 +315,6 @@ def test_maps_show_the_channels_that_were_asked_for(figures, tmp_path):
         ("similarity --output x.jpg", ["x.jpg", ".png"]),
         ("similarity --lengths 5 --output /dev/null/x.png", ["--output /dev/null/x.png", "folder"]),
         ("similarity --model nowhere", ["--model nowhere", "no such file"]),
-        ("similarity --checkpoint nowhere", ["--model nowhere", "no such file"]),  # as it was
         ("similarity --model nowhere --domain audio", ["--model nowhere", "no such file"]),
         ("similarity --channels 1", ["--channels"]),
     ],

@@ -13,7 +13,7 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.domains import DOMAINS
+from cape_plugins.settings.domains import DOMAINS
 from tests.reference.appendix_a import patch_grid
 from tests.support.core import (
     FRAMES,
@@ -56,11 +56,11 @@ def test_a_sentence_alone_is_the_same_in_a_batch(left):
 def test_source_scale_moves_the_index_not_the_origin():
     positions = token_positions(torch.ones(1, 4, dtype=torch.bool))
     settings = {"architecture": "seq2seq", "source_scale": 1.5, "start": 2.0}
-    coords, step = make_encoder(**settings).place(positions)
+    coords, step = make_encoder(**settings).rows_and_step(positions)
     assert coords.flatten().tolist() == [2.0, 3.5, 5.0, 6.5]
     assert coords.flatten().tolist() != [3.0, 4.5, 6.0, 7.5]  # alpha times (start + index)
     assert step == 1.0
-    coords, _ = make_encoder(**settings, side="target").place(positions)
+    coords, _ = make_encoder(**settings, side="target").rows_and_step(positions)
     assert coords.flatten().tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
@@ -121,7 +121,7 @@ def test_frames_begin_at_the_first_centre_of_their_sample():
 def test_frames_at_the_unit_of_an_encoder_are_whole_numbers():
     """A stock model, which counts frames, thus has the same positions bit for bit."""
     encoder = make_encoder("cape", "audio", start=2.0, unit=0.04)
-    rows, step = encoder.place(frame_positions(torch.tensor([3000]), 0.01 * 4))
+    rows, step = encoder.rows_and_step(frame_positions(torch.tensor([3000]), 0.01 * 4))
     assert torch.equal(rows.flatten(), 2.0 + torch.arange(3000.0))
     assert step == 1.0
     draws = encoder.draw(4000).shift
@@ -158,7 +158,7 @@ def test_one_frame_is_at_zero_and_no_frame_is_not_valid():
 def test_patch_grid_is_that_of_the_appendix(size, gamma):
     height, width = size
     encoder = make_encoder("cape", "image", gamma=gamma)
-    coords, step = encoder.place(patch_positions(height, width))
+    coords, step = encoder.rows_and_step(patch_positions(height, width))
     # the appendix has x down the first array axis, images have it along a row
     x, y = patch_grid(width, height)
     expected = gamma * np.stack([x.T.ravel(), y.T.ravel()], axis=1)
@@ -178,7 +178,7 @@ def test_patches_run_along_rows_and_x_comes_first():
 def test_gamma_stretches_the_grid():
     positions = patch_positions(3, 3)
     (plain, step), (wide, wide_step) = (
-        make_encoder("cape", "image", gamma=gamma).place(positions) for gamma in (1.0, 2.0)
+        make_encoder("cape", "image", gamma=gamma).rows_and_step(positions) for gamma in (1.0, 2.0)
     )
     assert torch.equal(wide, 2 * plain)
     assert torch.equal(wide_step, 2 * step)

@@ -15,14 +15,15 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.augmentation import positions_at, sorted_sample
-from cape_plugins.config import ARCHITECTURES
-from cape_plugins.encoder import SIDES
+from cape_plugins.mathematics.augmentation import positions_at, sorted_sample
+from cape_plugins.mathematics.encoder import SIDES
+from cape_plugins.settings.config import ARCHITECTURES
 from cape_plugins.speech.subsampling import subsampled_positions
 from tests.support.core import (
     BATCH,
     LENGTHS,
     SAMPLED_TYPES,
+    SEQUENCES,
     make_encoder,
     make_positions,
     random_numbers_untouched,
@@ -74,12 +75,11 @@ def test_floats_are_the_order_statistics_of_uniform_numbers():
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
-@pytest.mark.parametrize("domain", ["text", "audio"])
+@pytest.mark.parametrize("domain", SEQUENCES)
 def test_positions_are_sorted_and_each_sample_has_its_own(name, domain):
     positions = make_positions(domain)
     coords = drawn(name, BATCH, 6, 50, domain, positions)
-    step = positions.step if domain == "audio" else torch.ones(BATCH, 1, 1)
-    steps = coords / step[..., 0]
+    steps = coords / torch.as_tensor(positions.step).expand(BATCH, 1, 1)[..., 0]
     for row, length in zip(steps, LENGTHS, strict=True):
         assert (row[:length].diff() > 0).all()
         assert row[0] >= 0
@@ -114,7 +114,7 @@ def test_source_and_target_share_one_function_of_the_index(name, alpha):
     source, target = (reading_coords(make_encoder(name, side=side, **settings)) for side in SIDES)
     masks = valid_mask((7, 3, 1), 7), valid_mask((2, 5, 4), 5)
     draw = source.draw(BATCH)
-    draw = draw.covering(source.span(masks[0]), target.span(masks[1]))
+    draw = draw.covering(source.num_positions(masks[0]), target.num_positions(masks[1]))
     spans = source.alpha, target.alpha
     results = [
         side(token_positions(mask), draw)[..., 0]
@@ -168,7 +168,7 @@ def test_linear_between_the_entries_of_a_sample():
 # ---- evaluation ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("domain", ["text", "audio"])
+@pytest.mark.parametrize("domain", SEQUENCES)
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_evaluation_counts_as_sinpos_does(name, domain):
     positions = make_positions(domain)
@@ -188,7 +188,7 @@ def test_evaluation_draws_where_that_is_asked_for(name):
 
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "encoder"])
 def test_evaluation_draws_nothing_for_text_that_grows(architecture):
-    with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step.*leave"):
+    with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step.*Leave"):
         PositionConfig("randpos", "text", architecture, random_evaluation=True)
 
 
@@ -242,12 +242,16 @@ def test_a_table_in_half_precision_is_read_at_exact_steps():
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_grids_are_refused_with_the_reason(name):
-    with pytest.raises(ValueError, match=rf"'{name}'.*sequence.*'image' are a grid.*cape\. Choose"):
+    with pytest.raises(
+        ValueError, match=rf"'{name}'.*sequence.*'image' are a grid.*cape.*\. Choose"
+    ):
         PositionConfig(name, "image")
 
 
 def test_a_table_needs_rows():
-    with pytest.raises(ValueError, match=r"learned_table=True has no rows with max_position=0"):
+    with pytest.raises(
+        ValueError, match=r"learned_table=True has no rows; allowed: max_position >= 1"
+    ):
         PositionConfig("rfs", max_position=0, learned_table=True)
 
 
@@ -264,7 +268,7 @@ def test_alpha_counts_for_the_longest_input():
     settings = {"architecture": "seq2seq", "source_scale": 1.5, "synchronize": False}
     encoder = make_encoder("rfs", max_position=7, **settings)
     encoder(token_positions(torch.ones(1, 5, dtype=torch.bool)), encoder.draw(1))
-    with pytest.raises(ValueError, match=r"6 positions, times source_scale=1.5.*>= 9"):
+    with pytest.raises(ValueError, match=r"6 positions, times the source scale 1.5.*>= 9"):
         encoder(token_positions(torch.ones(1, 6, dtype=torch.bool)), encoder.draw(1))
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from cape_plugins import RelativePositions, relative, relative_attention
+from cape_plugins import RelativePositions, relative_attention
+from cape_plugins.mathematics import relative
 from tests.reference import appendix_a
 
 BATCH, HEADS, DIM = 2, 2, 3

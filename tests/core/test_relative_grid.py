@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from cape_plugins import RelativeGridPositions, relative, relative_attention
+from cape_plugins import RelativeGridPositions, relative_attention
+from cape_plugins.mathematics import relative
 
 BATCH, HEADS, DIM = 2, 2, 3
 OPTIONS = list(itertools.product(("clip", "zero"), (False, True), (None, HEADS)))

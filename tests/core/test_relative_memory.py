@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cape_plugins import RelativePositions, relative, relative_attention
+from cape_plugins import RelativePositions, relative_attention
+from cape_plugins.mathematics import relative
 from tests.core.test_relative import (
     BATCH,
     DIM,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cape_plugins import TYPES, PositionConfig, Positions, build_position_encoder
-from cape_plugins.config import ARCHITECTURES
-from cape_plugins.registry import ROTARY, ROTARY_TYPES
+from cape_plugins.settings.config import ARCHITECTURES
+from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES
 
 
 @pytest.mark.parametrize("name", sorted(TYPES.keys() - ROTARY_TYPES.keys()))

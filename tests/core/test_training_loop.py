@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cape_plugins import TYPES, PositionConfig, build_position_encoder, token_positions
-from cape_plugins.encoder import SIDES
+from cape_plugins.mathematics.encoder import SIDES
 
 DIM, WORDS, PAD, BOS = 32, 12, 0, 1
 STEPS = 60
@@ -30,7 +30,10 @@ class Copier(nn.Module):
     def forward(self, source, target):
         draw = self.positions.draw(len(source), source.device)
         if draw is not None:  # drawn positions have one count on both sides
-            spans = self.positions.span(source.ne(PAD)), self.target_positions.span(target.ne(PAD))
+            spans = (
+                self.positions.num_positions(source.ne(PAD)),
+                self.target_positions.num_positions(target.ne(PAD)),
+            )
             draw = draw.covering(*spans)
         sides = []
         for tokens, positions in ((source, self.positions), (target, self.target_positions)):

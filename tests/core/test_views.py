@@ -7,7 +7,6 @@ import torch
 
 from cape_plugins import Draw
 from cape_plugins.cli import main
-from cape_plugins.domains import DOMAINS
 from cape_plugins.pictures.views import (
     Stack,
     augmentation_stages,
@@ -18,9 +17,9 @@ from cape_plugins.pictures.views import (
     training_positions,
     views,
 )
-from tests.support.core import ADDING, RANDOM, make_encoder
-
-POSITIONS = {"text": 7, "audio": 7, "image": (3, 4)}
+from cape_plugins.settings.domains import DOMAINS
+from tests.support.core import ADDING, RANDOM, SAMPLED_TYPES, SEQUENCES, make_encoder
+from tests.support.expected import DOMAIN_SAMPLES
 
 
 def make_stack(name="cape", domain="text", **options):
@@ -44,13 +43,13 @@ def test_similarities_are_those_computed_by_hand():
 def test_similarity_at_offset_zero_is_one(name, domain):
     """Augmented embeddings, too."""
     stack = make_stack(name, domain)
-    for view in views(stack, [POSITIONS[domain]], 2 * stack.config.random, generator()):
+    for view in views(stack, [DOMAIN_SAMPLES[domain].size], 2 * stack.config.random, generator()):
         cosine = similarity(view.embedding)["cosine"]
         assert np.allclose(np.diag(cosine), 1.0)
         assert cosine.min() < 0.99  # not of all pairs
 
 
-@pytest.mark.parametrize("domain", ["text", "audio"])
+@pytest.mark.parametrize("domain", SEQUENCES)
 def test_similarities_of_sinusoids_depend_on_differences_only(domain):
     (view,) = views(make_stack("sinpos", domain), [40], 0, generator())
     for matrix in similarity(view.embedding).values():
@@ -91,7 +90,7 @@ def test_stages_of_one_augmentation_are_those_computed_by_hand():
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_last_stage_is_what_training_encodes(name, domain):
-    stack, size = make_stack(name, domain), POSITIONS[domain]
+    stack, size = make_stack(name, domain), DOMAIN_SAMPLES[domain].size
     positions = stack.positions(size)
     *_, last = augmentation_stages(
         stack.encoder, positions, *draw_positions(stack.encoder, positions, 3, generator())
@@ -115,7 +114,7 @@ PAIR = "--architecture seq2seq --position-source-scale 1.5 --position-embedding"
 SHOWN = [
     f"{picture} --dim 16 {more} {PAIR} {name}"
     for picture, more in {"augmentation": "", "coverage": "", "components": "--channels 1"}.items()
-    for name in ("randpos", "rfs")
+    for name in SAMPLED_TYPES
 ]
 
 

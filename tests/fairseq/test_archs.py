@@ -16,6 +16,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 import fairseq_user_dir
 from fairseq_user_dir.models import NOT_RUNNABLE
 from tests.support.fairseq_models import (
+    SAMPLED,
     START,
     batch,
     build,
@@ -182,7 +183,7 @@ def test_language_model_arch_trains_and_equals_stock(arch):
         assert torch.equal(model.eval()(previous)[0], model(previous)[0])
 
 
-@pytest.mark.parametrize("name", ["randpos", "rfs"])
+@pytest.mark.parametrize("name", SAMPLED)
 def test_target_longer_than_its_draft_shares_the_draw_of_the_source(name):
     """Levenshtein's decoder reads a draft, with tokens left out, and then the whole target."""
     settings = {"position_embedding": name, "position_source_scale": "1"}

@@ -13,7 +13,7 @@ from cape_plugins import PositionConfig
 from fairseq_user_dir.asr.acoustic_encoder import add_encoder_args
 from fairseq_user_dir.asr.criterion import CapeCtcCriterion
 from fairseq_user_dir.asr.decoding import CtcGenerator
-from fairseq_user_dir.options import decoder_config_from_args
+from fairseq_user_dir.flags import decoder_config_from_args
 from tests.support.fairseq_speech import (
     CTC,
     S2T,

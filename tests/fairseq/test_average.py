@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import subprocess
 from collections import OrderedDict
 from fractions import Fraction
 
@@ -14,11 +13,11 @@ from fairseq.data import Dictionary, indexed_dataset
 
 from fairseq_user_dir.average import (
     average_checkpoints,
-    load_checkpoint,
     main,
     save_atomically,
     select_checkpoints,
 )
+from fairseq_user_dir.checkpoints import read_checkpoint
 
 
 def parameters(seed, dtype=torch.float32):
@@ -112,7 +111,7 @@ def test_other_entries_are_those_of_the_longest_training(tmp_path):
 
 def test_tied_tensors_stay_tied_in_the_file(files, tmp_path):
     save_atomically(average_checkpoints(files), tmp_path / "average.pt")
-    model = load_checkpoint(tmp_path / "average.pt")["model"]
+    model = read_checkpoint(tmp_path / "average.pt")["model"]
     embedding = model["encoder.embed_tokens.weight"]
     assert model["decoder.output_projection.weight"].data_ptr() == embedding.data_ptr()
     untied = parameters(4)
@@ -159,19 +158,6 @@ def test_last_epochs_and_updates_are_chosen_by_number(tmp_path):
     assert names(select(tmp_path, "update", 1, 999)) == ["checkpoint_9_900.pt"]
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-def test_best_is_what_the_run_called_best(tmp_path, maximize):
-    scores = ("4.50", "12.31", "9.872", "30.10")
-    for score in scores:
-        path = checkpoint(tmp_path / f"checkpoint.best_bleu_{score}.pt", seed=1)
-        state = torch.load(path)
-        state["cfg"]["checkpoint"]["maximize_best_checkpoint_metric"] = maximize
-        torch.save(state, path)
-    chosen = names(select_checkpoints(tmp_path, "best", 2, None))
-    expected = ("12.31", "30.10") if maximize else ("9.872", "4.50")
-    assert chosen == [f"checkpoint.best_bleu_{score}.pt" for score in expected]
-
-
 # ----------------------------------------------------------------------------------------- refusals
 
 
@@ -203,7 +189,7 @@ def changed(path, source, **entries):
 )  # fmt: skip
 def test_models_that_have_no_mean_are_refused(files, tmp_path, entries, message):
     odd = changed(tmp_path / "odd.pt", files[0], **entries)
-    with pytest.raises(ValueError, match=rf"^--inputs: .*{message}") as error:
+    with pytest.raises(ValueError, match=message) as error:
         average_checkpoints([*files, odd])
     assert str(odd) in str(error.value)
 
@@ -225,24 +211,11 @@ def test_other_positional_settings_are_refused(tmp_path, ours, theirs, message):
 
 
 def test_files_that_cannot_be_read_are_named(files, tmp_path):
-    with pytest.raises(ValueError, match=r"no checkpoint at .*nine\.pt; .*checkpoint1\.pt, check"):
-        average_checkpoints([files[0], tmp_path / "nine.pt"])
-    with pytest.raises(ValueError, match="the folder .* does not exist"):
-        average_checkpoints([tmp_path / "nowhere" / "nine.pt"])
-    truncated, empty = tmp_path / "truncated.pt", tmp_path / "empty.pt"
-    truncated.write_bytes(files[0].read_bytes()[:-500])
-    empty.write_bytes(b"")
-    for path in (truncated, empty):
-        with pytest.raises(ValueError, match=rf"{path.name} cannot be loaded .*complete"):
-            average_checkpoints([files[0], path])
-    torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match=r"list\.pt has no entry 'model'"):
-        average_checkpoints([tmp_path / "list.pt"])
-    torch.save({"model": {}, "evil": subprocess.Popen}, tmp_path / "evil.pt")
-    with pytest.raises(
-        ValueError, match=r"evil\.pt cannot be loaded \(.*Popen was not an allowed [^.]*\); is it"
-    ):
-        average_checkpoints([tmp_path / "evil.pt"])
+    """The texts are tested beside the reader, tests/fairseq/test_stored_settings.py."""
+    (tmp_path / "truncated.pt").write_bytes(files[0].read_bytes()[:-500])
+    for name, message in (("nine.pt", "no such file"), ("truncated.pt", "cannot be read")):
+        with pytest.raises(ValueError, match=rf"{name}:? {message}"):
+            average_checkpoints([files[0], tmp_path / name])
 
 
 def test_a_file_counts_once(files, tmp_path):
@@ -254,20 +227,17 @@ def test_a_file_counts_once(files, tmp_path):
 
 
 REFUSED = {
-    "too many": (". --num-epoch-checkpoints 4", r"holds 3 such .*checkpoint3\.pt"),
+    "too many": (". --num-epoch-checkpoints 4", r"has 3 such .*checkpoint3\.pt"),
     "bound": (". --num-epoch-checkpoints 3 --checkpoint-upper-bound 2",
-              r"holds 2 such checkpoints up to --checkpoint-upper-bound 2"),
-    "no updates": (". --num-update-checkpoints 1", r"holds 0 such .*none.*checkpoint1\.pt"),
-    "no best": (". --num-best-checkpoints 1", "holds 0 such"),
-    "zero": (". --num-epoch-checkpoints 0", "is 0; it must be at least 1"),
-    "two": (". --num-epoch-checkpoints 1 --num-best-checkpoints 1", "not allowed with"),
-    "bound of best": (". --num-best-checkpoints 1 --checkpoint-upper-bound 2",
-                      "cannot go with --num-best-checkpoints"),
+              r"has 2 such checkpoints up to --checkpoint-upper-bound 2"),
+    "no updates": (". --num-update-checkpoints 1", r"has 0 such .*none"),
+    "zero": (". --num-epoch-checkpoints 0", "'0' is not a whole number of at least 1"),
+    "two": (". --num-epoch-checkpoints 1 --num-update-checkpoints 1", "not allowed with"),
     "bound alone": ("checkpoint1.pt --checkpoint-upper-bound 2", "bounds nothing here"),
-    "folder alone": (".", r"is a folder; add --num-epoch-checkpoints.*checkpoint1\.pt"),
-    "number of files": ("checkpoint1.pt --num-epoch-checkpoints 1", "chooses from one folder"),
-    "number of nothing": ("missing --num-epoch-checkpoints 1", "one folder that exists"),
-    "missing": ("checkpoint1.pt checkpoint7.pt", r"no checkpoint at .*checkpoint7\.pt"),
+    "folder alone": (".", r"is a folder; add --num-epoch-checkpoints"),
+    "number of files": ("checkpoint1.pt --num-epoch-checkpoints 1", "is not one folder"),
+    "number of nothing": ("missing --num-epoch-checkpoints 1", "is not one folder"),
+    "missing": ("checkpoint1.pt checkpoint7.pt", r"checkpoint7\.pt: no such file"),
     "output is input": ("checkpoint1.pt --output checkpoint1.pt", "never overwritten"),
     "output in no folder": ("checkpoint1.pt --output no/avg.pt", "does not exist; create it"),
     "output is folder": ("checkpoint1.pt --output .", "is a folder; name a file"),
@@ -289,19 +259,13 @@ def test_command_refuses_and_leaves_the_files_alone(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_best_of_two_metrics_is_ambiguous(tmp_path):
-    touch(tmp_path, "checkpoint.best_loss_3.1.pt", "checkpoint.best_bleu_30.1.pt")
-    with pytest.raises(ValueError, match="several metrics, bleu, loss"):
-        select_checkpoints(tmp_path, "best", 1, None)
-
-
 # ------------------------------------------------------------------------------------------ writing
 
 
 def test_command_writes_the_average(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["--inputs", ".", "--num-epoch-checkpoints", "2", "--output", "average.pt"])
-    result = load_checkpoint("average.pt")["model"]
+    result = read_checkpoint("average.pt")["model"]
     torch.testing.assert_close(result["encoder.scale"], torch.tensor(0.25))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "average.pt", *names(files),
@@ -309,7 +273,7 @@ def test_command_writes_the_average(files, tmp_path, monkeypatch):
     # once more, over the old result, which is no input
     main(["--inputs", *map(str, files), "--output", "average.pt"])
     torch.testing.assert_close(
-        load_checkpoint("average.pt")["model"]["encoder.scale"], torch.tensor(0.2)
+        read_checkpoint("average.pt")["model"]["encoder.scale"], torch.tensor(0.2)
     )
 
 
@@ -360,7 +324,7 @@ def test_average_of_a_run_is_used_by_fairseq(tmp_path, run_cli):
             builder.finalize(prefix + ".idx")
     (tmp_path / "passive_types").mkdir()
     (tmp_path / "passive_types" / "__init__.py").write_text(
-        "from fairseq_user_dir.compat import allow_fairseq_checkpoints\n\n"
+        "from fairseq_user_dir.host.compat import allow_fairseq_checkpoints\n\n"
         "allow_fairseq_checkpoints()\n"
     )
     training = [
@@ -376,8 +340,8 @@ def test_average_of_a_run_is_used_by_fairseq(tmp_path, run_cli):
     )  # fmt: skip
     assert "run/checkpoint2.pt, run/checkpoint3.pt" in output
 
-    models = [load_checkpoint(tmp_path / f"run/checkpoint{i}.pt")["model"] for i in (2, 3)]
-    result = load_checkpoint(tmp_path / "run/average.pt")
+    models = [read_checkpoint(tmp_path / f"run/checkpoint{i}.pt")["model"] for i in (2, 3)]
+    result = read_checkpoint(tmp_path / "run/average.pt")
     for key, value in result["model"].items():
         assert torch.equal(value, exact_mean([model[key] for model in models])), key
     last = tmp_path / "run" / "checkpoint_last.pt"

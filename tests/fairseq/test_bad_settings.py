@@ -103,11 +103,11 @@ NOT_BUILT = {
         r"--position-relative-context 0 leaves .*'relpos' without .*; allowed: >= 1.*'nopos'"
     ),
     "--position-embedding sinpos --position-relative-values true": (
-        r"--position-relative-values true has no effect .*; set --position-relative-context"
+        r"--position-relative-values true has no effect .*--position-relative-context >= 1. Set"
     ),
     "--position-embedding sinpos --position-mean-normalize true": r"--position-mean-normalize true",
     f"{GIVEN} --position-mean-normalize true": (
-        r"--position-mean-normalize true is impossible .*'seq2seq'.*-mean-normalize false"
+        r"--position-mean-normalize true is impossible .*'seq2seq'.*Leave it out"
     ),
     f"{GIVEN} --position-relative-context 4 --cross-self-attention": (
         r"--position-relative-context=4 cannot be combined with --cross-self-attention; switch"
@@ -145,10 +145,10 @@ LANGUAGE_MODEL = {
     "--position-max-global-shift nan": r"--position-max-global-shift nan is not allowed; .* >= 0",
     "--position-max-global-shift=-1": r"--position-max-global-shift -1.0 is not allowed; .* >= 0",
     "--position-max-offset 2": r"--position-max-offset 2 has no effect on .*'cape'.*Leave it",
-    "--position-source-bos true": r"--position-source-bos true needs .*leave --position-source-bos",
-    "--position-source-scale 1.1": r"--position-source-scale 1.1 needs .*leave --position",
-    "--position-source-scale auto": r"--position-source-scale auto needs .*leave --position",
-    "--position-synchronize true": r"--position-synchronize true needs .*leave --position",
+    "--position-source-bos true": r"--position-source-bos true needs .*Leave it out",
+    "--position-source-scale 1.1": r"--position-source-scale 1.1 needs .*Leave it out",
+    "--position-source-scale auto": r"--position-source-scale auto needs .*Leave it out",
+    "--position-synchronize true": r"--position-synchronize true needs .*Leave it out",
     "--position-mean-normalize true": r"--position-mean-normalize true is impossible .*'decoder'",
     "--position-mean-normalize yes": r"--position-mean-normalize yes is not allowed; .* true or",
     "--no-token-positional-embeddings": r"--no-token-positional-embeddings contradicts .* cape",

@@ -27,12 +27,12 @@ from fairseq.data.fasta_dataset import FastaDataset
 from fairseq.modules import MultiheadAttention
 from omegaconf import DictConfig, OmegaConf
 
-from cape_plugins.arguments import FAIRSEQ
-from cape_plugins.fairseq_files import UnsafeSettingError, literal, load_fairseq
-from cape_plugins.pictures.checkpoint import read_stack
+from cape_plugins.checkpoints.fairseq_files import UnsafeSettingError, literal, read_checkpoint
+from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.serving.command import GROUP
+from cape_plugins.settings.arguments import FAIRSEQ
 from fairseq_user_dir.average import average_checkpoints
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 from tests.support.fairseq_models import USER_DIR, Task, build, generate_words, train_words
 
 
@@ -117,7 +117,7 @@ def test_every_setting_that_fairseq_evaluates_is_checked(tmp_path, created):
     for name in names | handed_on:
         path = save(tmp_path / "checkpoint.pt", cfg={"model": {name: code(created)}})
         with pytest.raises(UnsafeSettingError, match=rf"cfg\.model\.{name} is "):
-            load_fairseq(path)
+            read_checkpoint(path)
 
 
 def test_convolutions_are_read_as_before():
@@ -238,7 +238,7 @@ def test_a_checkpoint_with_code_is_refused(place, tmp_path, created):
 def test_a_list_of_numbers_holds_only_numbers(text, tmp_path):
     path = save(tmp_path / "checkpoint.pt", cfg={"model": {"adaptive_softmax_cutoff": text}})
     with pytest.raises(UnsafeSettingError, match="adaptive_softmax_cutoff"):
-        load_fairseq(path)
+        read_checkpoint(path)
 
 
 def test_settings_with_data_are_loaded(tmp_path):
@@ -259,7 +259,7 @@ def test_settings_with_data_are_loaded(tmp_path):
     }
     for model in (settings, argparse.Namespace(**settings), OmegaConf.create(settings)):
         path = save(tmp_path / "checkpoint.pt", cfg={"model": model})
-        assert load_fairseq(path)["cfg"]["model"] == model
+        assert read_checkpoint(path)["cfg"]["model"] == model
 
 
 @pytest.mark.parametrize("text", ["${create:}", "a/${create:}/b", "${${task.name}:}"])

@@ -6,6 +6,8 @@ import torch
 
 from cape_plugins import TYPES
 from tests.support.fairseq_models import (
+    IDENTICAL,
+    STOCK,
     VARIANTS,
     build,
     build_variant,
@@ -17,14 +19,11 @@ from tests.support.fairseq_models import (
     train_words,
 )
 
-# What a stock model is told to have the parameters of each encoding.
-STOCK = {
-    "sinusoid": {},
-    "table": {"encoder_learned_pos": True, "decoder_learned_pos": True},
-    "none": {"no_token_positional_embeddings": True},
-}
-SAME = [name for name in VARIANTS if "position_relative_context" not in VARIANTS[name]]
-SAME.remove("relpos")
+SAME = [
+    name
+    for name, settings in VARIANTS.items()
+    if settings["position_embedding"] in IDENTICAL and "position_relative_context" not in settings
+]
 
 
 @pytest.mark.parametrize("name", SAME)

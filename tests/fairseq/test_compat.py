@@ -18,9 +18,9 @@ from fairseq.data import Dictionary, indexed_dataset
 from fairseq.distributed.utils import _TensorPlaceholder
 from omegaconf import OmegaConf
 
-from cape_plugins.fairseq_files import NUMBERS
-from fairseq_user_dir import compat
-from fairseq_user_dir.compat import allow_fairseq_checkpoints
+from cape_plugins.checkpoints.fairseq_files import NUMBERS
+from fairseq_user_dir.host import compat
+from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -85,7 +85,7 @@ def test_types_that_other_code_took_off_the_list_come_back(tmp_path):
     path = tmp_path / "checkpoint.pt"
     state = {"extra_state": {"counts": np.arange(4), "train_iterator": {"epoch": 1}}}
     state["optimizer_history"] = [{"num_updates": 0, "lr_scheduler_state": {}}]
-    state |= {"args": None, "cfg": None}
+    state |= {"args": None, "cfg": None, "model": {}}
     torch.save(state, path)
     with torch.serialization.safe_globals([np.ndarray]):
         pass
@@ -156,14 +156,14 @@ def test_older_torch_is_left_alone(monkeypatch):
 # -------------------------------------------------------------------------------- on command lines
 
 ALLOW_ALL = """
-from fairseq_user_dir.compat import allow_fairseq_checkpoints
+from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
 
 allow_fairseq_checkpoints()
 """
 
 # What a checkpoint file itself holds, but not what ranks send each other.
 ALLOW_FILES_ONLY = """
-from fairseq_user_dir import compat
+from fairseq_user_dir.host import compat
 
 compat._CONTAINERS = ()
 compat.torch.serialization.clear_safe_globals()
@@ -173,7 +173,7 @@ compat.allow_fairseq_checkpoints()
 LOAD = """
 import sys, torch
 if sys.argv[2] == "allowed":
-    from fairseq_user_dir.compat import allow_fairseq_checkpoints
+    from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
     allow_fairseq_checkpoints()
 state = torch.load(sys.argv[1], weights_only=True)
 print(type(state["cfg"]["model"]).__name__)

@@ -6,7 +6,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from cape_plugins import cli, doctor
+from cape_plugins import cli
+from cape_plugins.doctor import command as doctor
 from fairseq_user_dir.doctor import doctor as fairseq_doctor
 from fairseq_user_dir.embedding import TokenPositionEmbedding
 from tests.support.core import with_a_draw_in_evaluation

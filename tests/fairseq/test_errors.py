@@ -2,6 +2,7 @@
 everything else keeps its traceback."""
 
 import linecache
+import pickle
 import re
 import shutil
 import sys
@@ -15,39 +16,41 @@ from fairseq import options
 import cape_plugins
 import fairseq_user_dir.asr
 from cape_plugins import PositionConfig
-from cape_plugins.arguments import in_flags
-from cape_plugins.config import options as position_options
-from fairseq_user_dir.errors import SettingsError, named_by_flags, print_without_traceback
+from cape_plugins.settings.arguments import text_in_flags
+from cape_plugins.settings.config import option_fields
+from cape_plugins.settings.options import OptionError
+from fairseq_user_dir.flags import DECODER_PREFIX
+from fairseq_user_dir.host.errors import SettingsError, named_by_flags, print_without_traceback
 from tests.support.fairseq_models import USER_DIR, train_words
 from tests.support.fairseq_speech import durations, write_manifest
 
-NAMED = {
-    "mean_normalize=True is impossible; set mean_normalize=False.": (
-        "--position-mean-normalize true is impossible; set --position-mean-normalize false."
-    ),
-    "source_scale='1.1' needs a source; leave source_scale out": (
-        "--position-source-scale 1.1 needs a source; leave --position-source-scale out"
-    ),
-    "max_global_shift=-1.0 is not allowed; allowed: >= 0": (
-        "--position-max-global-shift -1.0 is not allowed; allowed: >= 0"
-    ),
-    "relative_context=0 leaves": "--position-relative-context 0 leaves",
-    "max_offset='' is not": "--position-max-offset '' is not",
-    "position_embedding='capee' is unknown": "--position-embedding capee is unknown",
-    "--position-source-scale auto, my_gamma": "--position-source-scale auto, my_gamma",
-    "/corpora/gamma/train.de, gamma/x and 'gamma.txt' are no files; leave gamma.": (
-        "/corpora/gamma/train.de, gamma/x and 'gamma.txt' are no files; leave --position-gamma."
-    ),
-}
+
+def refusal_of(**settings):
+    with pytest.raises(ValueError, match="allowed") as refused:
+        PositionConfig(**settings)
+    return refused.value
 
 
-@pytest.mark.parametrize("text", NAMED)
-def test_options_are_named_by_their_flags(text):
-    assert in_flags(text) == NAMED[text]
+def test_options_are_named_by_their_flags():
+    """Those that only the remedy names, too; values as a command line takes them."""
+    tables = refusal_of(type="randpos", learned_table=True, max_position=0)
+    assert str(tables).startswith("learned_table=True has no rows; allowed: max_position >= 1, ")
+    assert text_in_flags(tables).startswith(
+        "--position-learned-table true has no rows; allowed: --position-max-position >= 1, "
+    )
+    assert "; allowed: --position-decoder-max-position" in text_in_flags(tables, DECODER_PREFIX)
+    assert text_in_flags(refusal_of(gamma="")).startswith("--position-gamma '' is not allowed")
+    assert text_in_flags(refusal_of(type="capee")).startswith("--position-embedding capee is ")
+    assert text_in_flags(ValueError("gamma=3")) == "gamma=3"  # not the text of an option
+
+
+def test_errors_about_options_reach_other_processes():
+    error = refusal_of(max_offset=-1)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_every_error_about_a_value_names_the_flag():
-    for option in position_options():
+    for option in option_fields():
         with pytest.raises(ValueError, match="not allowed") as core, named_by_flags():
             PositionConfig(**{option.name: "no such value"})
         assert isinstance(core.value, SettingsError)
@@ -138,14 +141,14 @@ def test_a_refusal_is_known_by_its_statement_however_many_lines_it_has(name, hoo
 
 @pytest.mark.parametrize("package", [cape_plugins, fairseq_user_dir.asr, torch])
 def test_values_that_this_project_refuses_are_one_line(package, hook, capsys):
-    place = {"error": ValueError("max_offset=3 is\nnot allowed")}
+    place = {"error": OptionError("max_offset", 3, "is\nnot allowed")}
     exec(compile("def refuse(): raise error", package.__file__, "exec"), place)
     try:
         exec(compile("refuse()", COMMAND, "exec"), place)
     except ValueError as raised:
         sys.excepthook(type(raised), raised, raised.__traceback__)
     printed = capsys.readouterr().err
-    message = "fairseq-train: error: --position-max-offset 3 is not allowed\n"
+    message = "fairseq-train: error: --position-max-offset 3 is not allowed.\n"
     assert (printed == message) == (package is not torch)
     assert ("Traceback" in printed) == (package is torch)
 

@@ -5,8 +5,11 @@ import pytest
 import torch
 
 from cape_plugins import TYPES
+from tests.support.expected import EXPECTED
 from tests.support.fairseq_models import (
+    IDENTICAL,
     SINUSOID,
+    STOCK,
     batch,
     build,
     build_lm,
@@ -19,15 +22,7 @@ from tests.support.fairseq_models import (
     train_words,
 )
 
-# What the stock arch is told to have the same positions, by encoding.
-STOCK = {
-    "sinusoid": {},
-    "table": {"encoder_learned_pos": True, "decoder_learned_pos": True},
-    "none": {"no_token_positional_embeddings": True},
-}
-# relpos has parameters that no stock model has.
-IDENTICAL = [name for name in TYPES if name != "relpos"]
-RANDOM = [name for name in SINUSOID if switched_off(name).keys() - switched_off("sinpos").keys()]
+RANDOM = [name for name in SINUSOID if EXPECTED[name].random]
 SETTINGS = {
     "post-LN": {},
     "pre-LN": {"encoder_normalize_before": True, "decoder_normalize_before": True},
@@ -80,7 +75,6 @@ def test_equals_stock_after_updates(name, setting):
 @pytest.mark.parametrize("name", RANDOM)
 def test_augmentation_makes_the_difference(name):
     """The comparison above does notice positions that moved."""
-    assert RANDOM == ["shape", "cape", "randpos", "rfs"]
     options = {"dropout": 0.1, "position_source_scale": "1", "position_source_bos": False}
     ours = train(build(position_embedding=name, **options), updates=1)
     assert differences(ours.state_dict(), train(build("transformer_tiny"), 1).state_dict())

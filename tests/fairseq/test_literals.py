@@ -2,7 +2,7 @@
 
 import pytest
 
-from cape_plugins.fairseq_files import literal
+from cape_plugins.checkpoints.fairseq_files import literal
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerModel
 
-from cape_plugins import encodings
+from cape_plugins.mathematics import encodings
 from tests.support.fairseq_models import VARIANTS, build, build_lm, build_variant, loss_of
 from tests.support.fairseq_speech import (
     CTC,

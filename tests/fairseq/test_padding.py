@@ -4,6 +4,7 @@ and that the BOS hint is a BOS token before the source that the caller never see
 import pytest
 import torch
 
+from cape_plugins import TYPES
 from tests.support.fairseq_models import (
     BOS,
     PAD,
@@ -78,14 +79,8 @@ def test_sentence_alone_equals_sentence_in_a_batch(name):
 # ------------------------------------------------------------------------------------ BOS hint
 
 WITH_ALPHA = {"position_source_scale": "1.25"}
-HINTED = {
-    "cape": WITH_ALPHA,
-    "sinpos": WITH_ALPHA,
-    "nopos": {},
-    "abspos": {},
-    "relpos": {},
-    "cape+relative": WITH_ALPHA,
-}
+HINTED = {name: WITH_ALPHA if "source_scale" in row.options else {} for name, row in TYPES.items()}
+HINTED["cape+relative"] = WITH_ALPHA
 
 
 def with_and_without_hint(name, **options):

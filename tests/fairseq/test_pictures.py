@@ -7,8 +7,8 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from cape_plugins import PositionEncoder
+from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.cli import main
-from cape_plugins.pictures.checkpoint import read_stack
 from cape_plugins.pictures.views import relative_views
 from tests.support.fairseq_models import FIRST_WORD, START, build, load, make_dictionary
 from tests.support.fairseq_speech import CTC, S2T, SEQ2SEQ, SIZES, TYPES, make_model
@@ -46,7 +46,7 @@ def test_what_is_read_is_what_the_model_adds(name, trained, corpus):
         assert torch.allclose(rows_of(stack, LENGTH), expected, atol=1e-5), side
         if name not in ("stock", "lm"):
             assert stack.config == model.position_config
-        assert float(stack.encoder.place(stack.positions(1))[0]) == START
+        assert float(stack.encoder.rows_and_step(stack.positions(1))[0]) == START
     assert read_stack(path).name.startswith(f"{path.parent.name}/checkpoint_last.pt")
     if name == "lm":
         with pytest.raises(ValueError, match="--side encoder.*allowed: decoder"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq import optim
 
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.radam import FairseqRAdam, RAdamConfig
 from tests.support.fairseq_models import holds, train_words
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, models
 
-from cape_plugins import registry
-from cape_plugins.config import options as position_options
+from cape_plugins.settings import registry
+from cape_plugins.settings.config import option_fields
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
+from fairseq_user_dir.serving.source_checkpoint import load_trained
 from tests.fairseq.test_average import checkpoint
 from tests.support.fairseq_models import (
     Task,
@@ -25,7 +26,7 @@ from tests.support.fairseq_models import (
     train_words,
 )
 
-NAMES = ["position_embedding", *(f"position_{o.name}" for o in position_options("text"))]
+NAMES = ["position_embedding", *(f"position_{o.name}" for o in option_fields("text"))]
 
 
 def settings(checkpoint):
@@ -93,25 +94,7 @@ def test_arguments_are_completed_when_a_model_is_built():
     assert stored.pop("position_embedding") == model.position_config.type
     expected = model.position_config.to_dict()
     assert stored == {f"position_{key}": expected[key] for key in expected if key in
-                      {o.name for o in position_options("text")}}  # fmt: skip
-
-
-@pytest.mark.slow
-def test_older_checkpoints_load_and_resume(trained, fairseq_train, begun, corpus):
-    """Older settings are None where an option was left out, and say nothing of dictionaries."""
-    folder = begun("cape")
-    last = folder / "checkpoint_last.pt"
-    state = torch.load(last, weights_only=True)
-    for name in NAMES:
-        if name not in ("position_embedding", "position_source_scale"):
-            setattr(state["cfg"]["model"], name, None)
-    state["task_state"] = {}
-    torch.save(state, last)
-    assert load(last, corpus.binary)[0].position_config == (
-        load(trained("cape"), corpus.binary)[0].position_config
-    )
-    fairseq_train(train_words(corpus.binary, folder, updates=61))
-    assert settings(last) == settings(trained("cape"))
+                      {o.name for o in option_fields("text")}}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -132,7 +115,7 @@ def test_another_type_begins_with_its_own_defaults(trained, test_data):
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
         [str(trained("nopos"))], overrides
     )
-    assert model.encoder.position_seam is not None
+    assert model.encoder.position_module is not None
 
 
 # ---------------------------------------------------------------------------------- resuming
@@ -265,25 +248,26 @@ def test_another_order_of_the_dictionary_is_refused(
 
 @pytest.mark.slow
 def test_checkpoints_without_marks_load(trained, reordered, tmp_path):
+    """Such as a stock model's."""
     state = torch.load(trained("cape"), weights_only=True)
     assert state.pop("task_state")["dictionaries"].keys() == {"source", "target"}
-    torch.save({**state, "task_state": {}}, tmp_path / "old.pt")
-    model, task = load(tmp_path / "old.pt", reordered)
+    torch.save({**state, "task_state": {}}, tmp_path / "stock.pt")
+    model, task = load(tmp_path / "stock.pt", reordered)
     assert len(task.source_dictionary) == model.encoder.embed_tokens.num_embeddings
 
 
 # ----------------------------------------------------------------------------------- averaging
 
 
-def test_defaults_that_older_files_leave_out_are_no_difference(tmp_path):
-    settings = {"position_embedding": "cape", "position_source_scale": "5/4"}
+def test_a_stock_model_counts_as_the_type_that_it_computes(tmp_path):
+    """Its training may have gone on as that type."""
     paths = [
-        checkpoint(tmp_path / "a.pt", 1, lr=0.1, **settings, position_source_bos=None),
-        checkpoint(tmp_path / "b.pt", 2, lr=0.2, **settings, position_source_bos=True),
-        checkpoint(tmp_path / "c.pt", 3, lr=0.3, **settings, position_source_bos=False),
+        checkpoint(tmp_path / "a.pt", 1, lr=0.1),
+        checkpoint(tmp_path / "b.pt", 2, lr=0.2, position_embedding="sinpos"),
+        checkpoint(tmp_path / "c.pt", 3, lr=0.3, position_embedding="nopos"),
     ]
     average_checkpoints(paths[:2])
-    with pytest.raises(ValueError, match="position_source_bos: False and True"):
+    with pytest.raises(ValueError, match="position_embedding: nopos and sinpos"):
         average_checkpoints(paths[1:])
 
 
@@ -310,9 +294,14 @@ def damaged(tmp_path):
         good = (tmp_path / "good.pt").read_bytes()
         contents = {"truncated": good[:-500], "half": good[: len(good) // 2], "empty": b"",
                     "text": b"hello, this is text"}  # fmt: skip
+        objects = {
+            "list": [1, 2],
+            "no model": {"args": None},
+            "code": {"x": argparse.ArgumentParser},
+        }
         path = tmp_path / f"{fault}.pt"
-        if fault == "other":
-            torch.save([1, 2], path)
+        if fault in objects:
+            torch.save(objects[fault], path)
         else:
             path.write_bytes(contents[fault])
         return path
@@ -320,15 +309,42 @@ def damaged(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("fault", ["truncated", "half", "empty", "text", "other"])
+REASONS = {
+    "truncated": "it is cut off",
+    "half": "it is cut off",
+    "empty": "it is cut off",
+    "text": "not a file of torch",
+    "list": "it has no entry 'model'",
+    "no model": "it has no entry 'model'",
+    "code": "it holds argparse.ArgumentParser",
+}
+
+
+@pytest.mark.parametrize("fault", REASONS)
 def test_damaged_checkpoint_is_named(fault, damaged):
     path = damaged(fault)
+    message = rf"{path} cannot be read as .*\({REASONS[fault]}.*_best.pt\.$"
     for read in (read_checkpoint, checkpoint_utils.load_checkpoint_to_cpu):
-        with pytest.raises(SettingsError, match=rf"{path} cannot be read \(.*_best.pt\.$") as e:
+        with pytest.raises(SettingsError, match=message) as error:
             read(str(path))
-        assert "miniz" not in str(e.value)
-    with pytest.raises(SettingsError, match="no such file"):
-        read_checkpoint(f"{path}x")
+        assert "miniz" not in str(error.value)
+
+
+def test_paths_without_a_file_are_named(tmp_path):
+    with pytest.raises(SettingsError, match="gone.pt: no such file; check the path"):
+        read_checkpoint(tmp_path / "gone.pt")
+    with pytest.raises(SettingsError, match=f"{tmp_path}: is a folder; check the path"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "settings"), [("model", {"_name": "theirs"}), ("task", {"_name": "theirs"})]
+)
+def test_a_checkpoint_of_another_user_directory_is_named(section, settings, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"cfg": {section: settings}, "model": {}}, path)
+    with pytest.raises(SettingsError, match="has the .* theirs, .*needs the --user-dir of its"):
+        load_trained(path, None)
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-from cape_plugins.fairseq_files import fairseq_config
-from fairseq_user_dir.errors import SettingsError
+from cape_plugins.checkpoints.fairseq_files import fairseq_config
+from fairseq_user_dir.host.errors import SettingsError
 from tests.fairseq.test_stored_settings import settings
 from tests.support.fairseq_models import USER_DIR
 from tests.support.fairseq_speech import SIZES, durations, write_manifest

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_user_dir.errors import SettingsError
+from fairseq_user_dir.host.errors import SettingsError
 from tests.support.fairseq_models import TINY_FLAGS, USER_DIR, generate_words, lines
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from fairseq.data import data_utils
 from fairseq.trainer import Trainer
 
-from fairseq_user_dir.errors import SettingsError
-from fairseq_user_dir.whole_sets import with_batches_of_training
+from fairseq_user_dir.host.errors import SettingsError
+from fairseq_user_dir.host.whole_sets import with_batches_of_training
 from tests.support.fairseq_models import USER_DIR, lines, train_words
 
 COUNT = 60  # no multiple of 8

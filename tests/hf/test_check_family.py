@@ -10,16 +10,18 @@ from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 import hf_models
-from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row
-from hf_models import relative, switching, text
+from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row
 from hf_models.checks.tiny import tiny_model, tiny_sizes
-from hf_models.configuration import PositionEmbeddingMixin
 from hf_models.doctor import head_of
-from hf_models.images import PatchEmbeddings
-from hf_models.modeling import PositionModelMixin
-from hf_models.rotary import RotaryModel
-from hf_models.switching import PARTS, FamilyClasses, LearnedTable, is_model
-from hf_models.text import SourceStack, TokenEmbeddings, TokenModel, TranslationModel
+from hf_models.seams import attention as relative
+from hf_models.seams import text
+from hf_models.seams.images import PatchEmbeddings
+from hf_models.seams.rotary import RotaryModel
+from hf_models.seams.text import SourceStack, TokenEmbeddings, TokenModel, TranslationModel
+from hf_models.switching import install as switching
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import PARTS, FamilyClasses, LearnedTable, is_model
+from hf_models.switching.modeling import PositionModelMixin
 from tests.support.core import with_a_draw_in_evaluation
 
 CHOSEN = {head_of(config) for config in hf_models.AUTO_CLASSES}
@@ -77,8 +79,8 @@ def register_roberta(offset):
         pass
 
     class CapeRobertaEmbeddings(TokenEmbeddings, RobertaEmbeddings):
-        def take_place(self, config, trained):
-            super().take_place(config, trained)
+        def install_positions(self, config, trained):
+            super().install_positions(config, trained)
             if isinstance(self.position_embeddings, LearnedTable):
                 self.position_embeddings.__class__ = Table
                 self.position_embeddings.offset = offset

@@ -86,7 +86,7 @@ BAD = [
     (
         CapeMarianConfig,
         {"type": "cape", "source_scale": 1, "mean_normalize": True},
-        ("mean_normalize=True", "mean_normalize=False"),
+        ("mean_normalize=True", "allowed: false"),
     ),
     (CapeMarianConfig, "cape", ("position_embedding='cape'", "dict")),
     (CapeMarianConfig, ["cape"], ("['cape']", "dict")),
@@ -95,7 +95,7 @@ BAD = [
     (CapeViTConfig, {"type": "cape", "gamma": 0}, ("gamma=0", "factor")),
     (CapeViTConfig, {"type": "cape", "source_scale": 2}, ("source_scale='2'", "encoder")),
     (CapeViTConfig, {"type": "cape", "source_bos": True}, ("source_bos=True", "encoder")),
-    (CapeSpeechConfig, {"type": "cape", "gamma": 2}, ("gamma=2", "leave gamma out")),
+    (CapeSpeechConfig, {"type": "cape", "gamma": 2}, ("gamma=2", "Leave it out")),
     (CapeSpeechConfig, {"type": "cape", "max_global_shift": -1}, ("max_global_shift=-1", ">= 0")),
     (CapeSpeech2TextConfig, {"type": "cape", "synchronize": True}, ("synchronize=True", "encoder")),
     (CapeViTConfig, {"type": None}, ("position_embedding=None", "cape")),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from cape_plugins.registry import ROTARY_TYPES, TYPES, types_of
+from cape_plugins.settings.registry import ROTARY_TYPES, TYPES, types_of
 from hf_models.convert import convert, main
 from tests.support.hf import FAMILIES, WITH_STOCK, answer, batch, make
 

@@ -19,10 +19,11 @@ from transformers import (
 )
 
 import hf_models
-from cape_plugins import cli, doctor
+from cape_plugins import cli
+from cape_plugins.doctor import command as doctor
 from hf_models import doctor as hf_doctor
-from hf_models import text
 from hf_models.checks.tiny import tiny_model, tiny_sizes
+from hf_models.seams import text
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hf_models import CapeViTConfig
-from hf_models.drop_path import DropPath
+from hf_models.seams.drop_path import DropPath
 from tests.support.hf import VIT
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(4))

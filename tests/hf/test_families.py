@@ -8,10 +8,10 @@ import torch
 
 import hf_models
 from cape_plugins import TYPES
-from cape_plugins.registry import ROTARY_TYPES, types_of
+from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES, types_of
 from hf_models.convert import convert
 from hf_models.families import FAMILIES as MODULES
-from hf_models.switching import is_model
+from hf_models.switching.install import is_model
 from tests.support.hf import FAMILIES, VARIANTS, WITH_STOCK, answer, batch
 
 OWN_TESTS = {"cape_whisper": "tests/hf/test_whisper.py"}  # asks for inputs of a length of its own
@@ -75,18 +75,17 @@ def test_converted_to_its_own_type_and_back_a_checkpoint_is_what_it_was(family, 
 @pytest.mark.parametrize("family", WITH_STOCK)
 def test_every_type_is_taken_or_refused_with_the_reason(family):
     row = FAMILIES[family]
-    rotary = row.stock_type == "rope"
     domain, architecture = next(iter(row.config.position_fields.values()))
     for name in {**TYPES, **ROTARY_TYPES}:
         if name in types_of(architecture, domain):
             settings = VARIANTS[family].get(name, {"type": name})
             assert row.config(position_embedding=settings).position_config.type == name
         else:
-            reason = "turns queries and keys.*Allowed: nopos, rope, cape"
+            reason = "turns queries and keys.*allowed: nopos, rope, cape"
             if name in types_of(architecture):
-                reason = "sorts the positions of a sequence.*Allowed: nopos, sinpos"
-            elif not rotary:
-                reason = "needs a model that turns queries and keys.*allowed here: nopos, sinpos"
+                reason = "sorts the positions of a sequence.*allowed: nopos, sinpos"
+            elif architecture != ROTARY:
+                reason = "needs a model that turns queries and keys.*allowed: nopos, sinpos"
             with pytest.raises(ValueError, match=f"'{name}'.*{reason}"):
                 row.config(position_embedding={"type": name})
 

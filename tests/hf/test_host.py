@@ -15,8 +15,8 @@ from transformers.models.bart.modeling_bart import BartDecoder
 import hf_models
 from hf_models import host, releases
 from hf_models.host import cache_name, cached_tokens, check_forwards, find_cache, without_cache
-from hf_models.rotary import RotaryModel
-from hf_models.text import TargetStack
+from hf_models.seams.rotary import RotaryModel
+from hf_models.seams.text import TargetStack
 from tests.support.hf import make, sentences, targets
 
 CACHE = cache_name(BartDecoder.forward)
@@ -149,7 +149,7 @@ def test_a_cache_that_relative_attention_does_not_see_is_refused(monkeypatch):
     model, ids = make("bart", "relpos"), targets()
     output = model(**sentences(), decoder_input_ids=ids[:, :-1], use_cache=True)
     cache = next(value for value in output.values() if isinstance(value, Cache))
-    monkeypatch.setattr("hf_models.relative.find_cache", lambda *arguments: None)
+    monkeypatch.setattr("hf_models.seams.attention.find_cache", lambda *arguments: None)
     with pytest.raises(ValueError, match="keys for 1 queries, but no cache"):
         model(**sentences(), decoder_input_ids=ids[:, -1:], **{CACHE: cache})
 

@@ -9,7 +9,7 @@ from packaging.version import Version
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from tests.support.hf import FAMILIES, answer, batch, loss, make, targets
+from tests.support.hf import FAMILIES, OF_FAMILY, answer, batch, loss, make, targets
 
 WHOLE = ("marian", "vit", "speech_ctc", "speech_to_text")
 THOROUGH = (*WHOLE, "llama")
@@ -17,6 +17,7 @@ THOROUGH = (*WHOLE, "llama")
 CHOSEN = dict.fromkeys(FAMILIES, "cape") | dict.fromkeys(("qwen2", "bert"), "rfs")
 CHOSEN |= dict.fromkeys(("bart", "modernbert", "speech_ctc"), "randpos")
 CHOSEN |= {"marian": "rfs+table", "m2m_100": "cape+relative"}
+HALVED = {name: {"augment_probability": 0.5} for name in ("vit", "bert")}  # where resumed
 
 
 def rows(family, count, repeat=1):
@@ -172,7 +173,8 @@ class Samples(Dataset):
 
 
 def train(family, folder, resume=None, **options):
-    model = make(family, CHOSEN[family])
+    settings = OF_FAMILY[family][CHOSEN[family]] | HALVED.get(family, {})
+    model = FAMILIES[family].build(settings, attn_implementation="eager")
     arguments = TrainingArguments(
         folder, max_steps=6, save_steps=3, per_device_train_batch_size=3, learning_rate=1e-3,
         report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=1, **options,
@@ -212,7 +214,7 @@ import json, os, sys, torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from tests.support.hf import FAMILIES, OF_FAMILY, batch
-from hf_models import modeling
+from hf_models.switching import modeling
 
 accelerator = Accelerator(cpu=True)
 stock = modeling.PositionEncoder.draw
@@ -270,7 +272,7 @@ COMPILED = """
 import json, os, sys, torch
 from transformers import Trainer, TrainingArguments
 from hf_models import RankSeedCallback
-from hf_models.modeling import PositionEncoder
+from hf_models.switching.modeling import PositionEncoder
 from tests.support.hf import make
 from tests.hf.test_hosts import Samples
 

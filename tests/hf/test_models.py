@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForCausalLM
 
 import hf_models
-from hf_models.rotary import RotaryAngles
+from hf_models.seams.rotary import RotaryAngles
 from tests.support.hf import (
     ALL,
     FAMILIES,
+    RANDOM,
     VARIANTS,
     WITH_STOCK,
     answer,
@@ -21,16 +22,9 @@ from tests.support.hf import (
     sentences,
 )
 
-RANDOM = [(f, n) for f, n in ALL if n.split("+")[0] in ("shape", "cape", "randpos", "rfs")]
 MASKED = [(f, n) for f, n in ALL if "attention_mask" in batch(f)]
-# Families of text whose loss is not that of packed texts: tests/hf/test_packed.py has borders.
-NOT_PACKED = {
-    **dict.fromkeys(
-        ("marian", "m2m_100", "bart", "mbart", "pegasus"), "takes no positions from the caller"
-    ),
-    **dict.fromkeys(("bert", "modernbert"), "predicts tokens where they stand"),
-}
-PACKED = [(f, n) for f, n in ALL if "input_ids" in batch(f) and f not in NOT_PACKED]
+# Other families take no positions from the caller, or predict tokens where they stand.
+PACKED = [(f, n) for f, n in ALL if FAMILIES[f].auto is AutoModelForCausalLM]
 
 
 def outputs(model, family):
@@ -148,8 +142,7 @@ def test_training_draws_and_evaluation_does_not(family, name):
     model.train()
     first, second = (loss(model(**inputs)) for _ in range(2))
     configs = [model.config.position_config]
-    if family == "speech_to_text":
-        configs.append(model.config.decoder_position_config)
+    configs.append(getattr(model.config, "decoder_position_config", configs[0]))
     assert torch.equal(first, second) == (not any(config.random for config in configs))
     first.backward()
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]

@@ -12,14 +12,20 @@ from transformers import PretrainedConfig as PreTrainedConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
 import hf_models
-from cape_plugins import TYPES, token_positions
-from cape_plugins.families import FAMILY_ROWS, Family, Side, add_family_row
-from cape_plugins.pictures.checkpoint import read_stack
+from cape_plugins import ENCODINGS, TYPES, token_positions
+from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row
+from cape_plugins.checkpoints.stack import read_stack
 from hf_models import convert
-from hf_models.configuration import PositionEmbeddingMixin
-from hf_models.modeling import PositionModelMixin, build_positions, draw_positions, embed_positions
-from hf_models.switching import PARTS, Addend, FamilyClasses, Seam
-from hf_models.text import TokenTable
+from hf_models.seams.text import TokenTable
+from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.install import PARTS, FamilyClasses, PositionHost, PositionSlot
+from hf_models.switching.modeling import (
+    PositionModelMixin,
+    build_positions,
+    draw_positions,
+    embed_positions,
+)
+from tests.support.expected import EXPECTED
 
 
 class TinyConfig(PreTrainedConfig):
@@ -59,16 +65,16 @@ class CapeTinyConfig(PositionEmbeddingMixin, TinyConfig):
     position_embedding: dict | None = None
 
 
-class CapeTinyTagger(Seam, PositionModelMixin, TinyTagger):
+class CapeTinyTagger(PositionHost, PositionModelMixin, TinyTagger):
     config_class = CapeTinyConfig
 
-    def take_place(self, config, trained):
+    def install_positions(self, config, trained):
         self.positions = build_positions(config, "encoder", std=config.init_std)
         if self.positions.config.encoding.counts:
             self.positions.encoding = None  # the stock table has the rows
             self.embed_positions.__class__ = TokenTable
         else:
-            self.embed_positions = Addend()
+            self.embed_positions = PositionSlot()
 
     def forward(self, input_ids, attention_mask=None, draw=None):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -88,7 +94,7 @@ CLASSES = FamilyClasses(
 
 # --------------------------------------------------------------------------------------------------
 
-ADDING = [name for name, row in TYPES.items() if not row.options.get("relative_context")]
+ADDING = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].relative]
 
 
 @pytest.fixture(autouse=True)
@@ -127,11 +133,10 @@ def test_family_costs_at_most_40_lines():
 def test_settings_choose_what_is_added(name, stock):
     expected = stock(TOKENS).logits
     model = hf_models.switch(stock, {"type": name})
-    assert torch.equal(model(TOKENS).logits, expected) == (name == "abspos")
+    assert torch.equal(model(TOKENS).logits, expected) == (name == ROW.stock)
     model.train()
-    assert torch.equal(model(TOKENS).logits, model(TOKENS).logits) == (
-        name not in ("cape", "shape", "randpos", "rfs")
-    )
+    drawn = not torch.equal(model(TOKENS).logits, model(TOKENS).logits)
+    assert drawn == EXPECTED[name].random
 
 
 def test_configuration_without_a_row_is_refused():
@@ -198,9 +203,9 @@ def test_trained_table_that_a_new_one_replaces_is_reported(
 ):
     def rename(self, config, trained):
         self.positions = build_positions(config, "encoder", len(self.embed_positions.weight))
-        self.embed_positions = Addend()
+        self.embed_positions = PositionSlot()
 
-    monkeypatch.setattr(CapeTinyTagger, "take_place", rename)
+    monkeypatch.setattr(CapeTinyTagger, "install_positions", rename)
     _, report = CapeTinyTagger.from_pretrained(
         tmp_path / "stock", position_embedding={"type": name}, output_loading_info=True
     )
@@ -224,7 +229,7 @@ def test_side_that_the_row_lacks_is_refused():
         ((PositionModelMixin,), "PositionModelMixin, which is no stock class"),
         ((TinyTagger, PositionModelMixin), "PositionModelMixin, which is no stock class"),
         ((CapeTinyTagger,), "CapeTinyTagger, which is no stock class"),
-        ((Seam, TinyTagger), r"Seam whose take_place.*Define it"),
+        ((PositionHost, TinyTagger), r"PositionHost whose install_positions.*Define it"),
     ],
 )
 def test_parts_that_take_no_place_are_refused(bases, reason):

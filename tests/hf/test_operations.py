@@ -4,11 +4,11 @@ operations more. Counted on any device (tests/support/operations.py)."""
 import pytest
 import torch
 
-from cape_plugins import encodings
+from cape_plugins.mathematics import encodings
 from hf_models.host import ALWAYS_DRAWS
-from hf_models.speech import check_mask
+from hf_models.seams.speech import check_mask
 from tests.support import whisper
-from tests.support.hf import ALL, FAMILIES, OF_FAMILY, batch, loss
+from tests.support.hf import ALL, FAMILIES, OF_FAMILY, ROTARY, batch, families_of, loss
 from tests.support.operations import operations
 
 # Waits in a step for which there is no stock model, or that positions cannot do without.
@@ -25,7 +25,6 @@ WAITS = {
 }
 # Operations of a step of cape beyond those of the stock model, at most.
 ADDED = {"marian": 40, "vit": 30, "whisper": 40}
-ROTARY = [name for name, family in FAMILIES.items() if family.stock_type == "rope"]
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +73,8 @@ def test_whisper_at_natural_length_waits_no_more_often_than_the_stock_model(mask
     assert own.read.total() <= stock.read.total(), own.read
 
 
-@pytest.mark.parametrize("name", OF_FAMILY["llama"])
-@pytest.mark.parametrize("family", ROTARY)
+@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("family", families_of("rotary"))
 def test_a_step_of_packed_texts_waits_once_where_positions_are_drawn(family, name):
     model = FAMILIES[family].build(OF_FAMILY[family][name])
     sampling = model.config.position_config.sampling

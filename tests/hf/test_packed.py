@@ -2,13 +2,17 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 import hf_models
-from hf_models.rotary import draw_texts, number_texts, sample_texts
-from tests.support.hf import FAMILIES, VARIANTS, batch
+from cape_plugins.settings.registry import ROTARY_TYPES
+from hf_models.seams.rotary import draw_texts, number_texts, sample_texts
+from tests.support.hf import FAMILIES, VARIANTS, batch, families_of
 
 LENGTHS = (5, 3, 4)
-SAMPLED = ("randpos", "rfs")
+CAUSAL = [name for name, row in FAMILIES.items() if row.auto is AutoModelForCausalLM]
+BIDIRECTIONAL = [name for name, row in FAMILIES.items() if row.auto is AutoModelForMaskedLM]
+SAMPLED = [name for name, row in ROTARY_TYPES.items() if row.sampling]
 SETTINGS = [
     {"type": "cape", "max_global_scale": 2.0},
     *({"type": name, "max_position": 40} for name in SAMPLED),
@@ -142,7 +146,7 @@ def test_packed_texts_do_not_see_each_other(settings, training):
     assert torch.equal(first[0, LENGTHS[0] :], second[0, LENGTHS[0] :])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", CAUSAL)
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
 def test_packed_texts_are_evaluated_as_unpacked_ones(settings, family):
     model, (ids, positions) = model_of(settings, family), packed()
@@ -152,11 +156,11 @@ def test_packed_texts_are_evaluated_as_unpacked_ones(settings, family):
         torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
 
 
-BIDIRECTIONAL = [(family, name) for family in ("bert", "modernbert") for name in VARIANTS[family]]
+EACH = [(family, name) for family in BIDIRECTIONAL for name in VARIANTS[family]]
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(("family", "name"), BIDIRECTIONAL)
+@pytest.mark.parametrize(("family", "name"), EACH)
 def test_packed_texts_of_bidirectional_models_are_evaluated_as_unpacked_ones(
     family, name, attention
 ):
@@ -177,7 +181,7 @@ def test_packed_texts_of_bidirectional_models_are_evaluated_as_unpacked_ones(
     assert (seen - together).abs().max() > 1e-2  # with a mask, it says what is seen
 
 
-@pytest.mark.parametrize(("family", "name"), BIDIRECTIONAL)
+@pytest.mark.parametrize(("family", "name"), EACH)
 def test_packed_texts_of_bidirectional_models_do_not_see_each_other_in_training(family, name):
     model, (ids, positions) = FAMILIES[family].build(VARIANTS[family][name]).train(), packed()
     other = ids.clone()
@@ -190,7 +194,7 @@ def test_packed_texts_of_bidirectional_models_do_not_see_each_other_in_training(
     torch.testing.assert_close(states[0][LENGTHS[0] :], states[1][LENGTHS[0] :])
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", BIDIRECTIONAL)
 def test_one_text_with_positions_is_evaluated_as_the_stock_model_does(family):
     row, (ids, _) = FAMILIES[family], packed()
     stock, positions = row.build_stock(), torch.arange(3, 15)[None]
@@ -200,7 +204,7 @@ def test_one_text_with_positions_is_evaluated_as_the_stock_model_does(family):
         assert torch.equal(own(ids, position_ids=positions).logits, expected)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", BIDIRECTIONAL)
 def test_attention_without_masks_is_refused_for_packed_texts(family):
     model, (ids, positions) = FAMILIES[family].build({"type": "nopos"}), packed()
     model.config._attn_implementation = "flash_attention_2"  # needs a GPU to be chosen
@@ -208,7 +212,7 @@ def test_attention_without_masks_is_refused_for_packed_texts(family):
         model(ids, position_ids=positions)
 
 
-@pytest.mark.parametrize("family", ["marian", "bart", "mbart", "pegasus", "m2m_100"])
+@pytest.mark.parametrize("family", families_of("seq2seq"))
 def test_packed_sources_of_a_decoder_are_refused(family):
     """Positions of the target alone come with the output of the encoder."""
     model, (ids, positions) = FAMILIES[family].build({"type": "sinpos"}), packed()
@@ -227,7 +231,7 @@ def test_packed_sources_of_a_decoder_are_refused(family):
     )
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "llama"])
+@pytest.mark.parametrize("family", [*BIDIRECTIONAL, "llama"])
 @pytest.mark.parametrize("training", [True, False])
 def test_position_ids_of_every_shape_keep_borders(family, training):
     model, (ids, positions) = FAMILIES[family].build({"type": "nopos"}), packed()
@@ -239,7 +243,7 @@ def test_position_ids_of_every_shape_keep_borders(family, training):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", BIDIRECTIONAL)
 def test_packed_texts_of_bidirectional_models_compile(family):
     model = FAMILIES[family].build(VARIANTS[family]["cape"], num_hidden_layers=1).train()
     ids, positions = packed()

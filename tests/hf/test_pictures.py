@@ -6,20 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from cape_plugins import ENCODINGS, TYPES, PositionEncoder
+from cape_plugins import PositionEncoder
+from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.cli import main
 from cape_plugins.pictures import command
-from cape_plugins.pictures.checkpoint import read_stack
 from cape_plugins.pictures.views import relative_views
-from hf_models.images import PatchEmbeddings
-from hf_models.switching import LearnedTable
-from tests.support.hf import ALL, FAMILIES, STACKS, VARIANTS, batch, left_out, make
+from hf_models.seams.images import PatchEmbeddings
+from hf_models.switching.install import LearnedTable
+from tests.support.hf import ALL, FAMILIES, STACKS, VARIANTS, batch, config_of, left_out, make
 
 pytest.importorskip("matplotlib")
 from PIL import Image
 
 PATCHES = (3, 5)  # of the images of batch("vit")
-ADDING = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].adds]
 
 
 def added(model, inputs):
@@ -51,8 +50,8 @@ def added(model, inputs):
 ADDED = [
     (family, name)
     for family, name in ALL
-    if name in (*ADDING, "rfs+table")
-    and FAMILIES[family].stock_type != "rope"
+    if config_of(family, name).encoding.adds
+    and ("+" not in name or name == "rfs+table")
     and not left_out(family, "pictures")
 ]
 
@@ -160,7 +159,7 @@ def test_learned_table_is_drawn_without_its_host(tmp_path, run_cli):
         "    print([round(float(m.sum()), 3) for m in maps], figure.get_suptitle())\n"
         "    plot.save(figure, path)\n"
         "command.save = save\n"
-        "main(['plot', 'similarity', '--checkpoint', 'vit', '--output', 'x.png'])\n"
+        "main(['plot', 'similarity', '--model', 'vit', '--output', 'x.png'])\n"
         "assert not {'transformers', 'hf_models', 'fairseq'} & set(sys.modules)"
     )
     done = run_cli("python", "-c", code, cwd=tmp_path)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import hf_models
+from cape_plugins import TYPES
 from hf_models.convert import convert
 from tests.support.hf import (
     ALPHA,
@@ -20,7 +21,7 @@ from tests.support.hf import (
     targets,
 )
 
-SAMPLED = ("randpos", "rfs")
+SAMPLED = [name for name, row in TYPES.items() if row.sampling]
 
 
 def coordinates(model, **inputs):

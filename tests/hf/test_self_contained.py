@@ -15,7 +15,7 @@ from transformers import (
 
 import hf_models
 from hf_models.convert import main
-from hf_models.export import make_self_contained
+from hf_models.storage.self_contained import make_self_contained
 from tests.support.hf import FAMILIES, WITH_STOCK, batch, targets
 
 LOADER = """

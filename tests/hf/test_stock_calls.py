@@ -17,7 +17,7 @@ from transformers import (
 
 import hf_models
 from hf_models import CapeBertConfig
-from hf_models.modeling import PositionModelMixin
+from hf_models.switching.modeling import PositionModelMixin
 from tests.support.hf import FAMILIES, VARIANTS, WITH_STOCK, answer, batch
 
 
@@ -214,5 +214,5 @@ def test_class_of_another_head_is_written_in_two_lines(folders, tmp_path):
     finally:
         del AutoModelForMultipleChoice._model_mapping._extra_content[CapeBertConfig]
         hf_models.MODELS.pop("CapeBertForMultipleChoice")
-        hf_models.switching.PARTS.pop(BertForMultipleChoice)
+        hf_models.switching.install.PARTS.pop(BertForMultipleChoice)
         hf_models.AUTO_CLASSES[CapeBertConfig] = before

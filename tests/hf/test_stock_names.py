@@ -7,7 +7,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.models.auto import modeling_auto
 
 import hf_models
-from hf_models.switching import stock_class
+from hf_models.switching.install import stock_class
 from tests.support.hf import FAMILIES, batch
 
 

@@ -14,8 +14,8 @@ from transformers import (
 
 import hf_models
 from hf_models.families.bert import CapeBertModel
-from hf_models.relative import add_relative_positions
-from hf_models.text import TokenModel
+from hf_models.seams.attention import add_relative_positions
+from hf_models.seams.text import TokenModel
 from tests.support.hf import FAMILIES, sentences
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 12}
@@ -55,7 +55,7 @@ def test_failure_in_the_middle_leaves_the_model_as_it_was(monkeypatch):
     def fail(*args):
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(TokenModel, "take_place", fail)
+    monkeypatch.setattr(TokenModel, "install_positions", fail)
     with pytest.raises(RuntimeError, match="in the middle"):
         hf_models.switch(model, {"type": "cape"})
     assert type(model) is FAMILIES["bert"].stock_model
@@ -82,12 +82,12 @@ def test_bad_hop_is_refused_and_the_model_stays():
 
 
 def test_family_without_relative_attention_refuses_it(monkeypatch):
-    monkeypatch.setattr("hf_models.text.add_relative_positions", lambda *args: None)
+    monkeypatch.setattr("hf_models.seams.text.add_relative_positions", lambda *args: None)
     model = FAMILIES["bert"].build_stock()
     with pytest.raises(ValueError, match=r"relative_context has no effect.*add_relative_positions"):
         hf_models.switch(model, {"type": "relpos"})
     assert not isinstance(model.base_model, CapeBertModel)
-    assert add_relative_positions.__module__ == "hf_models.relative"
+    assert add_relative_positions.__module__ == "hf_models.seams.attention"
 
 
 def test_copy_of_a_model_refuses_other_settings_too():

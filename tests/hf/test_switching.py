@@ -8,7 +8,7 @@ from torch import nn
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 import hf_models
-from cape_plugins.binding import Bound
+from cape_plugins.mathematics.binding import Bound
 from tests.support.hf import ALPHA, FAMILIES, VARIANTS, WITH_STOCK, answer, batch, loss
 
 SWITCHED = [(family, name) for family in WITH_STOCK for name in VARIANTS[family]]

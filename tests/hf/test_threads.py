@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from cape_plugins.binding import Bound
+from cape_plugins.mathematics.binding import Bound
 from tests.support.hf import FAMILIES, VARIANTS, answer, batch, sentences
 from tests.support.whisper import SEGMENT, features, switched
 

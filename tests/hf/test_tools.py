@@ -159,28 +159,6 @@ def test_guard_leaves_the_stock_fields_of_the_configuration_as_they_are(family, 
         assert saved[name] == ({**saved[name], **row.sizes[name]} if parts else row.sizes[name])
 
 
-@pytest.mark.parametrize(
-    ("family", "field"),
-    [
-        ("marian", "max_position_embeddings"),
-        ("vit", "num_channels"),
-        ("speech_to_text", "max_source_positions"),
-    ],
-)
-def test_guard_of_earlier_versions_is_read(family, field, tmp_path):
-    model = make(family, "nopos")
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    saved = json.loads(path.read_text())
-    del saved["transformers_weights"]
-    number = saved[field] = getattr(model.config, field)
-    saved[field] = f"{number} (needs the package cape-plugins: import hf_models)"
-    path.write_text(json.dumps(saved))
-    again = FAMILIES[family].model.from_pretrained(tmp_path, attn_implementation="eager")
-    assert getattr(again.config, field) == number
-    assert torch.equal(logits_of(again, family), logits_of(model, family))
-
-
 def test_one_cape_model_becomes_another(tmp_path):
     VIT.build({"type": "cape"}).save_pretrained(tmp_path / "a")
     convert(str(tmp_path / "a"), tmp_path / "b", {"type": "shape", "max_offset": 3})
@@ -201,7 +179,7 @@ def test_a_failure_leaves_nothing_behind(stock, tmp_path, monkeypatch):
 
 
 BAD = [
-    (["SRC", "DST"], "give --position-source-scale"),
+    (["SRC", "DST"], "or as two raw texts, SOURCE.txt,TARGET.txt"),
     (["SRC", "DST", "--position-source-scale", "0"], "--position-source-scale 0 is not allowed"),
     (["SRC", "DST", "--position-embedding", "alibi"], "'alibi'"),
     (["SRC", "SRC", "--position-embedding", "sinpos"], "exists already"),

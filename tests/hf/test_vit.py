@@ -44,7 +44,7 @@ COARSE = "alias on a grid of 4 x 4 patches"
 def test_a_coarse_grid_is_warned_of_when_the_model_is_built_and_not_later(name):
     """By sinusoids, for the size of the configuration; images of other sizes are silent."""
     encoding = make("vit", name).config.position_config.encoding
-    sinusoid = encoding.build is not None and not encoding.learned
+    sinusoid = encoding.adds and not encoding.learned
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         model = make("vit", name)

@@ -330,7 +330,7 @@ def test_two_processes_share_the_evaluation(run_cli, repo_root, tmp_path, folder
 
 
 BAD = [
-    (["--beams", "3"], "--beam is for models with decoder"),
+    (["--beam", "3"], "--beam is for models with decoder"),
     (["--ctc-lm", "gone"], "need a beam; give --ctc-beam"),
     (["--ctc-lm", "gone", "--ctc-beam", "9"], "lm='gone': no such file"),
     (["--padding-free", "9", "--model-config", '{"model_type": "speech_to_text"}'], "by CTC"),

@@ -10,7 +10,7 @@ pytest.importorskip("soundfile")
 from fairseq import options
 
 from cape_plugins.speech.features import HOP_SECONDS
-from fairseq_user_dir.options import config_from_args, decoder_config_from_args
+from fairseq_user_dir.flags import config_from_args, decoder_config_from_args
 from recipes.asr import run
 from tests.support.fairseq_speech import durations, write_manifest
 

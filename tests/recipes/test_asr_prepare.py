@@ -396,4 +396,5 @@ def test_settings_name_the_source(libri, tmp_path):
         "decode": False,
         "source": str(libri),
         "train": [],
+        "word_units": False,
     }

@@ -1,6 +1,5 @@
 """Finished preparations of speech: reused, made again where sources have changed, or decoded."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -108,16 +107,6 @@ def test_preparing_again_that_fails_leaves_what_there_was(libri, tmp_path):
             run("librispeech", libri, "--output", tmp_path / "out")
         assert content == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
         assert [path.name for path in tmp_path.glob("out*")] == ["out"]
-
-
-def test_folders_made_before_sources_were_recorded(libri, tmp_path, capsys):
-    run("librispeech", libri, "--output", tmp_path / "out")
-    record = tmp_path / "out" / "settings.json"
-    settings = json.loads(record.read_text())
-    del settings["sources"]
-    record.write_text(json.dumps(settings))
-    run("librispeech", libri, "--output", tmp_path / "out")
-    assert f"delete it if {libri} has changed since" in capsys.readouterr().out
 
 
 def test_decoding_believes_the_samples_and_not_the_header(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("soundfile")
 from cape_plugins import PositionConfig
-from cape_plugins.arguments import TYPE_ARG, given_settings
+from cape_plugins.settings.arguments import TYPE_ARG, given_settings
 from recipes.asr import evaluate, report, run
 from recipes.asr.report import Text, by_duration, in_training, rates
 from recipes.asr.run import BATCHES, RECIPES, STUDIES
@@ -242,7 +242,7 @@ def test_recordings_without_text_are_decoded_and_not_counted(folder, tmp_path, m
 
 BAD_RUN = [
     (["--compare", "foo"], "--compare foo is unknown; allowed: nopos"),
-    (["--models", "cape:colour=1"], "'colour' is unknown"),
+    (["--compare", "cape:colour=1"], "'colour' is unknown"),
     (["--data", "gone"], "there is no train.tsv"),
     (["--bins", "3", "2"], "--bins 3 2: the numbers must increase"),
     (["--test", "gone"], "there is no gone.tsv"),

@@ -79,7 +79,7 @@ def test_padded_models_are_given_30_seconds_and_others_what_there_is(tmp_path):
     processor = whisper.make_processor(tmp_path / "processor", ["one"], whisper.SIZES)
     waves = [torch.randn(16000), torch.randn(8000)]
     shapes = {
-        padded: whisper.Hearing(processor, padded).collate.features(waves).input_features.shape
+        padded: whisper.Recogniser(processor, padded).collate.features(waves).input_features.shape
         for padded in (True, False)
     }
     assert shapes == {True: (2, 24, 1500), False: (2, 24, 50)}

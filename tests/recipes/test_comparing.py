@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from recipes.lab import options, runs
+from recipes.lab import command_line, runs
 from recipes.lab.steps import CommandError, folder_name
 from recipes.mt import run as mt_run
 
@@ -16,8 +16,8 @@ ROWS = {"shape": {"max_offset": 60}, "cape-still": {"type": "cape", "max_global_
 
 def compared(*words, default=("sinpos", "cape")):
     parser = argparse.ArgumentParser()
-    options.add_compared(parser, "text", default, rows=list(ROWS))
-    return options.settings_to_compare(parser.parse_args(words), "text", default, ROWS)
+    command_line.add_compared(parser, "text", default, rows=list(ROWS))
+    return command_line.settings_to_compare(parser.parse_args(words), "text", default, ROWS)
 
 
 def test_rows_and_types_have_one_grammar():
@@ -61,7 +61,7 @@ def test_names_that_are_not_understood(words, message):
 
 def test_flags_of_settings_are_those_of_fairseq():
     settings = {"type": "shape", "max_offset": 3, "synchronize": True, "source_scale": 1.5}
-    assert options.position_flags(settings) == (
+    assert command_line.position_flags(settings) == (
         "--position-embedding shape --position-max-offset 3 --position-synchronize true "
         "--position-source-scale 1.5"
     )
@@ -73,8 +73,14 @@ def test_models_are_named_by_their_folder(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path / "a")
-    assert list(options.named_models(["last.pt", "../b/last.pt", "hub/name"])) == ["a", "b", "name"]
-    assert options.named_models(["c=../c-*/last.pt"]) == {"c": ["../c-1/last.pt", "../c-2/last.pt"]}
+    assert list(command_line.named_models(["last.pt", "../b/last.pt", "hub/name"])) == [
+        "a",
+        "b",
+        "name",
+    ]
+    assert command_line.named_models(["c=../c-*/last.pt"]) == {
+        "c": ["../c-1/last.pt", "../c-2/last.pt"]
+    }
 
 
 @pytest.mark.parametrize("word", ["c=last.pt,../a/last.pt", "../*/last.pt,last.pt"])
@@ -85,7 +91,7 @@ def test_a_model_that_is_given_twice_is_no_second_seed(tmp_path, monkeypatch, wo
     with pytest.raises(
         CommandError, match=f"--model {re.escape(word)}: .*last.pt twice; give each"
     ):
-        options.named_models([word])
+        command_line.named_models([word])
 
 
 def test_fairseq_cannot_choose_a_gpu():

@@ -14,7 +14,7 @@ from fairseq.data import Dictionary, data_utils
 from torch.nn import functional as F
 
 from cape_plugins import TYPES, PositionConfig
-from cape_plugins.arguments import TYPE_ARG, given_settings
+from cape_plugins.settings.arguments import TYPE_ARG, given_settings
 from recipes.lab.steps import CommandError
 from recipes.lm import run
 from recipes.lm.data import TASKS

@@ -17,7 +17,7 @@ from PIL import Image
 from sacrebleu.metrics import BLEU
 from transformers import LlamaConfig
 
-from recipes.lab.options import bins
+from recipes.lab.command_line import bins
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece
 from recipes.mt import analyze
@@ -289,7 +289,7 @@ def test_quickstart_models_need_no_other_flags(run_cli, tmp_path):
         lines = [spell(numbers, language) for numbers in lists]
         (tmp_path / f"all.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     run_cli("python", "-m", "recipes.mt.quickstart", "--data", "all.en", "all.de", "--updates", 6,
-            "--vocab-size", 80, "--variants", "sinpos", "--jobs", 1, cwd=tmp_path,
+            "--vocab-size", 80, "--compare", "sinpos", "--jobs", 1, cwd=tmp_path,
             warm_children=True)  # fmt: skip
     (checkpoint,) = tmp_path.glob("build/quickstart/*/runs/sinpos-seed1/checkpoint_last.pt")
     done = run_cli(

@@ -16,7 +16,7 @@ import torch
 from benchmarks import hosts, measure, relative
 from benchmarks import run as benchmark
 from cape_plugins import TYPES
-from cape_plugins.registry import types_of
+from cape_plugins.settings.registry import types_of
 from recipes.mt import analyze, experiment
 from recipes.mt import run as recipe
 from recipes.mt.experiment import Experiment

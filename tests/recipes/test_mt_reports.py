@@ -160,7 +160,7 @@ def test_validation_files_stay_apart(tmp_path, monkeypatch):
     assert Experiment.names(experiment, "valid", 1) == ["valid"]  # not a second news
     assert Experiment.names(experiment, "test", 1) == ["test"]
     monkeypatch.undo()
-    (tmp_path / "work/subwords/valid.sizes").unlink()  # prepared by an earlier version
+    (tmp_path / "work/subwords/valid.sizes").unlink()  # held out of the training text
     assert prepare.part_sizes(tmp_path / "work/subwords", 5) == [5]
 
 

@@ -187,7 +187,6 @@ def test_dry_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_no_row_of_the_paper_keeps_its_settings(capsys):
-    """Runs that were begun earlier go on: their record holds these flags in this order."""
     train = printed(capsys, "multi30k_en_de")[2]
     assert "--optimizer adam --adam-eps 1e-8 --clip-norm 0" in train
     assert train.endswith("--position-embedding cape --position-max-global-shift 5 --cpu")

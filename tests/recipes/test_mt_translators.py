@@ -15,7 +15,7 @@ from fairseq import checkpoint_utils
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, LanguagePairDataset
 
-from cape_plugins.families import FAMILY_ROWS
+from cape_plugins.checkpoints.families import FAMILY_ROWS
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt.analysis.options import open_translator

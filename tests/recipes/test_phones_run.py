@@ -1,5 +1,7 @@
 """The command of phone classification: its options, its files, what it refuses."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("soundfile")
 from recipes.lab.steps import CommandError
 from recipes.phones import measure, run
-from recipes.phones.report import COUNTS, Result, write_results
+from recipes.phones.report import COUNTS, TABLES, Result, write_results
 from tests.support.tables import read_csv
 
 
@@ -43,8 +45,10 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
     run.main(command)
     first = capsys.readouterr().out
     output = tmp_path / "results" / "phones"
+    tables = {f"{name}.csv" for name in ("measurements", "confusions", *TABLES)}
     assert {path.name for path in output.iterdir()} == {
-        *("measurements.csv", "trainings.csv", "results.md", "nopos", "sinpos", "relpos"),
+        *tables,
+        *("results.md", "nopos", "sinpos", "relpos"),
     }
     assert len(read_csv(output / "measurements.csv")) == 2 * 4 * 5
     page = (output / "results.md").read_text("utf-8")
@@ -52,10 +56,11 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
         assert words in page
     for link in page.split("](")[1:]:
         assert (output / link.partition(")")[0]).read_bytes().startswith(b"\x89PNG")
-    matrix = np.loadtxt(
-        output / "sinpos" / "confusions-inc.csv", delimiter=",", skiprows=1, dtype=str
-    )[:, 2:].astype(float)
-    assert set(matrix.sum(1).round(1)) <= {0.0, 100.0}
+    table = np.loadtxt(output / "confusions.csv", delimiter=",", skiprows=1, dtype=str)
+    assert set(table[:, 6:].astype(float).sum(1).round(1)) <= {0.0, 100.0}
+    models = Counter(map(tuple, table[:, :5]))
+    assert set(models.values()) == {len(table[0]) - 6}  # a row a class; a shared model once
+    assert {name for name, *_ in models} == {"nopos", "sinpos", "relpos"}
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("build/phones/*/model.pt")}
     assert len(stamps) == 6  # models without positions are shared
     run.main(command)
@@ -116,13 +121,17 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
 
 def test_files_have_the_numbers_of_all_seeds(tmp_path):
     write_results(tmp_path, {}, ["z", "t"], [result_of([7, 8])])
-    for name in ("trainings.csv", "sinpos/heads.csv", "sinpos/training.csv"):
-        assert [row["seed"] for row in read_csv(tmp_path / name)] == ["7", "8"]
-    rows = read_csv(tmp_path / "sinpos" / "confusions-inc.csv")
+    for name in ("trainings.csv", "heads.csv", "training.csv"):
+        rows = [(row["type"], row["seed"]) for row in read_csv(tmp_path / name)]
+        assert rows == [("sinpos", "7"), ("sinpos", "8")]
+    rows = read_csv(tmp_path / "confusions.csv")
+    assert {(row["type"], row["trained"], row["tested"]) for row in rows} == {
+        ("sinpos", "inc", "inc")
+    }
     shown = [(row["seed"], row["target"], float(row["t"])) for row in rows]
-    assert shown == [("7", "z", 25), ("7", "t", 98), ("8", "z", 5), ("8", "t", 40)]
-    rows = read_csv(tmp_path / "sinpos" / "confusions-training-inc-inc.csv")
-    assert [float(row["t"]) for row in rows] == [2, 98, 60, 40]
+    assert [row["utterances"] for row in rows] == ["test"] * 4 + ["training"] * 4
+    assert shown[:4] == [("7", "z", 25), ("7", "t", 98), ("8", "z", 5), ("8", "t", 40)]
+    assert [value for *_, value in shown[4:]] == [2, 98, 60, 40]
 
 
 def test_page_shows_no_utterances_of_the_training_where_none_were_tested(tmp_path):
@@ -166,7 +175,7 @@ def test_mistakes_of_the_caller_are_named_and_write_nothing(tmp_path, monkeypatc
     ("words", "message"),
     [
         ("--epochs 0", "'0' is not a whole number of at least 1"),
-        ("--models ink", "invalid choice: 'ink'"),
+        ("--conditions ink", "invalid choice: 'ink'"),
         ("--layers -1", "'-1' is not a whole number"),
         ("--seeds x", "'x' is not a whole number"),
         ("--dropout 1", "'1' is not allowed; allowed: 0 to less than 1"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from recipes.asr import finetune_hf
-from recipes.lab.options import usable_folder
+from recipes.lab.command_line import usable_folder
 from recipes.lab.runs import run_all
 from recipes.lab.steps import (
     ChildError,

@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from cape_plugins.registry import types_of
+from cape_plugins.settings.registry import types_of
+from recipes.lab.command_line import settings_to_compare
 from recipes.lab.hf_checkpoints import make_config
-from recipes.lab.options import settings_to_compare
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate
 from recipes.vit import finetune_hf as vit

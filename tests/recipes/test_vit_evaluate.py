@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
-from recipes.lab.options import named_models
+from recipes.lab.command_line import named_models
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate, measure
 from recipes.vit.classifier import Classifier, scaled_grid, throughput
@@ -357,7 +357,7 @@ BAD = [
     (["--sizes", "16", "--tta", "--tta-step", "16"], "--tta-step 16 is not allowed with size 16"),
     (["--tta-step", "4"], "--tta-step has no effect without --tta"),
     (["--runs", "4"], "--runs has no effect without --throughput"),
-    (["--train-size", "4"], "--trained-size has no effect without --gamma"),
+    (["--trained-size", "4"], "--trained-size has no effect without --gamma"),
     (["--bins", "30", "20"], "--bins 30 20: the numbers must increase"),
     (["--test-split", "dev"], "need --dataset"),
     (["--dataset", "/nowhere/at all"], "--dataset /nowhere/at all cannot be read"),

@@ -12,7 +12,7 @@ from tests.support.translation_models import save_fairseq, save_language_model
 
 pytest.importorskip("ctranslate2")
 from fairseq_user_dir.serving import ctranslate2 as exporter
-from fairseq_user_dir.serving.source import check_model
+from fairseq_user_dir.serving.source_checkpoint import check_model
 
 CAPE, RELPOS = TYPE_FLAGS["cape"], TYPE_FLAGS["relpos"]
 PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")

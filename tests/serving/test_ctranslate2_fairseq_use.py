@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU
 
 from cape_plugins import TYPES
 from cape_plugins.cli import main
-from tests.support.engines import engine_python, run_program
+from tests.support.engines import engine_python, program_of, run_program
 from tests.support.fairseq_models import PAD, USER_DIR, encode, forced_scores, lines, load
 from tests.support.served_fairseq import (
     TYPE_FLAGS,
@@ -31,13 +31,6 @@ LN2 = 0.6931471805599453
 def exported(checkpoint, folder, *more):
     main(["export", "ctranslate2", str(checkpoint), str(folder), *map(str, more)])
     return str(folder)
-
-
-def program_of(folder):
-    """The program in the README."""
-    readme = (folder / "README.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    return text
 
 
 def words(count, seed=3):
@@ -152,7 +145,7 @@ def test_attention_is_that_of_the_layer_and_heads_that_were_aligned(more, models
 
 def test_int8_leaves_the_model_as_it_is(models, tmp_path):
     from fairseq_user_dir.serving.ctranslate2 import write_model
-    from fairseq_user_dir.serving.source import load_source
+    from fairseq_user_dir.serving.source_checkpoint import load_source
 
     source = load_source(models.save("kept", "post-LN", *TYPE_FLAGS["cape"], admin=True))
     before = {name: value.clone() for name, value in source.model.state_dict().items()}

@@ -12,13 +12,13 @@ from sacrebleu import corpus_bleu
 from transformers import AutoTokenizer
 
 from cape_plugins.cli import main
-from tests.support.engines import engine_python, run_program
+from tests.support.engines import engine_python, program_of, run_program
 from tests.support.hf import FAMILIES, TEXT
 from tests.support.served import FAMILIES_OF_TEXT, Corpus, build, pairs, refusal, train
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
-from cape_plugins.serving.ctranslate2_notes import translate  # noqa: E402
+from cape_plugins.serving.ctranslate2_check import translate  # noqa: E402
 from hf_models.serving import ctranslate2 as exporter  # noqa: E402
 from hf_models.serving.ctranslate2_loaders import TranslationLoader  # noqa: E402
 
@@ -142,7 +142,7 @@ def test_settings_of_generation_are_options_in_the_readme(trained, tmp_path):
     readme = (out / "README.md").read_text("utf-8")
     for option in ("no_repeat_ngram_size=2", "length_penalty=0.6", "min_decoding_length=8"):
         assert option in readme
-    assert "`repetition_penalty=1.2` of the host has no counterpart" in readme
+    assert "no counterpart here: `repetition_penalty=1.2`" in readme
     assert readme.count("repetition_penalty") == 1
     assert "target_prefix=[['__de__']] * len(sentences)" in readme
     assert "suppress_sequences=[['<pad>', '▁f']]" in readme
@@ -269,8 +269,7 @@ def test_the_program_of_the_readme_runs_with_the_engine_alone(
     texts = sentences(10)
     file.write_text("\n".join(texts) + "\n", "utf-8")
     python = engine_python(tmp_path / "python", "ctranslate2", package)
-    program = re.search(r"```python\n(.*?)```", (out / "README.md").read_text("utf-8"), re.S)
-    translations = run_program(python, program[1], out, file).splitlines()
+    translations = run_program(python, program_of(out), out, file).splitlines()
     tokenizer = AutoTokenizer.from_pretrained(out)
     host, _ = both(source, out, texts)
     for translation, hypothesis in zip(translations, host, strict=True):

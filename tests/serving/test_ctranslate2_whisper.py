@@ -14,7 +14,7 @@ from transformers import AutoProcessor, WhisperForConditionalGeneration
 import hf_models
 from cape_plugins.cli import main
 from hf_models.convert import convert
-from tests.support.engines import engine_python, run_program
+from tests.support.engines import engine_python, program_of, run_program
 from tests.support.whisper import save_with_processor
 
 ctranslate2 = pytest.importorskip("ctranslate2")
@@ -175,10 +175,6 @@ def greedy(model, features, prompt, eos):
             break
         ids = torch.cat((ids, token), dim=1)
     return ids[0, len(prompt) :].tolist()
-
-
-def program_of(folder):
-    return re.search(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.S)[1]
 
 
 @pytest.mark.slow

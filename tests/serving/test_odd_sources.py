@@ -13,7 +13,7 @@ import transformers
 
 from cape_plugins.cli import main
 from hf_models import convert
-from hf_models.export import make_self_contained
+from hf_models.storage.self_contained import make_self_contained
 from tests.support.hf import FAMILIES
 from tests.support.served import Corpus, build
 from tests.support.whisper import save_with_processor

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from cape_plugins import positions
 from cape_plugins.cli import main
+from cape_plugins.mathematics import positions
 from hf_models import CapeMarianModel
 from hf_models.serving import onnx
-from tests.support.engines import engine_python, run_program
-from tests.support.onnx_graphs import assert_close, export, program, run, small
+from tests.support.engines import engine_python, program_of, run_program
+from tests.support.onnx_graphs import assert_close, export, run, small
 
 pytestmark = pytest.mark.slow
 PATCH = 8
@@ -77,19 +77,19 @@ def test_programs_of_the_readme_need_nothing_but_the_engine(vit, ctc, python, tm
     model, out = vit
     image = np.random.default_rng(1).normal(size=(3, 24, 56)).astype(np.float32)
     np.save(tmp_path / "image.npy", image)
-    printed = run_program(python, program(out), tmp_path / "image.npy", cwd=out)
+    printed = run_program(python, program_of(out), tmp_path / "image.npy", cwd=out)
     with torch.no_grad():
         assert int(printed) == model(torch.from_numpy(image)[None]).logits.argmax().item()
     model, out = ctc
     frames = np.random.default_rng(1).normal(size=(1, 61, 8)).astype(np.float32)
     np.save(tmp_path / "frames.npy", frames)
-    printed = run_program(python, program(out), tmp_path / "frames.npy", cwd=out)
+    printed = run_program(python, program_of(out), tmp_path / "frames.npy", cwd=out)
     with torch.no_grad():
         best = model(torch.from_numpy(frames)).logits[0].argmax(-1)
     best = [token for token in torch.unique_consecutive(best).tolist() if token != 0]
     assert best
     assert [int(token) for token in printed.split()] == best
-    assert run_program(python, program(out), cwd=out)  # as it stands
+    assert run_program(python, program_of(out), cwd=out)  # as it stands
 
 
 @pytest.mark.parametrize("family", ["bert", "speech_to_text"])

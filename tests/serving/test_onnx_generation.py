@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.engines import engine_python, run_program
+from tests.support.engines import engine_python, program_of, run_program
 from tests.support.hf import EOS, PAD, sentences
-from tests.support.onnx_graphs import assert_close, export, greedy, program, run, small, up_to
+from tests.support.onnx_graphs import assert_close, export, greedy, run, small, up_to
 from tests.support.whisper import GENERATION, LENGTHS, MASK, RAGGED, SPECIAL, switched
 
 pytestmark = pytest.mark.slow
@@ -77,11 +77,11 @@ def test_program_of_the_readme_translates_with_the_engine_alone(translation, pyt
     for length in SENTENCES[:5]:
         given = sentences(lengths=(length,))
         (expected,) = generated(model, 256, **given)
-        printed = run_program(python, program(out), *given["input_ids"][0].tolist(), cwd=out)
+        printed = run_program(python, program_of(out), *given["input_ids"][0].tolist(), cwd=out)
         assert up_to([int(token) for token in printed.split()], EOS) == expected
         lengths.add(len(expected))
     assert len(lengths) > 2
-    assert run_program(python, program(out), cwd=out)  # as it stands
+    assert run_program(python, program_of(out), cwd=out)  # as it stands
     files = {"README.md", "decoder.onnx", "encoder.onnx", "generation_config.json"}
     assert {path.name for path in out.iterdir()} == files
 
@@ -124,7 +124,7 @@ def test_greedy_transcripts_are_those_of_the_model(whisper, python, tmp_path):
     prompt = [57, GENERATION["lang_to_id"]["<|en|>"], GENERATION["task_to_id"]["transcribe"], 60]
     assert greedy(out, given, prompt, end, 12) == expected
     np.save(tmp_path / "frames.npy", RAGGED[1:2, :, : LENGTHS[1]].numpy())
-    printed = run_program(python, program(out), tmp_path / "frames.npy", cwd=out)
+    printed = run_program(python, program_of(out), tmp_path / "frames.npy", cwd=out)
     assert up_to([int(token) for token in printed.split()], end)[:12] == expected[1]
 
 
@@ -168,5 +168,5 @@ def test_texts_go_on_as_those_of_the_model(language_model, python):
         seen, mask = torch.cat((seen, mask), 1), torch.ones_like(new)
         chosen.append(new)
     assert [up_to(row, EOS) for row in torch.cat(chosen, 1).tolist()] == expected
-    printed = run_program(python, program(out), *given["input_ids"][0].tolist(), cwd=out)
+    printed = run_program(python, program_of(out), *given["input_ids"][0].tolist(), cwd=out)
     assert up_to([int(token) for token in printed.split()], EOS)[:20] == expected[0]

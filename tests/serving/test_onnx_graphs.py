@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.engines import program_in
 from tests.support.hf import EOS, PAD
-from tests.support.onnx_graphs import assert_close, program, small
+from tests.support.onnx_graphs import assert_close, small
 from tests.support.whisper import switched
 
 pytest.importorskip("onnxruntime")
@@ -91,7 +92,7 @@ def test_extractor_of_this_package_becomes_the_stock_one(tmp_path):
     assert saved["feature_extractor_type"] == "WhisperFeatureExtractor"
 
 
-def test_program_of_the_readme_follows_the_settings_of_generation(tmp_path, monkeypatch, capsys):
+def test_program_of_the_readme_follows_the_settings_of_generation(monkeypatch, capsys):
     """With an engine that wants the tokens 7, 8, 9 and the end, in this order."""
     model = small("marian", "cape")
     model.generation_config.update(
@@ -99,15 +100,14 @@ def test_program_of_the_readme_follows_the_settings_of_generation(tmp_path, monk
     )
     inputs = [("input_ids", "", []), ("past_0_key", "", ["batch", 4, "past", 8])]
     files = [Described("encoder.onnx", [("input_ids", "", [])], []), Described("d", inputs, [])]
-    (tmp_path / "README.md").write_text(readme(model, files, 20), "utf-8")
     calls = []
 
     class Session:
         def __init__(self, file):
-            self.names = [name for name, *_ in inputs] if file == "d" else []
+            self.inputs = inputs if file == "d" else []
 
         def get_inputs(self):
-            return [SimpleNamespace(name=name) for name in self.names]
+            return [SimpleNamespace(name=name, shape=axes) for name, _, axes in self.inputs]
 
         def get_outputs(self):
             return []
@@ -121,7 +121,7 @@ def test_program_of_the_readme_follows_the_settings_of_generation(tmp_path, monk
 
     monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace(InferenceSession=Session))
     monkeypatch.setattr(sys, "argv", ["program"])
-    exec(program(tmp_path), {})
+    exec(program_in(readme(model, files, 20)), {})
     assert calls[1:] == [[[PAD, 5]], [[9]], [[8]]]
     assert capsys.readouterr().out.split() == ["9", "8", str(EOS)]
 

@@ -26,9 +26,9 @@ from transformers import (
 )
 
 from cape_plugins.cli import main
-from fairseq_user_dir.serving.source import load_source
-from fairseq_user_dir.serving.source import score as score_by_fairseq
-from fairseq_user_dir.serving.source import translate as translate_by_fairseq
+from fairseq_user_dir.serving.source_checkpoint import load_source
+from fairseq_user_dir.serving.source_checkpoint import score as score_by_fairseq
+from fairseq_user_dir.serving.source_checkpoint import translate as translate_by_fairseq
 from hf_models.convert import convert
 from recipes.lab.subwords import SentencePiece
 from recipes.vit.data import eight_bits

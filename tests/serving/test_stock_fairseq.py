@@ -24,9 +24,11 @@ from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
 
 from cape_plugins.cli import main
-from fairseq_user_dir.serving import stock
+from fairseq_user_dir.admin import attach_admin
+from fairseq_user_dir.serving import stock_checkpoint
 from fairseq_user_dir.serving.folding import folded
 from tests.support.admin import scatter_omegas
+from tests.support.engines import program_of
 from tests.support.fairseq_models import (
     EOS,
     FIRST_WORD,
@@ -35,7 +37,7 @@ from tests.support.fairseq_models import (
     pad,
 )
 from tests.support.fairseq_models import lines as interactive_lines
-from tests.support.stock import program_of, run_without_package
+from tests.support.stock import run_without_package
 from tests.support.translation_models import save_fairseq, write_corpus
 
 LONGEST = 8  # tokens of a source in training
@@ -334,8 +336,7 @@ def refusal(source, folder, *options):
     ],
 )
 def test_refusals(flags, options, told, corpus, tmp_path):
-    path = tmp_path / "checkpoint.pt"
-    save_fairseq(corpus, path, *CAPE, *flags, shared=TIED not in flags)
+    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE, *flags, shared=TIED not in flags)
     error = refusal(path, tmp_path, *options)
     assert error.startswith("error: ")
     assert told in error
@@ -351,8 +352,8 @@ def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path):
     with open(tmp_path / "binary" / "dict.de.txt", "a", encoding="utf-8") as file:
         file.write("another 1\n")
     path = save_fairseq(tmp_path, tmp_path / "checkpoint.pt", *CAPE, shared=False)
-    error = refusal(path, tmp_path, "--to", "hugging-face")
-    assert "no stock class for two dictionaries" in error
+    told = "no stock class for two dictionaries"
+    assert told in refusal(path, tmp_path, "--to", "hugging-face")
     export(path, tmp_path / "out", "--max-tokens", 8)  # of fairseq there is one
 
 
@@ -363,7 +364,7 @@ def test_a_stock_model_that_computes_otherwise_is_not_written(corpus, tmp_path, 
             copied.decoder.embed_positions.weight[4] += 1.0
         return copied
 
-    monkeypatch.setattr(stock, "folded", wrong)
+    monkeypatch.setattr(stock_checkpoint, "folded", wrong)
     path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
     assert "gives other logits than the model" in refusal(path, tmp_path)
 

@@ -9,7 +9,8 @@ import torch
 
 from cape_plugins.cli import main
 from tests.serving.test_stock_fairseq import CAPE
-from tests.support.stock import program_of, run_without_package
+from tests.support.engines import program_of
+from tests.support.stock import run_without_package
 from tests.support.translation_models import save_fairseq, write_corpus
 
 

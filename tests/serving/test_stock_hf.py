@@ -18,9 +18,10 @@ from transformers import MarianMTModel
 
 import hf_models
 from cape_plugins.cli import main
-from hf_models.switch_built import build_stock
+from hf_models.switching.built import build_stock
+from tests.support.engines import program_of
 from tests.support.hf import ALPHA, FAMILIES, IMAGE, TEXT, answer
-from tests.support.stock import program_of, run_without_package
+from tests.support.stock import run_without_package
 from tests.support.translation_models import TinyModels
 from tests.support.whisper import SEGMENT, features, switched
 

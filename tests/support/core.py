@@ -17,17 +17,13 @@ from cape_plugins import (
     PositionEncoder,
     Positions,
     build_position_encoder,
-    frame_positions,
-    patch_positions,
-    token_positions,
 )
-from cape_plugins.registry import types_of
+from cape_plugins.settings.registry import types_of
+from tests.support.expected import DOMAIN_SAMPLES, LENGTH
 
 DIM = 8
-BATCH, LENGTH = 3, 6
-GRID = (2, 3)  # height and width with LENGTH patches
+BATCH = 3
 LENGTHS = (6, 4, 1)  # of the samples of a padded batch
-HOP = 0.03  # seconds per frame
 FRAMES = torch.tensor(LENGTHS)
 
 SINUSOID_TYPES = [name for name, row in TYPES.items() if row.encoding == "sinusoid"]
@@ -40,18 +36,7 @@ EVERYWHERE = [
 ADDING = [pair for pair in EVERYWHERE if pair[0] in ADDING_TYPES]
 SINUSOIDS = [pair for pair in EVERYWHERE if pair[0] in SINUSOID_TYPES]
 RANDOM = [pair for pair in EVERYWHERE if pair[0] in RANDOM_TYPES]
-ZERO_MAXIMA = {
-    "sinpos": {},
-    "shape": {"max_offset": 0},
-    "randpos": {"max_position": 0},
-    "rfs": {"max_position": 0},
-    "cape": {
-        "max_global_shift": 0.0,
-        "max_local_shift": 0.0,
-        "max_global_scale": 1.0,
-        "mean_normalize": False,
-    },
-}
+SEQUENCES = [name for name, row in DOMAINS.items() if not row.grid]
 
 
 def make_encoder(
@@ -63,7 +48,7 @@ def make_encoder(
 ) -> PositionEncoder:
     """Encoder in training mode, as modules are born; `options` may hold those of the place, too:
     side, start and unit."""
-    size = GRID if domain == "image" else LENGTH
+    size = DOMAIN_SAMPLES[domain].size
     place = {name: options.pop(name) for name in ("side", "start", "unit") if name in options}
     config = PositionConfig(type_name, domain, **options)
     return build_position_encoder(config, dim, layout=layout, table_size=size, **place)
@@ -75,14 +60,18 @@ def valid_mask(lengths: tuple[int, ...] = LENGTHS, length: int = LENGTH, left: b
     return mask.flip(1) if left else mask
 
 
-def make_positions(domain: str) -> Positions:
-    """A padded batch of B samples; images share their grid."""
-    if domain == "text":
-        return token_positions(valid_mask())
-    if domain == "audio":
-        hop = torch.tensor([HOP, 0.02, 0.04], dtype=torch.float32)
-        return frame_positions(FRAMES, hop, max_frames=LENGTH)
-    return patch_positions(*GRID)
+def make_positions(domain: str, lengths: tuple[int, ...] = LENGTHS) -> Positions:
+    """A padded batch of B samples; those of a grid share it."""
+    samples = DOMAIN_SAMPLES[domain]
+    return samples.positions(valid_mask(lengths), samples.size)
+
+
+def whole_positions(domain: str, batch: int, larger: bool = False) -> Positions:
+    """A batch of samples without padding, of the larger size if that is asked for."""
+    samples = DOMAIN_SAMPLES[domain]
+    size = samples.larger if larger else samples.size
+    length = LENGTH if DOMAINS[domain].grid else size
+    return samples.positions(torch.ones(batch, length, dtype=torch.bool), size)
 
 
 class Readout(nn.Module):

@@ -27,6 +27,17 @@ def engine_python(folder, *names):
     return python
 
 
+def program_of(folder):
+    """The Python program in the README of an exported folder."""
+    return program_in(Path(folder, "README.md").read_text(encoding="utf-8"))
+
+
+def program_in(readme):
+    """The Python program in the text of a README."""
+    (program,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    return program
+
+
 def run_program(python, text, *args, cwd=None):
     """What a Python program prints, in an interpreter of :func:`engine_python`."""
     done = subprocess.run(

@@ -18,9 +18,8 @@ from fairseq.tasks.translation import TranslationConfig
 from torch import Tensor, nn
 
 import fairseq_user_dir  # noqa: F401 registers the architectures
-from cape_plugins import TYPES, PositionConfig
-from cape_plugins.config import applies
-from cape_plugins.config import options as position_options
+from cape_plugins import ENCODINGS, TYPES, PositionConfig
+from cape_plugins.settings.config import applies, option_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "cape_plugins"
@@ -32,6 +31,15 @@ ALPHA = "1.25"  # exact in float32
 LIMIT = 64  # rows of the stock tables, in tokens
 
 SINUSOID = [name for name, row in TYPES.items() if row.encoding == "sinusoid"]
+SAMPLED = [name for name, row in TYPES.items() if row.sampling]
+# What a stock model is told to have the same positions and parameters, by encoding; relative ones
+# have parameters that no stock model has.
+STOCK = {
+    "sinusoid": {},
+    "table": {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    "none": {"no_token_positional_embeddings": True},
+}
+IDENTICAL = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].relative]
 RELATIVE = {"position_relative_context": 3, "position_relative_values": True}
 # Every type with its defaults, and what can be combined with it.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -60,7 +68,7 @@ def switched_off(type_name: str) -> dict[str, Any]:
     """Every option of the type at the value that has no effect."""
     return {
         f"position_{option.name}": option.metadata["off"]
-        for option in position_options("text")
+        for option in option_fields("text")
         if applies(option.name, type_name)
     }
 

@@ -11,6 +11,7 @@ import soundfile
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
+from cape_plugins import TYPES as REGISTRY
 from fairseq_user_dir.asr.task import CapeAsrTask
 
 RATE = 16000
@@ -32,16 +33,8 @@ SIZES = {
     "input_feat_per_channel": 8,
     "abspos_frames": 7,
 }
-TYPES = {
-    "nopos": {"position_embedding": "nopos"},
-    "sinpos": {"position_embedding": "sinpos"},
-    "abspos": {"position_embedding": "abspos"},
-    "relpos": {"position_embedding": "relpos", "position_relative_context": 3},
-    "shape": {"position_embedding": "shape"},
-    "cape": {"position_embedding": "cape"},
-    "randpos": {"position_embedding": "randpos"},
-    "rfs": {"position_embedding": "rfs"},
-}
+TYPES = {name: {"position_embedding": name} for name in REGISTRY}
+TYPES["relpos"]["position_relative_context"] = 3
 CTC, S2T = "cape_ctc_transformer", "cape_s2t_transformer_xs"
 SEQ2SEQ = "cape_seq2seq_transformer_tiny"
 

@@ -10,8 +10,9 @@ import transformers
 from torch import Tensor
 
 import hf_models
-from cape_plugins import TYPES, PositionEncoder
-from cape_plugins.registry import ROTARY_TYPES, types_of
+from cape_plugins import PositionConfig, PositionEncoder
+from cape_plugins.checkpoints.families import Side, find_family
+from cape_plugins.settings.registry import types_of
 from hf_models.checks.tiny import SIZES, fill_zeros
 
 PAD, EOS = 59, 0
@@ -292,39 +293,52 @@ FAMILIES = {
 STACKS = ("marian", "vit", "speech_ctc", "speech_to_text", "bert", "llama", "modernbert")
 WITH_STOCK = [name for name, family in FAMILIES.items() if family.stock_model]
 
-# One of each type, and combinations; alpha must be given.
-TEXT = {name: {"type": name} for name in TYPES}
-for _name in ("cape", "randpos", "rfs"):
-    TEXT[_name]["source_scale"] = ALPHA
+
+def side_of(family: str) -> Side:
+    """The row of the side whose settings are `position_embedding`."""
+    row = find_family(FAMILIES[family].config.model_type)
+    return next(iter(row.sides.values()))
+
+
+def families_of(architecture: str) -> list[str]:
+    """Families whose main side is of this architecture."""
+    return [name for name in FAMILIES if side_of(name).architecture == architecture]
+
+
+def each_type(domain: str, architecture: str) -> dict[str, dict[str, Any]]:
+    """Settings of each type; alpha is given where it would be counted."""
+    settings = {}
+    for name in types_of(architecture, domain):
+        counted = PositionConfig(name, domain, architecture).source_scale == "auto"
+        settings[name] = {"type": name, **({"source_scale": ALPHA} if counted else {})}
+    return settings
+
+
+# One of each type, and combinations.
+TEXT = each_type("text", "seq2seq")
 TEXT["rfs+table"] = {**TEXT.pop("rfs"), "learned_table": True}
-TEXT["cape+relative"] = {
-    "type": "cape",
-    "source_scale": ALPHA,
-    "relative_context": 3,
-    "relative_values": True,
-}
+TEXT["cape+relative"] = {**TEXT["cape"], "relative_context": 3, "relative_values": True}
 TEXT["sinpos+bos"] = {"type": "sinpos", "source_bos": True, "source_scale": ALPHA}
 TEXT["relpos+first"] = {"type": "relpos", "relative_context": 2, "relative_layers": "first"}
-IMAGE = {name: {"type": name} for name in types_of("encoder", "image")}
+IMAGE = each_type("image", "encoder")
 IMAGE["cape+relative"] = {"type": "cape", "relative_context": 3}
 IMAGE["sinpos+gamma"] = {"type": "sinpos", "gamma": 0.5}
-AUDIO = {name: {"type": name} for name in TYPES}
+AUDIO = each_type("audio", "encoder")
 AUDIO["cape+relative"] = {"type": "cape", "relative_context": 3, "relative_beyond": "zero"}
 AUDIO["sinpos+mean"] = {"type": "cape", "max_global_shift": 0, "max_local_shift": 0}
 AUDIO["sinpos+mean"]["max_global_scale"] = 1
-# An encoder has neither source nor target: no alpha, no BOS hint.
-ENCODER = {name: {"type": name} for name in TYPES}
+ENCODER = each_type("text", "encoder")
 ENCODER["cape+relative"] = {"type": "cape", "relative_context": 3}
-ROTARY = {name: {"type": name} for name in ROTARY_TYPES}
+ROTARY = each_type("text", "rotary")
 ROTARY["cape+scale"] = {"type": "cape", "max_global_scale": 1.4}
-OF_FAMILY = {"speech_ctc": AUDIO, "speech_to_text": AUDIO, "bert": ENCODER}
-for _name, _family in FAMILIES.items():
-    if "pixel_values" in _family.batch():
-        OF_FAMILY[_name] = IMAGE
-    elif _family.stock_type == "rope":
-        OF_FAMILY[_name] = ROTARY
-    else:
-        OF_FAMILY.setdefault(_name, TEXT)
+OF_SIDE = {
+    ("text", "seq2seq"): TEXT,
+    ("image", "encoder"): IMAGE,
+    ("audio", "encoder"): AUDIO,
+    ("text", "encoder"): ENCODER,
+    ("text", "rotary"): ROTARY,
+}
+OF_FAMILY = {name: OF_SIDE[side_of(name).domain, side_of(name).architecture] for name in FAMILIES}
 VARIANTS = {
     name: OF_FAMILY[name]
     if name in STACKS
@@ -332,6 +346,15 @@ VARIANTS = {
     for name, family in FAMILIES.items()
 }
 ALL = [(family, name) for family, variants in VARIANTS.items() for name in variants]
+
+
+def config_of(family: str, name: str) -> PositionConfig:
+    """What these settings are on the main side."""
+    side = side_of(family)
+    return PositionConfig.from_dict(OF_FAMILY[family][name], side.domain, side.architecture)
+
+
+RANDOM = [pair for pair in ALL if config_of(*pair).random]
 
 
 def make(family: str, name: str, **sizes: Any) -> Any:

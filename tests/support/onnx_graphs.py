@@ -1,7 +1,5 @@
 """Folders that ``cape-plugins export onnx`` writes, and what their graphs compute."""
 
-import re
-
 import numpy as np
 import onnxruntime
 import torch
@@ -55,11 +53,6 @@ def greedy(out, given, prompt, end, steps, never=()):
 def up_to(tokens, end):
     """Tokens before the first `end`."""
     return tokens[: tokens.index(end)] if end in tokens else tokens
-
-
-def program(out):
-    """The program of the README."""
-    return re.search(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)[1]
 
 
 def assert_close(actual, expected):

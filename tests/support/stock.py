@@ -1,10 +1,8 @@
 """Exported folders in a process in which this package cannot be imported."""
 
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 _WITHOUT = """
 import io, json, os, sys, contextlib
@@ -47,10 +45,3 @@ def run_without_package(programs, cwd):
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def program_of(folder):
-    """The Python program in the README of an exported folder."""
-    text = Path(folder, "README.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return program

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cape_plugins import ENCODINGS, TYPES, Encoding, PositionType
+from cape_plugins import BUILDERS, ENCODINGS, TYPES, Encoding, PositionType
 
 PERIOD = 8.0
 
@@ -31,6 +31,7 @@ class Triangle(nn.Module):
 
 def add_triangle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The type "triangle" and its encoding, for one test."""
-    monkeypatch.setitem(ENCODINGS, "triangle", Encoding(lambda dim, **_: Triangle(dim)))
+    monkeypatch.setitem(ENCODINGS, "triangle", Encoding())
+    monkeypatch.setitem(BUILDERS, "triangle", lambda dim, **_: Triangle(dim))
     row = PositionType("triangle", {"max_offset": 7, "source_scale": "1"}, "triangle waves")
     monkeypatch.setitem(TYPES, "triangle", row)

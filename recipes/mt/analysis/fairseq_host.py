@@ -121,11 +121,8 @@ class FairseqTranslator(Translator):
         """The checkpoint; its ``cfg`` names the folder of data here, and our architecture."""
         try:
             state = checkpoint_utils.load_checkpoint_to_cpu(str(self.path))
-        except Exception as error:  # what a file of another kind raises is up to torch and fairseq
-            raise CommandError(
-                f"--model {self.path}: cannot be read as a checkpoint of fairseq ({reason(error)});"
-                " give checkpoint*.pt, or a folder of a Hugging Face model"
-            ) from None
+        except ValueError as error:
+            raise CommandError(f"--model {error}") from None
         if not state.get("cfg"):  # of an older fairseq
             state["cfg"] = convert_namespace_to_omegaconf(state["args"])
         state["args"] = None

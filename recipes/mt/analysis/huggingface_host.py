@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from cape_plugins import PositionConfig
 from hf_models import CapeMarianConfig, CapeMarianMTModel
-from hf_models.bos_hint import place_hint
+from hf_models.seams.bos_hint import place_hint
 from recipes.lab.steps import CommandError, reason
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 

@@ -8,7 +8,7 @@ section 5.3): all of the test text for each N, and scores by N.
 import argparse
 from collections.abc import Sequence
 
-from recipes.lab.options import bins, positive
+from recipes.lab.command_line import bins, positive
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError
 from recipes.mt.analysis import options

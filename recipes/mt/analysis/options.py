@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from recipes.lab import options
+from recipes.lab import command_line
+from recipes.lab.command_line import add_shared, int_at_least, number, positive
 from recipes.lab.data import fingerprint as digest_text
 from recipes.lab.figures import write_figure
-from recipes.lab.options import add_shared, number, positive, whole
 from recipes.lab.steps import CommandError, digest, read_written, step, write_lines
 from recipes.lab.tables import Row, how_made, shown_command, write_csv, write_page
 from recipes.mt.analysis.translators import Decoding, Running, Translator
@@ -27,7 +27,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "models")
     text = "test text, plain or .gz, not segmented"
     add("--test", nargs=2, type=Path, required=True, metavar=("SOURCE", "TARGET"), help=text)
-    add_shared(parser, "limit", "--sentences", note="the first lines")
+    add_shared(parser, "limit", note="the first lines")
     add_shared(parser, "output", default=Path("results/translation"))
     group = parser.add_argument_group("fairseq checkpoints, where not found beside them")
     add = group.add_argument
@@ -45,7 +45,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=positive, default=4000, metavar="N", help=text)
     text = "added to all positions: 0 as in the SHAPE paper (the default), or the maximum offset as"
     text += " in the code of its authors"
-    add("--inference-offset", type=whole, default=0, metavar="K", help=text)
+    add("--inference-offset", type=int_at_least, default=0, metavar="K", help=text)
 
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def open_models(args: argparse.Namespace) -> Models:
     """The models of ``--model``; an error names that which cannot be read."""
     if args.fp16 and args.device.type == "cpu":
         raise CommandError("--fp16: needs a GPU; leave it out, or give --device cuda")
-    paths = options.named_models(args.model)
+    paths = command_line.named_models(args.model)
     files = {option: _by_name(getattr(args, option), paths) for option in ("data", "spm", "bpe")}
     for option in ("spm", "bpe") if args.segmented else ():
         if files[option]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from recipes.lab.command_line import bins, positive
 from recipes.lab.figures import draw_matrix, new_figure
-from recipes.lab.options import bins, positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import cell, markdown, of_seeds
 from recipes.mt.analysis.options import open_models, test_pairs, write_report
@@ -46,7 +46,8 @@ def compare(
     frequency_edges: Sequence[int],
 ) -> np.ndarray:
     """``[2, frequency bins, position bins]``: number of tokens to which one model gives a higher
-    score than the other, and of all that have `frequencies`: the end of sentence has none."""
+    score than the other, and of all that have `frequencies`: the end of sentence has none. Tokens
+    that both models score alike count against the first."""
     tally = np.zeros((2, len(frequency_edges) + 1, len(position_edges) + 1), int)
     for ours, theirs, often in zip(better, worse, frequencies, strict=True):
         column = np.searchsorted(position_edges, np.arange(len(often)))

@@ -15,8 +15,8 @@ import numpy as np
 from torch import nn
 from torch.nn import functional as F
 
+from recipes.lab.command_line import int_at_least
 from recipes.lab.figures import draw_matrix, new_figure
-from recipes.lab.options import whole
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import seed_table
 from recipes.mt.analysis.options import each, open_models, test_pairs, write_report
@@ -29,7 +29,9 @@ OFFSETS = (0, 100, 250, 500)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     text = "offsets that are compared, in tokens (default: 0 100 250 500, up to SHAPE's largest)"
-    parser.add_argument("--offsets", nargs="+", type=whole, default=OFFSETS, metavar="K", help=text)
+    parser.add_argument(
+        "--offsets", nargs="+", type=int_at_least, default=OFFSETS, metavar="K", help=text
+    )
 
 
 def similarities(model: Translator, sources: Sequence[str], offsets: Sequence[int]) -> np.ndarray:

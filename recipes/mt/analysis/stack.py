@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from recipes.lab.command_line import positive
 from recipes.lab.figures import draw_band, new_figure
-from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Row, markdown, plus_minus
 from recipes.mt.analysis.options import each, open_models, test_pairs, write_report
@@ -40,7 +40,8 @@ def lower_first(text: str) -> str:
 
 
 def stack_sentences(sentences: Sequence[str]) -> str:
-    """One sentence: inside it they begin in lower case, and a full stop becomes a comma."""
+    """One sentence: inside it they begin in lower case, and a full stop becomes a comma. Other
+    punctuation stays."""
     *parts, last = sentences[0], *map(lower_first, sentences[1:])
     parts = [f"{part[:-1]}," if part.endswith(".") else part for part in parts]
     return " ".join([*parts, last])
@@ -66,7 +67,10 @@ def stack_groups(pairs: Sequence[Pair], count: int) -> list[Pair]:
 
 
 def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int) -> list[Pair]:
-    """Stacked pairs whose targets have `minimum` subwords of each model."""
+    """Stacked pairs whose targets have `minimum` subwords of each model. The text is the same for
+    all models of a plot: it grows until the model with the fewest subwords has enough. What follows
+    is the end of its last sentence, which is easier on average: table and picture leave it out, the
+    CSV marks it."""
     lengths = [model.target_length for model in models]
     stacked = list(stack_pairs(pairs, lambda text: min(count(text) for count in lengths), minimum))
     if not stacked:

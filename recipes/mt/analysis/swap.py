@@ -15,8 +15,8 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
+from recipes.lab.command_line import positive
 from recipes.lab.figures import draw_bars, new_figure
-from recipes.lab.options import positive
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Cells, of_seeds, seed_table
 from recipes.mt.analysis import options

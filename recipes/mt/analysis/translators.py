@@ -145,7 +145,9 @@ def pad(rows: Sequence[Ids], value: int, device: torch.device) -> Tensor:
 
 @contextmanager
 def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Iterator[None]:
-    """Moves all positions of a model by `offset` tokens, on the source and on the target side.
+    """Moves all positions of a model by `offset` tokens, on the source and on the target side. By
+    default the offset is 0, as the SHAPE paper says; its code uses K, one more than the largest
+    offset of training. An offset for a learned table is an error.
 
     The hosts hand a draw on in training only. The position encoder is where all their ways meet,
     incremental decoding included. Types that add nothing to the tokens ignore it, without effect.

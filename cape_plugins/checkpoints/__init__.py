@@ -1,0 +1,1 @@
+"""What files of trained models hold, read without their host."""

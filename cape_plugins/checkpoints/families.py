@@ -1,0 +1,336 @@
+"""Families of models as rows of data: where each keeps its settings, and where its positions are.
+
+A row is read without the host, from what a checkpoint stores: the config.json of transformers, or
+the arguments of fairseq. :func:`add_family_row` adds one for models outside this package.
+This module needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
+
+Settings = Mapping[str, Any]
+Number = float | Callable[[Settings], float]  # a constant, or a function of the stored settings
+
+OWN_PREFIX = "cape_"  # makes the model type of this package out of the stock one
+FIELD = "position_embedding"
+# Settings of the decoder of fairseq's speech models, and prefix of its flags.
+DECODER_FIELD = "position_decoder"
+FIRST_TOKEN = 2.0  # coordinate: fairseq's padding_idx + 1
+SIDES = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class Side:
+    """The position embedding of one side of a model.
+
+    Attributes:
+        domain: Key of :data:`~cape_plugins.DOMAINS`.
+        architecture: Architecture of its :class:`~cape_plugins.PositionConfig`.
+        dim: Key of K among the stored settings; a dot leads into a part of them.
+        field: Key of the position settings; None if they stand among the others, as flags do.
+        start: Coordinate of the first position.
+        spacing: Distance of positions in the unit of the domain, seconds.
+        unit: Distance that the model counts as 1, in that unit.
+        frequencies: Frequencies of its sinusoids; None for those of the domain.
+        layout: Order of their channels.
+        table: End of the name of a learned table.
+        table_first: Rows of the table before the first position, of padding or a class token.
+        grid: Sizes of the inputs of training, of images (height, width) in patches.
+        default: Type where none is given, of a side beside the main one; None for that of the main
+            one.
+    """
+
+    domain: str
+    architecture: str
+    dim: str = "d_model"
+    field: str | None = FIELD
+    start: Number = 0.0
+    spacing: Number = 1.0
+    unit: Number = 1.0
+    frequencies: str | None = None
+    layout: str = "sin_cos_blocks"
+    table: str = "positions.encoding.weight"
+    table_first: int = 0
+    grid: Callable[[Settings], tuple[int, ...]] | None = None
+    default: str | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of model.
+
+    Attributes:
+        model_type: Type of the stock model.
+        sides: The position embedding of "encoder" and "decoder", the main one first.
+        stock: Type of position embedding of the stock model, perhaps by its settings and the side;
+            None where there is no stock model.
+        parts: Beginnings of names of parameters that tell this family from others (fairseq).
+    """
+
+    model_type: str
+    sides: Mapping[str, Side]
+    stock: str | Callable[[Settings, str], str] | None = None
+    parts: tuple[str, ...] = ()
+
+    def stock_type(self, settings: Settings, side: str) -> str | None:
+        """Type of position embedding of one side of the stock model with these settings."""
+        return self.stock(settings, side) if callable(self.stock) else self.stock
+
+
+FAMILY_ROWS: dict[str, Family] = {}
+
+
+def add_family_row(row: Family) -> None:
+    """Adds or replaces the row of a stock model type of transformers."""
+    FAMILY_ROWS[row.model_type] = row
+
+
+def find_family(model_type: str) -> Family | None:
+    """The row of a model type, with or without the prefix ``cape_``; None if it is unknown."""
+    return FAMILY_ROWS.get(model_type.removeprefix(OWN_PREFIX))
+
+
+def setting_of(name: str, settings: Any) -> Any:
+    """A setting by its name, such as "d_model" or "vision_config.hidden_size".
+
+    Args:
+        name: Attribute of a configuration, or key of what is stored of one; a dot leads into a
+            part of it.
+        settings: The configuration, or what is stored.
+
+    Raises:
+        AttributeError, KeyError: if it is not there.
+    """
+    for part in name.split("."):
+        stored = isinstance(settings, Mapping)
+        settings = settings[part] if stored else getattr(settings, part)
+    return settings
+
+
+def value_of(value: Number, settings: Settings) -> float:
+    """A number of a row, for one model."""
+    return value(settings) if callable(value) else value
+
+
+# ---- transformers ------------------------------------------------------------------------------
+
+
+def _patches(settings: Settings) -> tuple[int, int]:
+    """Rows and columns; sizes are numbers or [height, width]."""
+    sizes = (settings["image_size"], settings["patch_size"])
+    pairs = [size if isinstance(size, list | tuple) else [size, size] for size in sizes]
+    return tuple(side // step for side, step in zip(*pairs, strict=True))
+
+
+def _hop(settings: Settings) -> float:
+    return settings.get("hop_seconds", HOP_SECONDS)
+
+
+def _after_padding(settings: Settings) -> float:
+    return settings["pad_token_id"] + 1
+
+
+def _steps(settings: Settings) -> float:
+    return _hop(settings) * 2 ** settings["num_conv_layers"]
+
+
+def _both(side: Side) -> dict[str, Side]:
+    return dict.fromkeys(SIDES, side)
+
+
+_MARIAN = _both(Side("text", "seq2seq", frequencies="marian"))
+_BART = _both(Side("text", "seq2seq", table="embed_positions.weight", table_first=2))
+_M2M100 = _both(Side("text", "seq2seq", start=_after_padding, frequencies="fairseq"))
+for _name, _sides, _stock in (
+    ("marian", _MARIAN, "sinpos"),
+    ("pegasus", _MARIAN, "sinpos"),
+    ("m2m_100", _M2M100, "sinpos"),
+    ("bart", _BART, "abspos"),
+    ("mbart", _BART, "abspos"),
+):
+    add_family_row(Family(_name, _sides, _stock))
+_BERT = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
+add_family_row(Family("bert", {"encoder": _BERT}, "abspos"))
+_ROTARY = Side("text", "rotary", dim="hidden_size")
+add_family_row(Family("llama", {"decoder": _ROTARY}, "rope"))
+add_family_row(Family("qwen2", {"decoder": _ROTARY}, "rope"))
+add_family_row(Family("modernbert", {"encoder": _ROTARY}, "rope"))
+
+
+def _image(
+    special_tokens: int, table: str = "position_embeddings", part: str = ""
+) -> dict[str, Side]:
+    return {
+        "encoder": Side(
+            "image",
+            "encoder",
+            dim=part + "hidden_size",
+            layout="cos_sin_interleaved",
+            table=table,
+            table_first=special_tokens,
+            grid=lambda settings: _patches(settings.get(part.rstrip("."), settings)),
+        )
+    }
+
+
+def _stock_beit(settings: Settings, side: str) -> str:
+    return "abspos" if settings.get("use_absolute_position_embeddings") else "nopos"
+
+
+add_family_row(Family("vit", _image(1), "abspos"))
+add_family_row(Family("deit", _image(2), "abspos"))
+add_family_row(Family("dinov2", _image(1), "abspos"))
+add_family_row(Family("dinov2_with_registers", _image(1), "abspos"))
+add_family_row(Family("beit", _image(1), _stock_beit))
+_SIGLIP = "position_embedding.weight"
+add_family_row(Family("siglip_vision_model", _image(0, _SIGLIP), "abspos"))
+add_family_row(Family("siglip", _image(0, _SIGLIP, "vision_config."), "abspos"))
+add_family_row(
+    Family(
+        "speech_ctc",
+        {
+            "encoder": Side(
+                "audio",
+                "encoder",
+                start=lambda settings: settings.get("window_seconds", WINDOW_SECONDS) / 2,
+                spacing=lambda settings: _hop(settings) * settings["conv_stride"],
+            )
+        },
+    )
+)
+add_family_row(
+    Family(
+        "speech_to_text",
+        {
+            "encoder": Side(
+                domain="audio",
+                architecture="encoder",
+                start=_after_padding,
+                spacing=_steps,
+                unit=_steps,
+                frequencies="fairseq",
+            ),
+            "decoder": Side(
+                domain="text",
+                architecture="decoder",
+                field=f"decoder_{FIELD}",
+                start=_after_padding,
+                frequencies="fairseq",
+            ),
+        },
+        "sinpos",
+    )
+)
+_WHISPER_STEP = 0.02  # seconds
+_WHISPER_DECODER = "abspos"
+add_family_row(
+    Family(
+        "whisper",
+        {
+            "encoder": Side(
+                domain="audio",
+                architecture="encoder",
+                spacing=lambda settings: 2 * _hop(settings),
+                unit=_WHISPER_STEP,
+                frequencies="fairseq",
+            ),
+            "decoder": Side(
+                domain="text",
+                architecture="decoder",
+                field=f"decoder_{FIELD}",
+                frequencies="fairseq",
+                table="embed_positions.weight",
+                default=_WHISPER_DECODER,
+            ),
+        },
+        lambda settings, side: "sinpos" if side == "encoder" else _WHISPER_DECODER,
+    )
+)
+
+
+# ---- fairseq -----------------------------------------------------------------------------------
+
+
+def _stock_type(settings: Settings, side: str) -> str:
+    if settings.get("no_token_positional_embeddings"):
+        return "nopos"
+    return "abspos" if settings.get(f"{side}_learned_pos") else "sinpos"
+
+
+def _fairseq_text(side: str, architecture: str, field: str | None = None) -> Side:
+    return Side(
+        domain="text",
+        architecture=architecture,
+        dim=f"{side}_embed_dim",
+        field=field,
+        start=FIRST_TOKEN,
+        frequencies="fairseq",
+        table="embed_positions.weight",
+        table_first=int(FIRST_TOKEN),
+    )
+
+
+def _fairseq_audio(**place: Any) -> Side:
+    return Side("audio", "encoder", dim="encoder_embed_dim", field=None, **place)
+
+
+def _convolutions(settings: Settings) -> float:
+    return HOP_SECONDS * 2 ** len(str(settings["conv_kernel_sizes"]).split(","))
+
+
+_SUBSAMPLE = ("encoder.subsample.",)
+_ACOUSTIC = _fairseq_audio(
+    start=WINDOW_SECONDS / 2, spacing=lambda settings: HOP_SECONDS * settings["conv_stride"]
+)
+# The first that has the same sides and parts.
+FAIRSEQ_FAMILIES = (
+    Family(
+        "ctc_transformer",
+        {"encoder": _ACOUSTIC},
+        _stock_type,
+        _SUBSAMPLE,
+    ),
+    Family(
+        "seq2seq_transformer",
+        {
+            "encoder": _ACOUSTIC,
+            "decoder": _fairseq_text("decoder", "decoder", DECODER_FIELD),
+        },
+        _stock_type,
+        (*_SUBSAMPLE, "encoder.layers."),
+    ),
+    Family(
+        "s2t_transformer",
+        {
+            "encoder": _fairseq_audio(
+                start=FIRST_TOKEN, spacing=_convolutions, unit=_convolutions, frequencies="fairseq"
+            ),
+            "decoder": _fairseq_text("decoder", "decoder", DECODER_FIELD),
+        },
+        _stock_type,
+        _SUBSAMPLE,
+    ),
+    Family("transformer", {side: _fairseq_text(side, "seq2seq") for side in SIDES}, _stock_type),
+    Family("transformer_lm", {"decoder": _fairseq_text("decoder", "decoder")}, _stock_type),
+    Family("transformer_encoder", {"encoder": _fairseq_text("encoder", "encoder")}, _stock_type),
+)
+
+
+def find_fairseq_family(names: Iterable[str]) -> Family | None:
+    """The row of a fairseq model by the names of its parameters; None if it has neither encoder
+    nor decoder."""
+    names = list(names)
+
+    def has(part: str) -> bool:
+        return any(name.startswith(part) for name in names)
+
+    sides = {side for side in SIDES if has(f"{side}.")}
+    for family in FAIRSEQ_FAMILIES:
+        if sides == family.sides.keys() and all(map(has, family.parts)):
+            return family
+    return None

@@ -1,0 +1,302 @@
+"""The command ``cape-plugins advise``: the type and settings that docs/choosing.md recommends for
+the lengths of a corpus.
+
+The rule. Let T be the length that one training input in twenty reaches, N the longest input in use.
+
+* N <= T: no position is new, and nothing has to be augmented. `sinpos` for text, `relpos` for
+  speech, `abspos` for images, `rope` for rotary models (docs/choosing.md, Which type).
+* N > T, sequences: `relpos`; or `cape`, where positions alone lead to the answer. Its training has
+  to see the positions of N, so that its shift covers the difference (CAPE section 5.2: "covers
+  60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0 reach T + shift: shift = N -
+  T. Mean-normalised ones lie around 0: shift = (N - T) / 2. Of text a share of the samples stays
+  unaugmented (docs/choosing.md, Probability).
+* N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. Else `cape` with
+  the paper's shift of 0.5: images span [-1, 1] at any size, so that no shift covers a larger one.
+  Its scale is 1 where training mixes sizes, as UniViT does (CAPE section 5.1).
+* N > T, rotary models: `cape` without a shift, which does nothing where only distances count, and
+  with the scale N / T, so that training sees the distances of N.
+* Global scale: the paper's of the domain. Local shift: 0.5 steps, the most that keeps the order
+  (CAPE section 5.2 and Appendix D.1).
+* Source scale: alpha, target tokens / source tokens (CAPE section 5.3); lengths are then the longer
+  ones of target and source times alpha.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from cape_plugins.corpus.alpha import TokenCounts, by_tokenizer, count_lengths
+from cape_plugins.mathematics.encodings import Sinusoid
+from cape_plugins.settings.arguments import TYPE_ARG, option_flag
+from cape_plugins.settings.config import PositionConfig
+from cape_plugins.settings.domains import DOMAINS, Domain
+from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY
+from cape_plugins.texts import text_lines
+
+REACHED = 0.05  # share of the training inputs that reach T
+LARGEST_SCALE = 4  # of rotary models; larger ones have not been measured
+COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
+AUGMENTED = 0.75  # share of the samples of text that cape augments
+PAGE = "docs/choosing.md"
+
+
+class Corpus(NamedTuple):
+    """Lengths of training inputs, in tokens, seconds or patches on the longer side.
+
+    Attributes:
+        lengths: One for each input, the shortest first.
+        shortest_side: Patches on the shorter side of the smallest image; of grids only.
+        longest: The longest input in use.
+        counts: Tokens of both sides of parallel text.
+    """
+
+    lengths: Sequence[float]
+    longest: float
+    shortest_side: int = 0
+    counts: TokenCounts | None = None
+
+    @property
+    def reached(self) -> float:
+        """T, the length that a share REACHED of the inputs has."""
+        return self.lengths[math.ceil((1 - REACHED) * len(self.lengths)) - 1]
+
+
+def add_advise_args(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.add_argument(
+        "--domain", choices=DOMAINS, default="text", help="what is counted (default: text)"
+    )
+    corpus = parser.add_mutually_exclusive_group(required=True)
+    corpus.add_argument(
+        "--train-lengths",
+        metavar="FILE",
+        help="lengths of the training inputs, one a line: tokens, seconds, or patches of images "
+        "(14 or ROWSxCOLUMNS); .gz is read",
+    )
+    corpus.add_argument(
+        "--train-text",
+        nargs="+",
+        metavar="FILE",
+        help="the training text itself, one input a line, after subword segmentation or with "
+        "--tokenizer; source and target for a translation, which also gives alpha; .gz is read",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        help="with --train-text: folder or hub name of a Hugging Face model, whose tokenizer "
+        "splits raw text (default: the text is split already, at white space)",
+    )
+    parser.add_argument(
+        "--rotary",
+        action="store_true",
+        help="the model turns queries and keys by their positions, as llama, qwen2 and modernbert "
+        "do",
+    )
+    parser.add_argument(
+        "--longest",
+        required=True,
+        metavar="N",
+        help="longest input in use, in the same unit; of a translation source tokens",
+    )
+
+
+def advice(args: argparse.Namespace) -> str:
+    """What to print: the corpus, the settings as flags and as a dictionary, and why.
+
+    Raises:
+        ValueError: naming option, value, allowed range and remedy.
+        FileNotFoundError: if a file is missing.
+        ImportError: if a tokenizer is given without transformers.
+    """
+    domain = DOMAINS[args.domain]
+    if args.tokenizer and not args.train_text:
+        raise ValueError(f"--tokenizer {args.tokenizer} belongs to --train-text; leave it out.")
+    corpus = _read_text(args, domain) if args.train_text else _read_lengths(args, domain)
+    counts_tokens = not domain.grid and domain.spacing is None
+    if args.rotary and (corpus.counts or not counts_tokens):
+        has = "source and target" if corpus.counts else f"--domain {args.domain}"
+        raise ValueError(f"--rotary is for language models, here with {has}; leave one out.")
+    unit = domain.steps if domain.grid or not domain.symbol else domain.symbol
+    lines = [
+        f"training: {len(corpus.lengths)} inputs, median {median(corpus.lengths):g}, one in "
+        f"{1 / REACHED:g} has {corpus.reached:g} or more, longest {corpus.lengths[-1]:g} {unit}; "
+        f"in use up to {corpus.longest:g} {unit}"
+    ]
+    settings, *others, reason = choose(corpus, args.domain, args.rotary)
+    architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
+    for word, row in (("", settings), *(("or ", other) for other in others)):
+        PositionConfig.from_dict(row, args.domain, architecture)  # refuses what no model takes
+        lines.append(f"{word + 'flags:':<10}{_flags(row)}")
+        lines.append(f"{word + 'field:':<10}position_embedding={json.dumps(row)}")
+    lines.append(f"note:     {reason}")
+    if corpus.counts and corpus.counts.doubt:
+        lines.append(f"note:     warning: {corpus.counts.doubt}.")
+    if args.train_text and not args.tokenizer:
+        lines.append(
+            "note:     tokens were counted at white space, which fits text after subword "
+            "segmentation; of raw text give --tokenizer, or prepare it first."
+        )
+    return "\n".join(lines)
+
+
+def choose(corpus: Corpus, domain_name: str, rotary: bool = False) -> tuple[Any, ...]:
+    """``{"type": ..., option: value}`` by the rule above, for some tasks another one, and why."""
+    domain = DOMAINS[domain_name]
+    if corpus.longest <= corpus.reached:
+        within = "abspos" if domain.grid else "sinpos" if domain.spacing is None else "relpos"
+        why = "nothing in use is longer than what training sees often: no augmentation is needed"
+        return {"type": "rope" if rotary else within}, f"{why} ({PAGE}, Which type)."
+    if rotary:
+        return _choose_scale(corpus)
+    if domain.grid:
+        return _choose_on_grid(corpus, domain_name)
+    default, missing = PositionConfig(DEFAULT_TYPE, domain_name), corpus.longest - corpus.reached
+    cape = {
+        "type": default.type,
+        "max_global_shift": float(math.ceil(missing / 2 if default.mean_normalize else missing)),
+        "max_local_shift": default.max_local_shift,
+        "max_global_scale": default.max_global_scale,
+        **({} if default.mean_normalize else {"augment_probability": AUGMENTED}),
+        **({"source_scale": str(corpus.counts)} if corpus.counts else {}),
+    }
+    why = (
+        f"relpos carries over to longer inputs in most tasks ({PAGE}, Which type). Where positions "
+        f"alone lead to the answer, as in lists of numbers, take {default.type}: its shift shows "
+        f"training the positions of inputs of {corpus.longest:g} ({PAGE}, Shift)."
+    )
+    return {"type": "relpos"}, cape, why
+
+
+def _choose_scale(corpus: Corpus) -> tuple[Any, ...]:
+    scale = min(math.ceil(corpus.longest / corpus.reached), LARGEST_SCALE)
+    reach = scale * corpus.reached
+    why = f"a scale of {scale} shows training distances up to {reach:g} tokens ({PAGE}, Scale)"
+    if reach < corpus.longest:
+        why += f"; for longer ones compare nopos, randpos and rfs ({PAGE}, Which type)"
+    return {"type": DEFAULT_TYPE, "max_global_scale": float(scale)}, f"{why}."
+
+
+def _choose_on_grid(corpus: Corpus, domain_name: str) -> tuple[Any, ...]:
+    if (share := aliasing(domain_name, corpus.shortest_side)) > COARSE:
+        why = (
+            f"on {corpus.shortest_side} patches a side {100 * share:.0f} % of the channels of "
+            f"sinusoids turn by more than half a circle from patch to patch ({PAGE}, When not to "
+            "use cape)."
+        )
+        return {"type": "abspos"}, why
+    default, mixed = PositionConfig(DEFAULT_TYPE, domain_name), len(set(corpus.lengths)) > 1
+    settings = {
+        "type": default.type,
+        "max_global_shift": default.max_global_shift,
+        "max_local_shift": default.max_local_shift,
+        "max_global_scale": 1.0 if mixed else default.max_global_scale,
+    }
+    why = f"after a short training compare sinpos and abspos ({PAGE}, Which type)."
+    if mixed:
+        why = f"training mixes sizes, so that no scale is needed (CAPE section 5.1, UniViT); {why}"
+    return settings, why
+
+
+def aliasing(domain_name: str, side: int) -> float:
+    """Share of the channels that alias on a grid of `side` positions on each axis."""
+    domain = DOMAINS[domain_name]
+    sinusoid = Sinusoid(domain.dim, domain.frequencies)
+    return sinusoid.aliased(*[side] * len(domain.grid)) / domain.dim
+
+
+def _flags(settings: Mapping[str, Any]) -> str:
+    named = {TYPE_ARG if name == "type" else name: value for name, value in settings.items()}
+    return " ".join(
+        f"{option_flag(name)} {value:g}"
+        if isinstance(value, float)
+        else f"{option_flag(name)} {value}"
+        for name, value in named.items()
+    )
+
+
+# ---- input --------------------------------------------------------------------------------------
+
+
+def _read_lengths(args: argparse.Namespace, domain: Domain) -> Corpus:
+    option = f"--train-lengths {args.train_lengths}"
+    sizes = [
+        _size(f"{option}, line {number}:", line, domain)
+        for number, line in enumerate(_lines("--train-lengths", args.train_lengths), 1)
+        if line.strip()
+    ]
+    if not sizes:
+        raise ValueError(f"{option} has no lengths; give {_allowed(domain)}, one a line.")
+    longest = max(_size("--longest", args.longest, domain))
+    return Corpus(sorted(map(max, sizes)), longest, int(min(map(min, sizes))))
+
+
+def _read_text(args: argparse.Namespace, domain: Domain) -> Corpus:
+    paths, option = args.train_text, f"--train-text {' '.join(args.train_text)}"
+    if domain.grid or domain.spacing is not None:
+        raise ValueError(
+            f"{option} is counted in tokens, the domain is {args.domain!r}; allowed: "
+            f"--train-lengths FILE with {_allowed(domain)}, one a line."
+        )
+    if len(paths) > 2:
+        raise ValueError(f"{option}: {len(paths)} files; allowed: one, or source and target.")
+    longest = max(_size("--longest", args.longest, domain))
+    if args.tokenizer:
+        tokens = by_tokenizer("tokens")(args.tokenizer)
+        sides = [
+            list(map(len, tokens(path, target=number > 0))) for number, path in enumerate(paths)
+        ]
+    else:
+        sides = [[len(line.split()) for line in _lines("--train-text", path)] for path in paths]
+    if not all(map(any, sides)):
+        raise ValueError(f"{option} has no tokens; give text, one input a line.")
+    if len(sides) == 1:
+        return Corpus(sorted(filter(None, sides[0])), longest)
+    # with the end of each sentence, which a tokenizer has added
+    counts = count_lengths(*sides, names=tuple(paths), eos=not args.tokenizer)
+    pairs = (max(counts.alpha * source, target) for source, target in zip(*sides, strict=True))
+    return Corpus(
+        sorted(filter(None, map(round, pairs))), math.ceil(counts.alpha * longest), counts=counts
+    )
+
+
+def _lines(option: str, path: str) -> Iterator[str]:
+    """Lines of a file; errors name the option."""
+    try:
+        yield from text_lines(path)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"{option} {error}") from None
+
+
+def _size(where: str, text: str, domain: Domain) -> tuple[float, ...]:
+    """Sides of a grid, or the one length of a sequence."""
+    try:
+        if domain.grid:
+            sides = tuple(map(int, re.fullmatch(r"\d+(x\d+)*", text.strip())[0].split("x")))
+            size = sides * len(domain.grid) if len(sides) == 1 else sides
+            if len(size) != len(domain.grid):
+                raise ValueError
+        else:
+            size = (float(text) if domain.spacing is not None else int(text),)
+        if not all(0 < side < math.inf for side in size):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{where} {text.strip()!r} is not allowed; allowed: {_allowed(domain)}."
+        ) from None
+    return size
+
+
+def _allowed(domain: Domain) -> str:
+    """What a length may be, for error texts."""
+    if domain.grid:
+        example = "x".join(["10", *["14"] * (len(domain.grid) - 1)])
+        return f"{domain.steps} such as 14 or {example}, whole numbers above 0"
+    if domain.spacing is not None:
+        return f"{domain.unit} such as 7.5, numbers above 0"
+    return f"{domain.unit} such as 25, whole numbers above 0"

@@ -1,0 +1,1 @@
+"""``cape-plugins doctor``: what it checks and how it reports."""

@@ -1,0 +1,124 @@
+"""Checks of models on the hosts that are installed: what the doctors of all hosts share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from cape_plugins.settings.config import PositionConfig
+from cape_plugins.settings.options import COUNTED
+from cape_plugins.settings.registry import DEFAULT_TYPE, types_of
+
+OK, FAILED, SKIPPED, NOTE = "ok", "FAIL", "skip", "note"
+# Largest difference relative to the largest compared number: right models differ by 1e-6 in
+# float32, whatever their depth, models with wrong positions by 1e-2 and more.
+LIMIT = 1e-4
+
+
+class Check(NamedTuple):
+    """The result of one comparison.
+
+    Attributes:
+        name: What was compared.
+        status: "ok", "FAIL" or "skip"; "note" for facts that a report of an error needs.
+        text: The difference with its limit, or the reason.
+    """
+
+    name: str
+    status: str
+    text: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is a difference."""
+        return self.status == FAILED
+
+
+class Mismatch(Exception):
+    """A difference that is no number: a shape, a name, a missing weight."""
+
+
+class NotApplicable(Exception):
+    """Why a model has nothing to compare."""
+
+
+def check(name: str, compare: Callable[[], float | str]) -> Check:
+    """Runs one comparison.
+
+    Args:
+        name: What is compared.
+        compare: Returns the largest relative difference, which passes up to :data:`LIMIT`, or says
+            in words what is right.
+
+    Returns:
+        The check, failed also if `compare` raises any error: a release of a host that calls its
+        parts in another way can stop them with any.
+    """
+    try:
+        result = compare()
+    except NotApplicable as reason:
+        return Check(name, SKIPPED, str(reason))
+    except Mismatch as reason:
+        return Check(name, FAILED, str(reason))
+    except Exception as error:
+        message = " ".join(str(error).split()) or "no message"
+        return Check(name, FAILED, f"raises {type(error).__name__}: {message}")
+    if isinstance(result, str):
+        return Check(name, OK, result)
+    status = OK if result <= LIMIT else FAILED  # NaN fails
+    return Check(name, status, f"relative difference {result:.2g}, at most {LIMIT:g}")
+
+
+def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | None) -> Check:
+    """The check, skipped if it failed and the stock model fails it, too: a vocabulary of five words
+    stops beam search, and RoPE of the type `dynamic` differs between cached steps and one forward.
+
+    Args:
+        row: The check of a model of this package.
+        compare_stock: The same comparison of the stock model; it runs only if the check failed.
+            None if there is no stock model.
+    """
+    if not row.failed or compare_stock is None:
+        return row
+    stock_row = check(row.name, compare_stock)
+    if not stock_row.failed:
+        return row
+    return Check(row.name, SKIPPED, f"the stock model fails it, too: {stock_row.text}")
+
+
+def relative_difference(expected: Tensor, got: Tensor) -> float:
+    """Largest difference relative to the largest number; infinite where one is no number."""
+    difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)
+    return difference.item() if difference.isfinite() else float("inf")
+
+
+def wishes(
+    settings: Mapping[str, Any] | None, domain: str, architecture: str
+) -> list[dict[str, Any]]:
+    """Position embeddings to train a model with.
+
+    Args:
+        settings: ``{"type": ..., option: value}``; None for the default type, and a type with
+            relative attention where the architecture has one.
+        domain: Domain of the model.
+        architecture: Architecture of the model.
+
+    Returns:
+        The settings, with a source scale of 1 where it would have to be counted.
+
+    Raises:
+        ValueError: if a model of this architecture cannot have them.
+    """
+    if settings is not None:
+        wish_list = [settings]
+    else:
+        rows = types_of(architecture, domain).items()
+        relative = [name for name, row in rows if "relative_context" in row.options]
+        wish_list = [{"type": name} for name in (DEFAULT_TYPE, *relative[:1])]
+    configs = (PositionConfig.from_dict(wish, domain, architecture) for wish in wish_list)
+    return [
+        {**wish, "source_scale": "1"} if config.source_scale in COUNTED else {**wish}
+        for wish, config in zip(wish_list, configs, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""What is computed, in the order in which data flow through it."""

@@ -1,0 +1,330 @@
+"""Augmentation of positions in training: drawing and applying, kept apart (CAPE Eq. 5 to 7).
+
+What one sample shares between encoder and decoder (global shift, global scale, SHAPE's offset, the
+order in which random positions are taken) is a :class:`Draw`; the local shift belongs to single
+positions and is drawn where it is applied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Draw(NamedTuple):
+    """Random numbers that the samples of a batch share between encoder and decoder.
+
+    Attributes:
+        shift: ``[B, 1, D]`` float32, added to every position of a sample; None for no shift.
+        scale: ``[B, 1, 1]`` float32, then multiplies them; None for no scale.
+        offset: ``[B, 1, D]`` float32 holding integers, a shift in grid steps; None for no offset.
+        batch_size: B, for local shifts where the samples share their coordinates.
+        order: ``[B, L]`` float32, random positions from 0 to L: a sample with n positions takes the
+            first n, sorted; None where positions are counted.
+        count: ``[B]``, how many entries of `order` source and target take at least, so that a
+            number has one position on both sides; None if a side counts for itself.
+        chance: ``[B, 1, 1]`` float32 from U(0, 1) in samples that are augmented, 1 in the others,
+            whose other numbers move nothing; None if all are augmented.
+    """
+
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+    batch_size: int | None = None
+    order: Tensor | None = None
+    count: Tensor | None = None
+    chance: Tensor | None = None
+
+    @property
+    def augmented(self) -> Tensor | None:
+        """``[B, 1, 1]`` bool, which samples are augmented; None if all are."""
+        return None if self.chance is None else self.chance < 1.0
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything was drawn that a sample shares."""
+        shared = (self.shift, self.scale, self.offset, self.order)
+        return any(part is not None for part in shared)
+
+    def covering(self, *counts: Tensor) -> Draw:
+        """The same draw for sides with these numbers of positions, each ``[B]``, from
+        :meth:`~cape_plugins.PositionEncoder.num_positions`; the largest count serves all."""
+        if self.order is None:
+            return self
+        count = self.count
+        for other in counts:
+            count = other if count is None else torch.maximum(count, other)
+        return self._replace(count=count)
+
+    def restricted_to(self, augmented: Tensor, chance: Tensor) -> Draw:
+        """The same numbers for samples that are to be `augmented`, bool ``[B, 1, 1]``, and
+        numbers that move nothing for the others."""
+        unmoved_order = 0.0
+        if self.order is not None:
+            unmoved_order = torch.arange(self.order.shape[-1], device=self.order.device).float()
+        return self._replace(
+            shift=_where(augmented, self.shift, 0.0),
+            scale=_where(augmented, self.scale, 1.0),
+            offset=_where(augmented, self.offset, 0.0),
+            order=_where(augmented[:, 0], self.order, unmoved_order),
+            chance=_where(augmented, chance, 1.0),
+        )
+
+
+def draw_global(
+    batch_size: int,
+    num_coords: int = 1,
+    *,
+    max_global_shift: float = 0.0,
+    max_global_scale: float = 1.0,
+    max_offset: int = 0,
+    max_position: int = 0,
+    sampling: str = "",
+    augment_probability: float = 1.0,
+    partner: Draw | None = None,
+    device: torch.device | str | None = None,
+    generator: torch.Generator | None = None,
+) -> Draw:
+    """Draws what a sample shares. Nothing is drawn for a maximum that is off.
+
+    Args:
+        batch_size: B.
+        num_coords: D; the axes of an image shift independently.
+        max_global_shift: Half-width of the uniform shift (Eq. 5), in the unit of the positions.
+        max_global_scale: Largest scale; log scale is uniform and symmetric (Eq. 7). One scale
+            serves all axes (Appendix A).
+        max_offset: Largest integer offset, inclusive, in grid steps (SHAPE).
+        max_position: L, number of positions to take from, in grid steps.
+        sampling: How they are taken, a key of :data:`SAMPLINGS`; "" for not at all.
+        augment_probability: Probability with which a sample is augmented. Its chance is drawn last,
+            so that the samples that are augmented get the numbers that they get with 1.
+        partner: Draw of the other side of the same samples, whose chances are taken over: the sets
+            of samples that the two sides augment are equal, or nested if the probabilities differ.
+        device: Device of the positions.
+        generator: Source of randomness; default the global one.
+
+    Raises:
+        ValueError: for an unknown way of sampling, or a scale below 1.
+    """
+    if sampling and sampling not in SAMPLINGS:
+        names = ", ".join(map(repr, SAMPLINGS))
+        raise ValueError(f"sampling={sampling!r} is not allowed; allowed: {names}, or '' for none.")
+    if max_global_scale < 1.0:
+        raise ValueError(
+            f"max_global_scale={max_global_scale} is not allowed; allowed: >= 1; 1 is no scale."
+        )
+    shift = scale = offset = None
+    if max_global_shift:
+        shift = _uniform((batch_size, 1, num_coords), max_global_shift, device, generator)
+    if max_offset:
+        shape = (batch_size, 1, num_coords)
+        offset = torch.randint(
+            max_offset + 1, shape, device=device, **_generator_kwargs(generator)
+        ).float()
+    if max_global_scale != 1.0:
+        scale = _uniform((batch_size, 1, 1), math.log(max_global_scale), device, generator).exp()
+    order = None
+    if sampling and max_position:
+        # All L positions, of which a sample takes the first n: the device alone knows n, so that
+        # no training step waits for it.
+        uniform = _unit((batch_size, max_position), device, generator)
+        order = SAMPLINGS[sampling](uniform)
+    draw = Draw(shift, scale, offset, batch_size, order)
+    chance = None if partner is None else partner.chance
+    # Drawn last, and not at all at probability 1: the other numbers do not depend on it.
+    if chance is None and augment_probability < 1.0:
+        chance = _unit((batch_size, 1, 1), device, generator)
+    return draw if chance is None else draw.restricted_to(chance < augment_probability, chance)
+
+
+def _random_subset(unit: Tensor) -> Tensor:
+    """``[B, L]``, 0 .. L - 1 in a random order: its first n are a uniform subset of n (Ruoss et
+    al., section 3)."""
+    return unit.argsort(dim=-1).float()
+
+
+def _uniform_positions(unit: Tensor) -> Tensor:
+    """``[B, L]``, independent numbers from U(0, L) (random float sampling)."""
+    return unit * unit.shape[-1]
+
+
+# Name to what makes an order of uniform numbers ``[B, L]``.
+SAMPLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "subset": _random_subset,
+    "uniform": _uniform_positions,
+}
+
+
+def sorted_sample(order: Tensor, count: Tensor) -> Tensor:
+    """The first entries of each row in ascending order.
+
+    Args:
+        order: ``[..., L]`` from a :class:`Draw`.
+        count: ``[...]``, how many are taken.
+
+    Returns:
+        ``[..., L]`` float32; the entries after the first `count` are L.
+    """
+    length = order.shape[-1]
+    left_out = torch.arange(length, device=order.device) >= count[..., None]
+    return order.masked_fill(left_out, length).sort(dim=-1).values
+
+
+def positions_at(sample: Tensor, number: Tensor) -> Tensor:
+    """Positions by their numbers, linear between neighbours.
+
+    Args:
+        sample: ``[B, L]`` from :func:`sorted_sample`.
+        number: ``[B or 1, T]`` from 0 on, whole or not.
+
+    Returns:
+        ``[B, T]`` float32.
+    """
+    number = number.expand(sample.shape[0], -1)
+    low, last = number.floor(), sample.shape[-1] - 1
+    below = sample.gather(1, low.long().clamp(max=last))
+    above = sample.gather(1, (low.long() + 1).clamp(max=last))
+    return below + (number - low) * (above - below)
+
+
+def draw_local(
+    coords: Tensor,
+    step: Tensor | float,
+    max_local_shift: float,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+    augmented: Tensor | None = None,
+) -> Tensor:
+    """Independent shifts of single positions (Eq. 6), in the unit of the positions.
+
+    Args:
+        coords: ``[B or 1, T, D]``.
+        step: Grid step, see :class:`~cape_plugins.Positions`.
+        max_local_shift: Half-width in grid steps.
+        batch_size: B, where `coords` is shared by the batch.
+        generator: Source of randomness; default the global one.
+        augmented: ``[B, 1 or T, 1]`` bool, :attr:`Draw.augmented`: where it is False, nothing is
+            shifted; None for everywhere.
+
+    Returns:
+        ``[B, T, D]`` float32.
+    """
+    batch = coords.shape[0] if batch_size is None else batch_size
+    shape = (batch, *coords.shape[1:])
+    shift = times(_uniform(shape, max_local_shift, coords.device, generator), step)
+    return shift if augmented is None else torch.where(augmented, shift, 0.0)
+
+
+def rank_seed(rank: int) -> int:
+    """A seed that differs between data-parallel ranks, from the next number of a random stream
+    that they share.
+
+    Hosts seed all ranks alike, so that they would draw the same positions. A number drawn from
+    that stream on the CPU keeps resumed training bit-exact and micro-batches apart, costs no
+    device synchronisation and leaves the dropout stream of a GPU untouched. The rank enters by a
+    factor that keeps the seeds of neighbouring ranks far apart (2^64 divided by the golden ratio).
+    """
+    # on the CPU, whatever the default device is: a GPU would have to be waited for
+    common = int(torch.randint(2**31 - 1, (), device="cpu").numpy())
+    return (common + rank * 0x9E3779B97F4A7C15) % 2**63
+
+
+def rank_generator(device: torch.device | str, rank: int) -> torch.Generator:
+    """A generator that begins at :func:`rank_seed`."""
+    return torch.Generator(device=device).manual_seed(rank_seed(rank))
+
+
+def augment(
+    coords: Tensor,
+    valid: Tensor | None = None,
+    *,
+    mean_normalize: bool = False,
+    draw: Draw | None = None,
+    local_shift: Tensor | None = None,
+    step: Tensor | float = 1.0,
+) -> Tensor:
+    """``(coords - mean + shift + offset * step + local shift) * scale`` (CAPE Appendix A).
+
+    The scale comes last and multiplies the shifts too. The mean is taken over valid positions.
+
+    Args:
+        coords: ``[B or 1, T, D]`` float32.
+        valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
+        mean_normalize: Subtract the mean position, in evaluation as well.
+        draw: Random numbers that a sample shares; None for none.
+        local_shift: ``[B, T, D]`` in the unit of `coords`; None for none.
+        step: Grid step, see :class:`~cape_plugins.Positions`.
+
+    Returns:
+        ``[B, T, D]`` float32, the positions to encode.
+    """
+    if mean_normalize:
+        coords = coords - _mean(coords, valid)
+    shift, scale, offset = (draw or Draw())[:3]
+    shared = {"shift": shift, "scale": scale, "offset": offset, "local_shift": local_shift}
+    for name, part in shared.items():
+        _check_shape(name, part, coords)
+    # In this order and rounding, so that a seed gives the positions it has always given:
+    # torch.lerp or addcmul would save operations and round differently.
+    for term in (shift, None if offset is None else times(offset, step), local_shift):
+        if term is not None:
+            coords = coords + term
+    return coords if scale is None else coords * scale
+
+
+def times(value: Tensor, factor: Tensor | float) -> Tensor:
+    """``value * factor``; `value` itself where the factor is 1, because on a GPU a small operation
+    costs as much as a large one."""
+    return value if type(factor) is float and factor == 1.0 else value * factor
+
+
+def _mean(coords: Tensor, valid: Tensor | None) -> Tensor:
+    if valid is None:
+        return coords.mean(1, keepdim=True)
+    valid = valid[..., None]
+    # a sample without any valid position (a dummy row) keeps its coordinates instead of 0 / 0
+    return (coords * valid).sum(1, keepdim=True) / valid.sum(1, keepdim=True).clamp(min=1)
+
+
+def _uniform(
+    shape: tuple[int, ...],
+    half_width: float,
+    device: torch.device | str | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """U(-half_width, half_width) in float32."""
+    return times(_unit(shape, device, generator), 2.0 * half_width) - half_width
+
+
+def _unit(
+    shape: tuple[int, ...], device: torch.device | str | None, generator: torch.Generator | None
+) -> Tensor:
+    """U(0, 1) in float32: bf16 would draw from 256 values only."""
+    return torch.rand(shape, device=device, dtype=torch.float32, **_generator_kwargs(generator))
+
+
+def _where(condition: Tensor, part: Tensor | None, other: Tensor | float) -> Tensor | None:
+    """`part` of a draw where the condition holds, elsewhere `other`; None where there is none."""
+    return None if part is None else torch.where(condition, part, other)
+
+
+def _check_shape(name: str, part: Tensor | None, coords: Tensor) -> None:
+    if part is None:
+        return
+    samples, length, num_coords = coords.shape
+    same_batch = samples == 1 or part.shape[0] in (1, samples)
+    if not same_batch or part.shape[1] not in (1, length) or part.shape[2] not in (1, num_coords):
+        raise ValueError(
+            f"{name} of the draw has shape {tuple(part.shape)}, the positions have shape "
+            f"{tuple(coords.shape)}; draw for the same batch size, length and number of "
+            "coordinates."
+        )
+
+
+def _generator_kwargs(generator: torch.Generator | None) -> dict[str, torch.Generator]:
+    """torch.compile with dynamic shapes does not accept ``generator=None``."""
+    return {} if generator is None else {"generator": generator}

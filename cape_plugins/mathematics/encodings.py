@@ -1,0 +1,330 @@
+"""Embeddings of coordinates: sinusoids of any domain.
+
+A sinusoid is a frequency matrix W ``[D, K/2]`` and a layout of channels; text, audio and images
+differ in W alone: ``phase = coords @ W``. No buffer holds frequencies or rows: it would be rounded
+by ``.half()`` and lost by loaders that materialise models from "meta".
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cape_plugins.settings.domains import each_domain
+
+Frequencies = Callable[[int, torch.device], Tensor]
+
+
+def text_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[1, K/2]``, 10000^(-2k/K) rad per token, k = 1 .. K/2 (CAPE Eq. 1)."""
+    exponent = torch.arange(1, dim // 2 + 1, dtype=torch.float32, device=device) * (2 / dim)
+    return torch.pow(10000.0, -exponent)[None]
+
+
+def audio_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[1, K/2]``, 30 * 10000^(-2k/K) rad per second (CAPE section 3, sound)."""
+    return 30.0 * text_frequencies(dim, device)
+
+
+def image_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[2, K/2]``, pi 10^(2k/K) (cos k, sin k) for x and y, k = 1 .. K/2 (CAPE Eq. 3 and 4)."""
+    k = torch.arange(1, dim // 2 + 1, dtype=torch.float32, device=device)
+    return math.pi * torch.pow(10.0, k * (2 / dim)) * torch.stack((k.cos(), k.sin()))
+
+
+def fairseq_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[1, K/2]``, 10000^(-k/(K/2 - 1)), k = 0 .. K/2 - 1: tensor2tensor's formula, used by
+    fairseq and Speech2Text, computed in their order of operations to agree bit for bit."""
+    half = dim // 2
+    rate = math.log(10000) / (half - 1)
+    return torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -rate)[None]
+
+
+def marian_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[1, K/2]``, 10000^(-2k/K), k = 0 .. K/2 - 1 (Vaswani et al.), in float64, in which Marian
+    makes its table, to agree bit for bit; in float32 on devices without float64."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    exponent = torch.arange(0, dim, 2, dtype=dtype, device=device) / dim
+    return torch.pow(10000.0, exponent).reciprocal()[None]
+
+
+FREQUENCIES: dict[str, Frequencies] = {
+    "text": text_frequencies,
+    "audio": audio_frequencies,
+    "image": image_frequencies,
+    "fairseq": fairseq_frequencies,
+    "marian": marian_frequencies,
+}
+# Rows that an encoder keeps: the 22 small operations of an embedding took up to 3 % of a step of
+# generation, and each training step on long texts would compute its rows anew.
+KEPT_ROWS = 4096  # 8 MiB at 512 channels
+KEPT_BYTES = 2**24  # for longer inputs: 8192 rows of 512 channels, in each encoder of a model
+# Frequencies and first phases of channels, by function, number, order and device: two small tensors
+# which would take a dozen operations in each forward. They are neither saved nor part of a module.
+_FREQUENCIES_AND_PHASES: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+COMBINATIONS = ("add", "concat")
+LAYOUTS = ("cos_sin_interleaved", "sin_cos_blocks")
+
+
+class Sinusoid(nn.Module):
+    """Sines and cosines of any coordinates (CAPE Eq. 1 and 3); owns no parameters or buffers.
+
+    Args:
+        dim: K, even and at least 4.
+        frequencies: One of :data:`FREQUENCIES`, or such a function.
+        layout: "cos_sin_interleaved" (the paper's equations: channel 2k cosine, 2k + 1 sine) or
+            "sin_cos_blocks" (fairseq: all sines, then all cosines).
+
+    Raises:
+        ValueError: for an odd or too small `dim`, unknown frequencies or an unknown layout.
+    """
+
+    # key and rows; neither saved nor copied
+    _kept_rows: tuple[object, Tensor | None] = (None, None)
+
+    def __init__(
+        self,
+        dim: int,
+        frequencies: str | Frequencies = "text",
+        layout: str = "cos_sin_interleaved",
+    ) -> None:
+        super().__init__()
+        if dim < 4 or dim % 2:
+            raise ValueError(
+                f"embedding dimension {dim} is not allowed for sinusoids; allowed: even, >= 4, "
+                "because sines and cosines come in pairs. Change the model's embedding dimension."
+            )
+        for name, value, allowed in (
+            ("frequencies", frequencies, FREQUENCIES),
+            ("layout", layout, LAYOUTS),
+        ):
+            if not callable(value) and value not in allowed:
+                raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}.")
+        self.dim = dim
+        self.frequencies = frequencies
+        self.interleaved = layout == "cos_sin_interleaved"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the rows that are kept, which copies and pickles make anew."""
+        return {name: value for name, value in vars(self).items() if name != "_kept_rows"}
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(module)``."""
+        return f"{self.dim}, frequencies={self.frequencies!r}, interleaved={self.interleaved}"
+
+    def weights(self, device: torch.device) -> Tensor:
+        """Frequency matrix ``[D, K/2]``."""
+        by_name = isinstance(self.frequencies, str)
+        function = FREQUENCIES[self.frequencies] if by_name else self.frequencies
+        return function(self.dim, device)
+
+    def aliased(self, *sizes: int, gamma: float = 1.0) -> int:
+        """How many of the K channels alias on a grid: along some axis their phase moves by more
+        than pi from one cell to the next, so that they turn backwards, or round and round.
+
+        Args:
+            sizes: Cells along each axis, the slowest first, as for
+                :func:`~cape_plugins.patch_positions`.
+            gamma: Factor on the grid.
+        """
+        # on the CPU, even if the model is built on "meta"; an axis of one cell has no neighbours
+        distance = [2.0 * gamma / (size - 1) if size > 1 else 0.0 for size in reversed(sizes)]
+        step = torch.tensor(distance, dtype=torch.float32, device="cpu")[:, None]
+        weights, _ = self._frequencies_and_phases(step)
+        return int((weights.abs() * step > math.pi).any(0).sum())
+
+    def grid(self, grid: Tensor) -> Tensor:
+        """Encodes few rows exactly, by sine and cosine of the same phases, as hosts make their
+        tables: text without augmentation equals fairseq's table bit for bit.
+
+        Args:
+            grid: ``[T, D]`` float32.
+
+        Returns:
+            ``[T, K]`` float32.
+        """
+        weights = self.weights(grid.device)
+        phase = _phase(grid, weights)
+        parts = phase.sin().float(), phase.cos().float()
+        if self.interleaved:
+            return torch.stack(parts[::-1], dim=-1).flatten(-2)
+        return torch.cat(parts, dim=-1)
+
+    def counted(
+        self, numbers: Tensor, first: int | Tensor | None, start: float, step: float
+    ) -> Tensor:
+        """:meth:`grid` of ``start + numbers * step``. Rows of counted positions are kept for the
+        next call, so that a step of generation costs a look-up, as in stock models.
+
+        Args:
+            numbers: ``[T, 1]`` float32, if `first` is not None ``first, first + 1, ...``.
+            first: Number of the first row; None if rows are not counted.
+            start: Coordinate of number 0.
+            step: Distance of neighbours.
+
+        Returns:
+            ``[T, K]`` float32, kept rows, which the caller must not change.
+        """
+        if self._cacheable(numbers) and isinstance(first, int) and not _in_graph_capture(numbers):
+            end = first + numbers.shape[0]
+            # A long input keeps all its rows, which are small beside the states of a model, as far
+            # as they fit; a single far position keeps none.
+            if end <= max(KEPT_ROWS, min(numbers.shape[0], KEPT_BYTES // (4 * self.dim))):
+                return self._rows_up_to(end, start, step, numbers.device)[first:end]
+        return self.grid(start + numbers * step)
+
+    def _rows_up_to(self, end: int, start: float, step: float, device: torch.device) -> Tensor:
+        """``[>= end, K]`` :meth:`grid` of ``start + i * step``, i = 0, 1, ...; kept for later
+        calls."""
+        kept_key, rows = self._kept_rows
+        key = start, step, device
+        if rows is None or key != kept_key or rows.shape[0] < end:
+            # generation goes on from call to call; other inputs come once
+            grown = min(KEPT_ROWS, max(64, 2 ** math.ceil(math.log2(end))))
+            count = max(end, grown) if key == kept_key else end
+            with torch.inference_mode(False):  # later calls may train
+                number = torch.arange(count, dtype=torch.float32, device=device)
+                rows = self.grid(start + number[:, None] * step)
+            self._kept_rows = key, rows
+        return rows
+
+    def forward(self, coords: Tensor) -> Tensor:
+        """Encodes many positions in one pass over memory, by cos(p) = sin(p + pi / 2).
+
+        Args:
+            coords: ``[B, T, D]`` float32.
+
+        Returns:
+            ``[B, T, K]`` float32; differs from :meth:`grid` by float32 rounding of the phase.
+        """
+        return _phase(coords, *self._frequencies_and_phases(coords)).sin_()
+
+    def _cacheable(self, coords: Tensor) -> bool:
+        """Whether results may be kept for later calls: programs and fake tensors have no values,
+        and a caller's frequencies may be learned, or change."""
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        is_fixed = type(self) is Sinusoid and isinstance(self.frequencies, str)
+        return is_fixed and not is_traced and type(coords) is Tensor
+
+    def _frequencies_and_phases(self, coords: Tensor) -> tuple[Tensor, Tensor]:
+        """Frequencies ``[D, K]`` and phases at 0 ``[K]`` of all channels, in float32, on the device
+        of the coordinates."""
+        if not self._cacheable(coords):
+            return self._make_frequencies_and_phases(coords.device)
+        key = FREQUENCIES[self.frequencies], self.dim, self.interleaved, coords.device
+        if key not in _FREQUENCIES_AND_PHASES:
+            with torch.inference_mode(False):  # later calls may train
+                computed = self._make_frequencies_and_phases(coords.device)
+            if _in_graph_capture(coords):
+                return computed
+            _FREQUENCIES_AND_PHASES[key] = computed
+        return _FREQUENCIES_AND_PHASES[key]
+
+    def _make_frequencies_and_phases(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        weights = self.weights(device).float()
+        cosine = weights.new_full((self.dim // 2,), math.pi / 2)
+        if self.interleaved:
+            return weights.repeat_interleave(2, dim=1), F.pad(cosine[:, None], (0, 1)).flatten()
+        return torch.cat((weights, weights), dim=1), F.pad(cosine, (self.dim // 2, 0))
+
+
+def _in_graph_capture(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is being captured. Its memory has other values in each replay, and may
+    not be kept; memory that it reads may not be freed, as kept rows are when more are needed."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def warn_of_coarse_grid(
+    sinusoid: Sinusoid, size: Sequence[int], usual: Sequence[int], gamma: float
+) -> None:
+    """Warns if more channels alias on a grid of this size than on the `usual` grid of the papers,
+    where 12 to 16 % of the channels alias already.
+
+    Args:
+        sinusoid: The encoding of a model.
+        size: Size of its inputs, the slowest axis first.
+        usual: Size of the inputs in the papers.
+        gamma: Factor on the grid of the model.
+    """
+    if type(sinusoid.weights(torch.device("cpu"))) is not torch.Tensor:
+        return  # a model of fake tensors, which have no values
+    count, accepted = sinusoid.aliased(*size, gamma=gamma), sinusoid.aliased(*usual)
+    if count <= accepted:
+        return
+    share, common_share = (100 * number / sinusoid.dim for number in (count, accepted))
+    shape, common = (" x ".join(map(str, sides)) for sides in (size, usual))
+    fits = min((n - 1) / (m - 1) for n, m in zip(size, usual, strict=True) if min(n, m) > 1)
+    warnings.warn(
+        f"{count} of {sinusoid.dim} channels ({share:.0f} %) of the position "
+        f"embedding alias on a grid of {shape} patches (gamma={gamma:g}): their phase moves by "
+        "more than pi from one patch to the next, so that they do not tell how far apart patches "
+        f"are. Of the papers' {common} patches {common_share:.0f} % do. Use smaller "
+        f"patches or larger images, or gamma={math.floor(100 * fits) / 100:g} or less.",
+        stacklevel=2,
+    )
+
+
+def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Tensor:
+    """``coords @ weights + offset`` element by element: autocast would round a matmul to half
+    precision, in which positions are wrong from 257 on."""
+    columns = coords.unbind(-1)
+    if len(columns) != len(weights):
+        raise ValueError(
+            f"positions have {len(columns)} coordinates, the frequencies are for {len(weights)}; "
+            f"make positions and encoder for one domain ({each_domain('num_coords', named=True)})."
+        )
+    if offset is None:
+        phase = columns[0][..., None] * weights[0]
+    else:
+        phase = torch.addcmul(offset, columns[0][..., None], weights[0])
+    for dim in range(1, len(columns)):  # a slice of no rows would stay in exported programs
+        phase.addcmul_(columns[dim][..., None], weights[dim])
+    return phase
+
+
+def combine(
+    content: Tensor, embedding: Tensor | None, mode: str = "add", dim: int | None = None
+) -> Tensor:
+    """Content with its position embeddings: added (Vaswani et al.), or in more channels behind it,
+    as in the phone classifier of recipes/phones.
+
+    Args:
+        content: ``[B, T, C]``.
+        embedding: ``[B or 1, T, K]`` of a :class:`PositionEncoder`; None for no positions.
+        mode: One of :data:`COMBINATIONS`: "add" (K = C) or "concat".
+        dim: K; needed by "concat" without embedding, whose channels are zero then, so that a model
+            has the same size with and without positions.
+
+    Returns:
+        ``[B, T, C]`` for "add", ``[B, T, C + K]`` for "concat".
+
+    Raises:
+        ValueError: for an unknown mode, or channels that do not fit.
+    """
+    if mode not in COMBINATIONS:
+        raise ValueError(f"mode={mode!r} is unknown; allowed: {', '.join(COMBINATIONS)}.")
+    if embedding is None:
+        if mode == "add":
+            return content
+        if dim is None:
+            raise ValueError(
+                "dim=None is not allowed with mode='concat' and no embedding; allowed: >= 1, the "
+                "number of channels to fill with zeros."
+            )
+        embedding = content.new_zeros(1, content.shape[1], dim)
+    width = embedding.shape[-1]
+    if dim not in (None, width) or (mode == "add" and width != content.shape[-1]):
+        raise ValueError(
+            f"mode={mode!r}, dim={dim}: the embedding has {width} channels, the content "
+            f"{content.shape[-1]}; allowed: dim={width}, and as many as the content for 'add'. "
+            "Build the position encoder for this dimension."
+        )
+    if mode == "add":
+        return content + embedding
+    return torch.cat((content, embedding.expand(*content.shape[:-1], width)), dim=-1)

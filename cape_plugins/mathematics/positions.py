@@ -1,0 +1,306 @@
+"""Positions of a raw batch, which all parts of this package exchange.
+
+A caller hands over raw positions: numbers of tokens, times of frames, cells of a grid. The encoder
+knows what the settings make of them. Shapes use this legend throughout the package: B batch, T
+positions, D coordinates (1 for sequences, the number of axes for grids), K embedding channels.
+Units: tokens for text, seconds for audio, the [-1, 1] square for images.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cape_plugins.settings.domains import DOMAINS
+
+
+class Positions(NamedTuple):
+    """Positions of a batch, in the unit of the domain: few rows, and which of them
+    each element is at. Encoding the rows once is then enough for the batch.
+
+    Attributes:
+        rows: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares them.
+        step: Distance between neighbouring positions, the unit of the local shift: a number or a
+            tensor that broadcasts to `rows`.
+        in_steps: Whether `rows` are multiples of `step`, such as the numbers of tokens or frames.
+        index: ``[B, T]`` int64, 1 + the row of each element, 0 on padding; or bool, False on
+            padding, where element t is at row t in all samples; None if so and nothing is padded.
+        first: Number of row 0, counted from the beginning of the sequence; a tensor without
+            dimensions where the host may not read it (caches of fixed size). None if positions
+            are not counted.
+        patches: Sizes of the grid, of an image (height, width) in patches.
+    """
+
+    rows: Tensor
+    step: Tensor | float = 1.0
+    in_steps: bool = False
+    index: Tensor | None = None
+    first: int | Tensor | None = None
+    patches: tuple[int, ...] | None = None
+
+    @property
+    def valid(self) -> Tensor | None:
+        """``[B, T]`` bool, False on padding; None if nothing is padded."""
+        in_place = self.index is None or self.index.dtype == torch.bool
+        return self.index if in_place else self.index > 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether all samples have the same evenly spaced rows: encoding these rows once serves the
+        batch."""
+        step = self.step
+        same_step = not isinstance(step, Tensor) or step.dim() == 0 or step.shape[0] == 1
+        evenly_spaced = same_step if self.in_steps else self.patches is not None
+        return evenly_spaced and self.rows.shape[0] == 1
+
+    @property
+    def coords(self) -> Tensor:
+        """``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares its positions."""
+        return self.elements(self.rows * self.step if self.in_steps else self.rows)
+
+    @property
+    def numbers(self) -> Tensor:
+        """``[B or 1, T]`` int64, the row of each element; on padding some row, the last by -1."""
+        if self.index is None or self.index.dtype == torch.bool:
+            return torch.arange(self.rows.shape[1], device=self.rows.device)[None]
+        return self.index - 1
+
+    @property
+    def counts(self) -> Tensor | None:
+        """``[B or 1, T]`` float32, the number of each element, on padding some number; None if
+        positions are not counted."""
+        if self.in_steps:
+            return self.elements(self.rows)[..., 0]
+        if self.first is not None and self.index is not None:
+            # frames of which some were skipped are the first, the second ... of those that are left
+            return self.numbers.float()
+        return None
+
+    def elements(self, rows: Tensor) -> Tensor:
+        """``[B or 1, T, D]``, the row of each element out of `rows` ``[B or 1, T, D]``; on padding
+        some row."""
+        if self.index is None or self.index.dtype == torch.bool or rows.shape[0] > 1:
+            return rows
+        return rows[0][self.numbers]
+
+    def clear_padding(self, embedding: Tensor) -> Tensor:
+        """``[B, T, K]``, with zeros on padding; `embedding` ``[B or 1, T, K]`` may be changed."""
+        valid = self.valid
+        if valid is None:
+            return embedding
+        if embedding.shape[0] == valid.shape[0] and not embedding.requires_grad:
+            # several times faster on a CPU than masked_fill_; padding may become -0.0
+            return embedding.mul_(valid[..., None])
+        return embedding * valid[..., None]
+
+    def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``[B or 1, T, K]``, the embedding of each element out of those ``[T, K]`` of the shared
+        rows, in `dtype`; zero on padding."""
+        rows = rows.to(dtype)
+        if self.index is None:
+            return rows[None]
+        if self.index.dtype == torch.bool:
+            return rows * self.index[..., None]
+        # index 0 means padding: one zero row in front serves it
+        rows = F.pad(rows, (0, 0, 1, 0))
+        batch, length = self.index.shape
+        return rows.index_select(0, self.index.reshape(-1)).view(batch, length, -1)
+
+
+def token_positions(valid: Tensor) -> Positions:
+    """Positions of tokens, counted over valid tokens: left and right padding give the same.
+
+    Args:
+        valid: ``[B, T]`` bool, False on padding.
+
+    Returns:
+        Positions with ``coords[b, t, 0] = i`` for the i-th valid token, from 0 on.
+
+    Raises:
+        ValueError: if `valid` is not a two-dimensional bool tensor.
+    """
+    _check_valid(valid)
+    number = torch.arange(valid.shape[1], dtype=torch.float32, device=valid.device)
+    return Positions(number.view(1, -1, 1), 1.0, True, valid.cumsum(1) * valid, 0)
+
+
+def token_position_at(
+    index: int | Tensor, device: torch.device | str | None = None, length: int = 1
+) -> Positions:
+    """Positions of `length` tokens from this 0-based index on, shared by the batch, for one step of
+    incremental decoding. They equal the same columns of :func:`token_positions`; the index may be a
+    tensor without dimensions."""
+    if type(index) is int:
+        number = torch.arange(index, index + length, dtype=torch.float32, device=device)
+    else:
+        number = torch.arange(length, dtype=torch.float32, device=device) + index
+    return Positions(number.view(1, -1, 1), 1.0, True, first=index)
+
+
+def frame_positions(
+    num_frames: Tensor, seconds_per_frame: Tensor | float, max_frames: int | None = None
+) -> Positions:
+    """Positions of audio frames in seconds (CAPE section 3, positional encoding for sound); the
+    time of the first one is the `start` of the encoder.
+
+    Args:
+        num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
+        seconds_per_frame: Distance of neighbouring frames in seconds, a number or ``[B]`` where
+            the hop differs between samples. The product of hop and stride of the front end.
+        max_frames: T; default the largest of `num_frames` (which costs a device synchronisation).
+
+    Raises:
+        ValueError: if a shape is wrong or a number is not positive; numbers in a tensor are not
+            looked at, which would wait for the device.
+    """
+    if (
+        not isinstance(num_frames, Tensor)
+        or num_frames.dim() != 1
+        or num_frames.is_floating_point()
+    ):
+        description = f"={num_frames!r}"
+        if isinstance(num_frames, Tensor):
+            description = f" has shape {tuple(num_frames.shape)} and dtype {num_frames.dtype}"
+        raise ValueError(
+            f"num_frames{description}; allowed: a tensor [batch] of integers, the number of frames "
+            "of each sample, such as torch.tensor([50])."
+        )
+    if isinstance(seconds_per_frame, int | float) and not 0 < seconds_per_frame < float("inf"):
+        raise ValueError(
+            f"seconds_per_frame={seconds_per_frame} is not allowed; allowed: > 0 seconds, "
+            "such as 0.03 for a hop of 10 ms and stride 3."
+        )
+    length = int(num_frames.max()) if max_frames is None else max_frames
+    if length < 0:
+        raise ValueError(f"num_frames holds {length}; allowed: >= 0 for each sample.")
+    step = _per_sample("seconds_per_frame", seconds_per_frame, num_frames)
+    number = torch.arange(length, dtype=torch.float32, device=num_frames.device)
+    return Positions(number.view(1, -1, 1), step, True, number < num_frames[:, None], 0)
+
+
+def timed_frame_positions(
+    times: Tensor, num_frames: Tensor, seconds_per_frame: Tensor | float
+) -> Positions:
+    """Positions of audio frames at any increasing times, as after some frames were skipped.
+
+    The step is the smallest distance of neighbours in a sample, so that a local shift of at most
+    half a step keeps their order. (CAPE's code may swap neighbours in its mode without padding.)
+
+    Args:
+        times: ``[B, T]``, the centre of each frame in seconds, less the `start` of the encoder.
+        num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
+        seconds_per_frame: Step of a sample that has one frame only, a number or ``[B]``.
+
+    Raises:
+        ValueError: if a shape is wrong; the times themselves are not looked at, which would wait
+            for the device.
+    """
+    if times.dim() != 2 or num_frames.shape != times.shape[:1]:
+        raise ValueError(
+            f"times has shape {tuple(times.shape)} and num_frames {tuple(num_frames.shape)}; "
+            "allowed: [batch, frames] times and [batch] numbers of frames."
+        )
+    batch, length = times.shape
+    valid = torch.arange(length, device=times.device) < num_frames[:, None]
+    gaps = times.diff(dim=1).masked_fill(~valid[:, 1:], float("inf"))
+    gaps = torch.cat((gaps, gaps.new_full((batch, 1), float("inf"))), dim=1).amin(1)[:, None, None]
+    step = _per_sample("seconds_per_frame", seconds_per_frame, num_frames)
+    step = torch.where(gaps.isfinite(), gaps, step)
+    rows = times.float().masked_fill(~valid, 0.0)[..., None]
+    return Positions(rows, step, index=valid, first=0)
+
+
+def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Positions:
+    """Centres of the patches of an image, row by row, each axis spanning [-1, 1] end to end.
+
+    CAPE Appendix A has the same grid; an axis of a single patch is at 0. The step is 2 / N on an
+    axis of N patches, slightly less than the distance 2 / (N - 1) of neighbours, so that a local
+    shift of 0.5 steps is the paper's 1 / N.
+
+    Args:
+        sizes: Number of patches along each axis, the slowest first: height and width of images.
+        device: Device of the positions.
+
+    Returns:
+        Positions with coords ``[1, height * width, 2]``, x (column) first, then y (row).
+
+    Raises:
+        ValueError: if a size is not positive.
+    """
+    names = ("height", "width") if len(sizes) == 2 else [f"size {i}" for i in range(len(sizes))]
+    for name, value in zip(names, sizes, strict=True):
+        if not 0 < value < float("inf"):
+            raise ValueError(
+                f"{name}={value} is not allowed; allowed: > 0 and finite. A patch grid needs at "
+                "least one patch on each axis: is the image smaller than the patch?"
+            )
+    axes = torch.meshgrid(*(_axis(size, device) for size in sizes), indexing="ij")
+    grid = torch.stack(axes[::-1], dim=-1).flatten(0, -2)
+    # filled on the device: copying from the host would synchronise
+    step = [
+        torch.full((), 2.0 / size, dtype=torch.float32, device=device) for size in reversed(sizes)
+    ]
+    return Positions(grid[None], torch.stack(step), patches=sizes)
+
+
+def coordinate_positions(
+    coords: Tensor, valid: Tensor | None = None, step: Tensor | float = 1.0
+) -> Positions:
+    """Positions that are known already: patches of any arrangement, frame times after dropping.
+
+    Args:
+        coords: ``[B, T, D]``, D = 1 (tokens or seconds), 2 (the [-1, 1] square, x then y), or the
+            number of coordinates of another domain.
+        valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
+        step: Distance to the neighbour that a local shift is measured in; a number or a tensor
+            that broadcasts to `coords`.
+
+    Raises:
+        ValueError: if a shape is wrong.
+    """
+    allowed = sorted({row.num_coords for row in DOMAINS.values()})
+    if coords.dim() != 3 or coords.shape[-1] not in allowed:
+        raise ValueError(
+            f"coords has shape {tuple(coords.shape)}; allowed: [batch, positions, "
+            f"{' or '.join(map(str, allowed))}]."
+        )
+    if valid is not None:
+        _check_valid(valid)
+        if valid.shape[1] != coords.shape[1] or coords.shape[0] not in (1, valid.shape[0]):
+            raise ValueError(
+                f"valid has shape {tuple(valid.shape)}, coords {tuple(coords.shape)}; both need "
+                "the same number of samples and positions (coords may have one sample for all)."
+            )
+        # values on padding, NaN included, must not reach the mean or the embedding
+        coords = coords.masked_fill(~valid[..., None], 0.0)
+    return Positions(coords.float(), step, index=valid)
+
+
+def _axis(size: int, device: torch.device | str | None) -> Tensor:
+    # symmetric and exact at both ends; torch.linspace would fix the size in exported programs, and
+    # so would a branch for a size of 1
+    number = torch.arange(size, dtype=torch.float32, device=device)
+    return (number - (size - 1) / 2) / (torch.sym_max(size - 1, 1) / 2)
+
+
+def _per_sample(name: str, value: Tensor | float, num_frames: Tensor) -> Tensor | float:
+    """`value`; a tensor as ``[B or 1, 1, 1]`` float32."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    if value.shape not in ((), num_frames.shape):
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)}; allowed: a number or [{len(num_frames)}] "
+            "numbers."
+        )
+    return value.to(device=num_frames.device, dtype=torch.float32).reshape(-1, 1, 1)
+
+
+def _check_valid(valid: Tensor) -> None:
+    if valid.dim() != 2 or valid.dtype != torch.bool:
+        raise ValueError(
+            f"valid has shape {tuple(valid.shape)} and dtype {valid.dtype}; allowed: "
+            "[batch, positions] bool, False on padding, such as tokens.ne(padding_idx)."
+        )

@@ -1,0 +1,196 @@
+"""The check of a folder for ctranslate2: sentences, their translations, and the comparison with
+translations by the host. Takes objects of ctranslate2 and does not import it.
+
+Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cape_plugins.checkpoints.fairseq_files import reason
+from cape_plugins.texts import text_lines
+
+BEAM = 5
+CHECKED = 200  # sentences that a check takes at most
+LONGEST = 20  # of these, the longest of the text
+# Per token, natural logarithm. Rounding gives 1e-6; a wrong position, norm or token 1e-2 and more.
+TOLERANCE = 1e-4
+EXACT = (None, "float32")  # precisions that keep the weights
+
+
+class Hypothesis(NamedTuple):
+    """The best translation of a sentence by beam search.
+
+    Attributes:
+        tokens: Without EOS.
+        score: Mean natural log-probability of the tokens and EOS.
+        ended: Whether EOS came by itself, and nothing is padding. At the limit of length a host
+            forces EOS, and the engine returns the hypothesis open; no host chooses padding, which
+            the engine may, of a model that is hardly trained. These say nothing about the folder.
+    """
+
+    tokens: tuple[str, ...]
+    score: float
+    ended: bool
+
+
+def search_options(max_tokens: int) -> dict[str, Any]:
+    """Options of ``Translator.translate_batch`` that give the beam search of the hosts.
+
+    Args:
+        max_tokens: Longest translation, EOS included; at most the rows of the target table.
+    """
+    return {
+        "beam_size": BEAM,
+        "max_input_length": 0,
+        "max_decoding_length": max_tokens,
+        "min_decoding_length": 0,
+    }
+
+
+def read_sentences(path: Path, length: Callable[[str], int] = len) -> list[str]:
+    """Lines of a text that are not empty, in their order: the :data:`LONGEST` longest, where
+    positions differ most from those of training, and others evenly spread over the text, whose
+    parts may differ; :data:`CHECKED` at most.
+
+    Args:
+        path: Of a text in UTF-8.
+        length: Of a line, by which the longest are found.
+
+    Raises:
+        ValueError: if the file cannot be read as UTF-8, or has none.
+    """
+    try:
+        sentences = [line for line in text_lines(path) if line.strip()]
+    except OSError as error:
+        remedy = "give a text in UTF-8, one sentence a line"
+        raise ValueError(f"--check {path} cannot be read ({reason(error)}); {remedy}.") from None
+    except ValueError as error:
+        raise ValueError(f"--check {error}") from None
+    if not sentences:
+        raise ValueError(f"--check {path} has no sentence; give a text, one sentence a line.")
+    if len(sentences) <= CHECKED:
+        return sentences
+    ranked = sorted(range(len(sentences)), key=lambda number: length(sentences[number]))
+    others = sorted(ranked[:-LONGEST])
+    spread = [
+        others[place * len(others) // (CHECKED - LONGEST)] for place in range(CHECKED - LONGEST)
+    ]
+    return [sentences[number] for number in sorted((*ranked[-LONGEST:], *spread))]
+
+
+def translate(
+    translator: Any,
+    sources: Sequence[Sequence[str]],
+    max_tokens: int,
+    eos: str = "</s>",
+    pad: str = "<blank>",
+    **options: Any,
+) -> list[Hypothesis]:
+    """Translations by the engine, in the order of the sources.
+
+    Args:
+        translator: ``ctranslate2.Translator``.
+        sources: Tokens as the engine wants them.
+        max_tokens: See :func:`search_options`.
+        eos: End of a translation.
+        pad: Name of padding.
+        options: Others of ``translate_batch``, such as a target prefix.
+    """
+    results = translator.translate_batch(
+        [list(source) for source in sources],
+        **{**search_options(max_tokens), **options},
+        max_batch_size=32,
+        return_scores=True,
+        return_end_token=True,
+    )
+    hypotheses = []
+    for result in results:
+        tokens = tuple(result.hypotheses[0])
+        ended = tokens[-1:] == (eos,)
+        words = tokens[:-1] if ended else tokens
+        hypotheses.append(Hypothesis(words, result.scores[0], ended and pad not in words))
+    return hypotheses
+
+
+def compare(
+    host: Sequence[Hypothesis],
+    engine: Sequence[Hypothesis],
+    lengths: Sequence[int],
+    quantization: str | None = None,
+) -> str:
+    """A line of report on the translations that ended by themselves.
+
+    Args:
+        host: By the model that was exported.
+        engine: By the folder, of the same sentences.
+        lengths: Tokens of their sources, BOS and EOS included.
+        quantization: Precision of the weights of the folder.
+
+    Raises:
+        ValueError: if the weights are as they were and the translations are not: other tokens
+            (two that are equally likely excepted, between which rounding decides), or other scores.
+    """
+    pairs, compared, others = [], [], []
+    for ours, theirs, length in zip(host, engine, lengths, strict=True):
+        if ours.ended and theirs.ended:
+            pairs.append((ours, theirs))
+            compared.append(length)
+        else:
+            others.append(length)
+    if not pairs:
+        raise ValueError(
+            f"--check compares translations that end by themselves, and of {len(host)} none did "
+            "within the length. Give sentences such as those of training, a longer table "
+            "(--max-target-tokens), or a model that is trained."
+        )
+    same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
+    largest = largest_of(abs(ours.score - theirs.score) for ours, theirs in pairs)
+    report = (
+        f"check: {same} of {len(pairs)} translations of sources of up to {max(compared)} tokens "
+        f"are the same, scores differ by at most {largest:.1e}"
+    )
+    if others:
+        report += (
+            f"; {len(others)} more, of up to {max(others)} tokens, not compared, came to the limit "
+            "of length or have padding, which the host never chooses"
+        )
+    refuse_difference(largest, report, quantization)
+    return report
+
+
+def check_length(side: str, longest: int, limits: Mapping[str, int | None]) -> None:
+    """Refuses sentences of a check that are longer than the table of a side.
+
+    Raises:
+        ValueError: naming the length that is needed.
+    """
+    limit = limits[side]
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"--check: a sentence has {longest} tokens, BOS and EOS included, and the table "
+            f"{limit}; give --max-{side}-tokens {longest} or more, or shorter sentences."
+        )
+
+
+def largest_of(differences: Iterable[float]) -> float:
+    """The largest of the numbers, 0 of none; NaN if there is one."""
+    return max(differences, key=lambda value: (math.isnan(value), value), default=0.0)
+
+
+def refuse_difference(largest: float, report: str, quantization: str | None = None) -> None:
+    """Refuses a folder that computes something else than its model.
+
+    Raises:
+        ValueError: if scores differ by more than rounding, and no weight has been rounded.
+    """
+    if quantization in EXACT and not largest <= TOLERANCE:
+        raise ValueError(
+            f"{report}; allowed: {TOLERANCE:.0e}. The folder computes something else than the "
+            "model and has not been written: report this with the model's settings, or serve the "
+            "model by its host."
+        )

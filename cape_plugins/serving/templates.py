@@ -1,0 +1,36 @@
+"""READMEs of exported folders. Each is a template in Markdown, beside the code that knows the
+values."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from string import Template
+
+_MARK = re.compile(r"<!-- (?:if (not )?(\w+)|end) -->")
+
+
+def fill(template: Path, **values: object) -> str:
+    """The text of a template with its values.
+
+    ``$name`` becomes the value. Lines between ``<!-- if name -->`` and ``<!-- end -->`` stay if the
+    value is true, after ``<!-- if not name -->`` if it is not; such sections may stand in others.
+    What is left out needs no values.
+
+    Args:
+        template: Path of the file.
+        values: By name.
+
+    Raises:
+        KeyError: for a name without a value.
+    """
+    lines, shown = [], [True]
+    for line in template.read_text(encoding="utf-8").splitlines(keepends=True):
+        mark = _MARK.fullmatch(line.strip())
+        if mark is None:
+            lines += [line] * all(shown)
+        elif mark[2] is None:
+            shown.pop()
+        else:
+            shown.append(all(shown) and bool(values[mark[2]]) != bool(mark[1]))
+    return Template("".join(lines)).substitute(values)

@@ -1,0 +1,1 @@
+"""What can be asked for: types, encodings, domains, options and their values."""

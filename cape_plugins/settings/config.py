@@ -1,0 +1,274 @@
+"""Settings of a position embedding: completed by defaults, and checked as a whole. Its options are
+defined in :mod:`cape_plugins.settings.options`.
+
+This module needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from cape_plugins.settings.domains import DOMAINS, default_of
+from cape_plugins.settings.options import (
+    COUNTED,
+    OPTION_FIELDS,
+    OptionError,
+    OptionFields,
+    applies,
+    choose,
+    option_fields,
+    parse_option,
+)
+from cape_plugins.settings.registry import (
+    ARCHITECTURES,
+    DOMAIN_DEFAULT,
+    ENCODINGS,
+    PRESETS,
+    ROTARY,
+    ROTARY_TYPES,
+    TYPES,
+    Encoding,
+    PositionType,
+    types_of,
+)
+
+
+@dataclass(frozen=True)
+class PositionConfig(OptionFields):
+    """All settings of one position embedding; immutable, validated and complete once built.
+
+    An option left ``None`` takes the default of the type in this domain and architecture. An
+    option that the type does not have is refused, because it would silently do nothing.
+
+    Args:
+        type: One of :data:`TYPES`, or of :data:`~cape_plugins.settings.registry.ROTARY_TYPES`.
+        domain: One of :data:`~cape_plugins.DOMAINS`: "text" (unit: tokens), "audio"
+            (seconds) or "image" (the [-1, 1] square).
+        architecture: "encoder", "decoder" (causal), "seq2seq" (both) or "rotary" (queries and keys
+            are turned).
+
+    Raises:
+        OptionError: naming the option, its value, the allowed range and what to do.
+    """
+
+    def __post_init__(self) -> None:
+        choose("domain", self.domain, DOMAINS)
+        choose("architecture", self.architecture, ARCHITECTURES)
+        self._check_type()
+        for option in option_fields():
+            value = getattr(self, option.name)
+            value = self._default(option) if value is None else parse_option(option.name, value)
+            object.__setattr__(self, option.name, value)
+        self._check_applicable()
+        self._check_combinations()
+
+    def _check_type(self) -> None:
+        types = types_of(self.architecture, self.domain)
+        # lists: the value may be unhashable
+        if self.type in list(types):
+            return
+        problem = "needs a model that turns queries and keys, such as Llama"
+        if self.type not in [*ROTARY_TYPES, *TYPES]:
+            problem = "is unknown"
+        elif self.architecture == ROTARY and self.type not in ROTARY_TYPES:
+            problem = (
+                "does nothing in a model that turns queries and keys: such a model adds no "
+                "embedding to the content, and a shift of all positions changes no distance"
+            )
+        elif self.type in types_of(self.architecture):
+            problem = (
+                f"sorts the positions of a sequence, and positions of domain {self.domain!r} are a "
+                "grid, which has no order"
+            )
+        raise OptionError("position_embedding", self.type, problem, ", ".join(types), "Choose one.")
+
+    @property
+    def _row(self) -> PositionType:
+        types = ROTARY_TYPES if self.architecture == ROTARY else TYPES  # not copied: asked per step
+        return types[self.type]
+
+    def _default(self, option: Any) -> Any:
+        row = self._row
+        value = row.options.get(option.name, option.metadata["off"])
+        if self.architecture == "seq2seq":
+            value = row.seq2seq.get(option.name, value)
+        if option.name == "mean_normalize" and self.architecture != "encoder":
+            return False  # impossible where positions are causal
+        return default_of(self.domain, option.name) if value is DOMAIN_DEFAULT else value
+
+    def _check_applicable(self) -> None:
+        for option in option_fields():
+            value = getattr(self, option.name)
+            if value == option.metadata["off"] or applies(
+                option.name, self.type, self.architecture
+            ):
+                continue
+            if self.architecture == ROTARY:
+                raise OptionError(
+                    option.name,
+                    value,
+                    f"has no effect on position embedding {self.type!r} where queries and keys are "
+                    "turned: only distances of positions count there, and nothing is added",
+                    allowed=repr(option.metadata["off"]),
+                    remedy="Leave it out.",
+                )
+            having = ", ".join(name for name in TYPES if applies(option.name, name))
+            raise OptionError(
+                option.name,
+                value,
+                f"has no effect on position embedding {self.type!r}; it belongs to {having}",
+                remedy="Leave it out or choose one of these types.",
+            )
+
+    def _check_combinations(self) -> None:
+        if self.mean_normalize and self.architecture != "encoder":
+            raise OptionError(
+                "mean_normalize",
+                True,
+                f"is impossible in a model of architecture {self.architecture!r}: the mean would "
+                "change with every decoded position",
+                allowed="false; true with architecture 'encoder'",
+                remedy="Leave it out.",
+            )
+        grids = " or ".join(repr(name) for name, row in DOMAINS.items() if row.grid)
+        for option in option_fields():
+            value, needed = getattr(self, option.name), option.metadata.get("architecture")
+            if value == option.metadata["off"]:
+                continue
+            if needed not in (None, self.architecture):
+                raise OptionError(
+                    option.name,
+                    value,
+                    f"needs {ARCHITECTURES[needed].needs} (architecture {needed!r}), this is "
+                    f"{self.architecture!r}",
+                    remedy="Leave it out.",
+                )
+            if option not in option_fields(self.domain):
+                raise OptionError(
+                    option.name,
+                    value,
+                    f"needs a grid (domain {grids}), the domain is {self.domain!r}",
+                    remedy="Leave it out.",
+                )
+            if option.name.startswith("relative_") and not self.relative_context:
+                raise OptionError(
+                    option.name,
+                    value,
+                    "has no effect without relative attention",
+                    allowed=">= 1",
+                    needed="relative_context",
+                    remedy="Set that, or leave this option out.",
+                )
+        if self.learned_table and not self.max_position:
+            raise OptionError(
+                "learned_table",
+                True,
+                "has no rows",
+                allowed=">= 1, the length of the longest input",
+                needed="max_position",
+                remedy="Set that, or leave this option out.",
+            )
+        if self.encoding.relative and self.relative_context == 0:
+            raise OptionError(
+                "relative_context",
+                0,
+                f"leaves position embedding {self.type!r} without any position",
+                allowed=">= 1",
+                remedy="Use type 'nopos' for a model without positions.",
+            )
+
+    @property
+    def encoding(self) -> Encoding:
+        """Encoding that positions are turned into; ask it for capabilities, not for its name."""
+        return ENCODINGS[self.encoding_name]
+
+    @property
+    def encoding_name(self) -> str:
+        """Key of that encoding."""
+        return self._row.learned if self.learned_table else self._row.encoding
+
+    @property
+    def sampling(self) -> str:
+        """How positions are drawn instead of counted, a key of
+        :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`; "" if they are counted."""
+        return self._row.sampling if self.max_position else ""
+
+    def relative_depth(self, num_layers: int) -> int:
+        """How many of the first layers have relative attention."""
+        if not self.relative_context:
+            return 0
+        return {"all": num_layers, "first": min(1, num_layers)}[self.relative_layers]
+
+    @property
+    def random(self) -> bool:
+        """True if training draws random numbers."""
+        drawn = self.max_global_shift or self.max_local_shift or self.max_offset or self.sampling
+        return self.augment_probability > 0 and (bool(drawn) or self.max_global_scale != 1.0)
+
+    @property
+    def alpha(self) -> float:
+        """The source scale as a number (CAPE section 5.3).
+
+        Raises:
+            OptionError: if it is still a word: nobody has counted the training data.
+        """
+        if self.source_scale in COUNTED:
+            raise OptionError(
+                "source_scale",
+                self.source_scale,
+                "has not been resolved: no training data have been counted",
+                allowed="a number > 0 or TARGET/SOURCE token counts",
+                remedy="`cape-plugins alpha` counts them.",
+            )
+        return float(Fraction(self.source_scale))
+
+    def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
+        """Differences of `other` with the same weights, outside of training: option, or
+        "type" where something else is added to the content, to its value here and there."""
+        encodings = ((config.encoding_name, config.encoding) for config in (self, other))
+        here, there = (name if row.adds or row.turns else None for name, row in encodings)
+        changed = {"type": (self.type, other.type)} if here != there else {}
+        drawn = self.random_evaluation or other.random_evaluation  # in evaluation as in training
+        for option in option_fields():
+            here, there = getattr(self, option.name), getattr(other, option.name)
+            if here != there and (drawn or not option.metadata.get("training")):
+                changed[option.name] = (here, there)
+        return changed
+
+    def replace(self, **changes: Any) -> PositionConfig:
+        """A copy with some settings changed; unknown names are refused. Another type begins with
+        its own defaults."""
+        settings = self.to_dict() if changes.get("type", self.type) == self.type else {}
+        return self.from_dict({**settings, **changes}, self.domain, self.architecture)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Type and options as plain str, float, int and bool (domain and architecture are the
+        model's, not the user's, and are left out)."""
+        return {"type": self.type, **{o.name: getattr(self, o.name) for o in option_fields()}}
+
+    @classmethod
+    def from_dict(
+        cls, settings: Mapping[str, Any], domain: str = "text", architecture: str = "encoder"
+    ) -> PositionConfig:
+        """Builds from user settings ``{"type": ..., option: value}``.
+
+        Raises:
+            ValueError: for an unknown key (never dropped) or a bad value.
+        """
+        names = {"type", *OPTION_FIELDS}
+        unknown = sorted(set(settings) - names)
+        if unknown:
+            raise ValueError(
+                f"unknown position option {unknown[0]!r}={settings[unknown[0]]!r}; "
+                f"known options: {', '.join(sorted(names))}. Correct or remove it."
+            )
+        return cls(domain=domain, architecture=architecture, **settings)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> PositionConfig:
+        """The setting of a paper by its name in :data:`PRESETS`, with `changes` applied."""
+        choose("preset", name, PRESETS)
+        return cls(**{**PRESETS[name], **changes})

@@ -1,0 +1,166 @@
+"""Domains as rows of data: what text, audio and images differ in. A new domain is a new row.
+
+    DOMAINS["video"] = Domain(grid=("time", "rows", "columns"), frequencies=..., unit=..., ...)
+
+is enough for settings, flags, error texts, encodings, learned tables, relative attention and
+pictures. This module needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+# Defaults of log-mel frames (CAPE Appendix C).
+HOP_SECONDS = 0.01
+WINDOW_SECONDS = 0.025
+_PAPER_SIZES = (160 / 224, 1, 384 / 224)  # pixels, CAPE Figure 9
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One kind of positions: their axes, unit, frequencies, and defaults.
+
+    Positions are a sequence, of which a learned table has a row for each number and wraps around,
+    or the cells of a grid, each axis of which spans [-1, 1], and of which a learned table is
+    resized.
+
+    Attributes:
+        frequencies: Frequency matrix of sinusoids, ``[D, K/2]``: a key of
+            :data:`~cape_plugins.mathematics.encodings.FREQUENCIES` or such a function of K and a
+            device.
+        unit: Unit of coordinates and of the global shift.
+        steps: Name of the elements along an axis, in the plural.
+        axis: Label of an axis of positions in pictures.
+        grid: Names of the axes of a grid, the slowest first; their number is D. Coordinates have
+            the fastest first: x, then y. Empty for a sequence, D = 1. Relative tables have these
+            names.
+        defaults: Defaults of options that types leave to the domain.
+        architecture: Architecture of the papers' models for this domain.
+        spacing: Distance of neighbours in `unit`, in pictures of models that do not say; lengths
+            are then given in that unit. None where positions are counted.
+        symbol: Abbreviation of `unit`, shown behind numbers.
+        dim: Channels of a model, in pictures of settings alone.
+        table_size: Size of its learned table; for a grid also the inputs of its training.
+        sizes: Name of a picture, or "test", to the sizes of inputs that it shows by default:
+            numbers of positions, lengths in `unit` if there is a `spacing`, for grids factors of
+            the sides of `table_size`.
+    """
+
+    frequencies: str | Callable[..., Any]
+    unit: str
+    steps: str
+    axis: str
+    grid: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    architecture: str = "encoder"
+    spacing: float | None = None
+    symbol: str = ""
+    dim: int = 512
+    table_size: int | tuple[int, ...] = 1024
+    sizes: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def num_coords(self) -> int:
+        """D, the number of coordinates of a position."""
+        return len(self.grid) or 1
+
+    def default_sizes(self, picture: str) -> Sequence[float]:
+        """Sizes of the inputs that a picture shows by default."""
+        return self.sizes.get(picture, (1,) if self.grid else (20 * (self.spacing or 1),))
+
+
+DOMAINS: dict[str, Domain] = {
+    "text": Domain(
+        frequencies="text",
+        unit="tokens",
+        steps="tokens",
+        axis="position (tokens)",
+        defaults={
+            "max_global_shift": 5.0,
+            "max_global_scale": 1.0,
+            "mean_normalize": False,
+            "max_position": 2048,
+            "relative_context": 150,
+        },
+        architecture="seq2seq",
+        sizes={
+            "components": (50, 200),
+            "similarity": (200,),
+            "augmentation": (20,),
+            "coverage": (50,),
+            "test": (50, 100, 200),
+        },
+    ),
+    "audio": Domain(
+        frequencies="audio",
+        unit="seconds",
+        steps="frames",
+        axis="time (s)",
+        defaults={
+            "max_global_shift": 30.0,
+            "max_global_scale": 1.1,
+            "mean_normalize": True,
+            "max_position": 4096,
+            "relative_context": 919,
+        },
+        spacing=3 * HOP_SECONDS,  # hop of 10 ms, stride 3 (CAPE Appendix C)
+        symbol="s",
+        dim=768,
+        table_size=460,
+        sizes={
+            "components": (2, 10),
+            "similarity": (6,),
+            "augmentation": (15,),
+            "coverage": (15,),
+            "test": (15, 30, 60),
+        },
+    ),
+    "image": Domain(
+        frequencies="image",
+        unit="half the image side",
+        steps="patches",
+        axis="position (normalised)",
+        grid=("rows", "columns"),
+        defaults={
+            "max_global_shift": 0.5,
+            "max_global_scale": 1.4,
+            "mean_normalize": False,
+            "relative_context": 15,
+        },
+        dim=768,
+        table_size=(14, 14),
+        sizes={
+            "components": _PAPER_SIZES,
+            "similarity": (1,),
+            "augmentation": _PAPER_SIZES[:1],
+            "coverage": (1,),
+            "test": _PAPER_SIZES,
+        },
+    ),
+}
+
+
+def default_of(domain: str, option: str) -> Any:
+    """Default of an option that types leave to the domain.
+
+    Raises:
+        ValueError: if the row of the domain does not have it.
+    """
+    defaults = DOMAINS[domain].defaults
+    if option not in defaults:
+        raise ValueError(
+            f"domain {domain!r} has no default of {option}; add it to the `defaults` of the "
+            "domain's row in DOMAINS, or give the option a value."
+        )
+    return defaults[option]
+
+
+def each_domain(attribute: str, named: bool = False) -> str:
+    """An attribute in all domains, for people: "tokens, frames or patches"; if `named` "tokens
+    (text), seconds (audio), half the image side (image)"."""
+    if named:
+        return ", ".join(f"{getattr(row, attribute)} ({name})" for name, row in DOMAINS.items())
+    *most, last = dict.fromkeys(getattr(row, attribute) for row in DOMAINS.values())
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,333 @@
+"""Every option of a position embedding, defined once: meaning, unit, range, and values from text.
+
+Command-line flags, Hugging Face config fields, error texts and docs/flags.md are generated from
+:class:`OptionFields` and the registry; nothing repeats them. This module needs the standard
+library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from typing import Any
+
+from cape_plugins.settings.domains import DOMAINS, each_domain
+from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY, types_of
+
+# Words for a ratio that is counted in the training data: do end-of-sentence tokens count? fairseq's
+# preprocess.log counts them, the notebook behind appendix D.1 of the CAPE paper does not.
+COUNTED = {"auto": True, "auto-no-eos": False}
+AUGMENT_PROBABILITY = "augment_probability"  # a decoder takes that of its encoder
+
+
+class OptionError(ValueError):
+    """An option whose value is refused. Its text names options as fields of Python; a command names
+    them by its flags, see :meth:`text`.
+
+    Args:
+        option: Name of the option.
+        value: Its value.
+        problem: Why the value is refused.
+        allowed: Values that are allowed.
+        remedy: What to do.
+        needed: Name of another option, if `allowed` is said of that.
+    """
+
+    def __init__(
+        self,
+        option: str,
+        value: Any,
+        problem: str,
+        allowed: str = "",
+        remedy: str = "",
+        needed: str = "",
+    ) -> None:
+        super().__init__(option, value, problem, allowed, remedy, needed)  # all, to be pickled
+        self.option, self.value, self.problem = option, value, problem
+        self.allowed, self.remedy, self.needed = allowed, remedy, needed
+
+    def __str__(self) -> str:
+        return self.text(lambda option: option, lambda option, value: f"{option}={value!r}")
+
+    def text(self, name: Callable[[str], str], setting: Callable[[str, Any], str]) -> str:
+        """The message, with options as `name` and options with values as `setting` writes them."""
+        needed = f"{name(self.needed)} " if self.needed else ""
+        allowed = f"; allowed: {needed}{self.allowed}" if self.allowed else ""
+        remedy = f" {self.remedy}" if self.remedy else ""
+        return f"{setting(self.option, self.value)} {self.problem}{allowed}.{remedy}"
+
+
+def option_field(
+    form: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any
+) -> Any:
+    """A field whose ``None`` means "the default of the type" and whose `off` has no effect.
+
+    Args:
+        form: "float", "int", "bool", "choice" or "ratio".
+        off: The value that leaves the model as if the option did not exist.
+        unit: Unit of the value, as shown to people; see :func:`unit_of`.
+        help: The consequence of the value.
+        limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``grid`` if
+            the option exists where positions are a grid only; ``training`` if it acts in training
+            only; ``architecture`` if other models refuse it.
+    """
+    if form == "bool":
+        allowed = "true or false"
+    elif form == "choice":
+        allowed = " or ".join(limits["choices"])
+    elif form == "ratio":
+        allowed = f"{', '.join(COUNTED)}, a number > 0 or TARGET/SOURCE"
+    else:
+        low, high = limits.get("low", 0), limits.get("high", math.inf)
+        allowed = f">= {low}" if high == math.inf else f"{low} to {high}"
+    metadata = {"form": form, "off": off, "unit": unit, "help": help, "range": allowed, **limits}
+    return field(default=None, metadata=metadata)
+
+
+def unit_of(metadata: Mapping[str, Any]) -> str:
+    """Unit of an option, as shown to people; "" where there is none."""
+    unit = metadata["unit"]
+    return unit() if callable(unit) else unit
+
+
+@dataclass(frozen=True)
+class OptionFields:
+    """Fields of :class:`~cape_plugins.PositionConfig`, which completes and checks them."""
+
+    type: str = DEFAULT_TYPE
+    domain: str = "text"
+    architecture: str = "encoder"
+    max_global_shift: float | None = option_field(
+        "float",
+        0.0,
+        lambda: each_domain("unit", named=True),
+        "half-width D of the global shift U(-D, D) drawn per sample in training (CAPE Eq. 5)",
+        training=True,
+    )
+    max_local_shift: float | None = option_field(
+        "float",
+        0.0,
+        "grid steps",
+        "half-width of the shift drawn per position in training; 0.5, half the distance to the "
+        "neighbour, is the most that keeps the order (CAPE Eq. 6)",
+        high=0.5,
+        training=True,
+    )
+    max_global_scale: float | None = option_field(
+        "float",
+        1.0,
+        "factor",
+        "largest global scale L; log scale is U(-ln L, ln L) per sample in training (CAPE Eq. 7)",
+        low=1,
+        training=True,
+    )
+    max_offset: int | None = option_field(
+        "int",
+        0,
+        lambda: each_domain("steps"),
+        "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
+        training=True,
+    )
+    max_position: int | None = option_field(
+        "int",
+        0,
+        "grid steps",
+        "number L of positions that training draws from, at least the longest length in training; "
+        "better the longest length in use (Ruoss et al.); 0: none are drawn",
+        high=1_000_000,
+        training=True,
+    )
+    augment_probability: float | None = option_field(
+        "float",
+        1.0,
+        "",
+        "probability with which training augments a sample: its shift, local shift, scale, offset "
+        "or drawn positions together, source and target alike; the other samples have their "
+        "positions of evaluation; 1 in the papers",
+        high=1,
+        training=True,
+    )
+    random_evaluation: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "positions are drawn in evaluation, too, as Ruoss et al. do; models of an encoder only",
+        architecture="encoder",
+    )
+    learned_table: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "a learned table, one row for each of the L positions, linear between rows, instead of "
+        "sinusoids",
+    )
+    mean_normalize: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "subtract the mean position of the valid positions, also in evaluation (CAPE App. A); "
+        "impossible where positions are causal",
+    )
+    gamma: float | None = option_field(
+        "float",
+        1.0,
+        "factor",
+        "multiplies the [-1, 1] grid of images (CAPE App. B, Table 6); grids only",
+        low=1e-6,
+        grid=True,
+    )
+    synchronize: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "source and target of a pair share one shift, scale, offset or set of drawn positions "
+        "(CAPE 5.3); encoder-decoder models only",
+        training=True,
+        architecture="seq2seq",
+    )
+    source_scale: str | float | None = option_field(
+        "ratio",
+        "1",
+        "target tokens per source token",
+        "factor alpha on source positions (CAPE 5.3); auto counts it in the training data, "
+        "auto-no-eos without EOS, as CAPE's notebook for App. D.1; encoder-decoder models only",
+        architecture="seq2seq",
+    )
+    source_bos: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "the model puts a BOS token before the source, a mark of the common origin (CAPE 5.3, "
+        "App. D); encoder-decoder models only",
+        architecture="seq2seq",
+    )
+    relative_context: int | None = option_field(
+        "int",
+        0,
+        lambda: each_domain("steps"),
+        "relative attention: largest distance N that has an embedding; each layer learns 2 N + 1 "
+        "rows; 0 switches relative attention off (Shaw et al.)",
+        high=100_000,
+    )
+    relative_layers: str | None = option_field(
+        "choice",
+        "all",
+        "",
+        "relative attention in all layers or in the first only",
+        choices=("all", "first"),
+    )
+    relative_values: bool | None = option_field(
+        "bool", False, "", "relative embeddings also for values (Shaw et al. Eq. 3)"
+    )
+    relative_beyond: str | None = option_field(
+        "choice",
+        "clip",
+        "",
+        "clip: distances beyond the context take the outermost embedding (Shaw et al.); zero: "
+        "they have none (as released with CAPE)",
+        choices=("clip", "zero"),
+    )
+    relative_heads: str | None = option_field(
+        "choice",
+        "shared",
+        "",
+        "one relative table shared by the heads, or one per head",
+        choices=("shared", "separate"),
+    )
+
+
+OPTION_FIELDS = {f.name: f for f in fields(OptionFields) if f.metadata}
+_COMMON = ("source_bos", *(name for name in OPTION_FIELDS if name.startswith("relative_")))
+
+
+def option_fields(domain: str | None = None) -> tuple[Any, ...]:
+    """The dataclass fields of the options (type, domain and architecture are not options), all or
+    those that exist in `domain`."""
+    grid = domain is None or DOMAINS[domain].grid
+    return tuple(o for o in OPTION_FIELDS.values() if grid or not o.metadata.get("grid"))
+
+
+def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
+    """True if position-embedding type `type_name` has this option in models of `architecture`."""
+    common = architecture != ROTARY and option in _COMMON
+    return common or option in types_of(architecture)[type_name].options
+
+
+def parse_option(name: str, value: Any) -> Any:
+    """`value`, perhaps text from a command line, as the type of option `name`.
+
+    Raises:
+        OptionError: naming the option, its value, the allowed range and its meaning.
+    """
+    meta = OPTION_FIELDS[name].metadata
+    try:
+        return parse_value(meta, value)
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        unit = f" {unit_of(meta)}".rstrip()
+        allowed, meaning = f"{meta['range']}{unit}", f"Meaning: {meta['help']}."
+        raise OptionError(name, value, "is not allowed", allowed, meaning) from None
+
+
+def choose(name: str, value: Any, allowed: Any) -> None:
+    """Refuses a name that is not among those `allowed`.
+
+    Raises:
+        ValueError: naming them.
+    """
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}. Choose one.")
+
+
+def parse_value(meta: Mapping[str, Any], value: Any) -> Any:
+    """`value`, perhaps text, as an option with this metadata takes it.
+
+    Raises:
+        ValueError, TypeError, ZeroDivisionError, OverflowError: if it cannot.
+    """
+    form = meta["form"]
+    if form == "bool":
+        return _parse_bool(value)
+    if form == "choice":
+        if value in meta["choices"]:
+            return value
+        raise ValueError
+    if form == "ratio":
+        return _parse_ratio(value)
+    return _parse_number(form, value, meta.get("low", 0), meta.get("high", math.inf))
+
+
+def _parse_bool(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise ValueError
+    return text == "true"
+
+
+def _parse_ratio(value: Any) -> str:
+    """A word of :data:`COUNTED`, or the positive ratio as text: "470049/454234" stays two exact
+    integers."""
+    if isinstance(value, bool):
+        raise ValueError
+    text = str(value).replace(" ", "")
+    if text in COUNTED:
+        return text
+    if len(text.lower().partition("e")[2]) > 4:
+        raise ValueError  # Fraction would write such a number out in full
+    if not 0 < float(Fraction(text)) < math.inf:
+        raise ValueError
+    return "1" if Fraction(text) == 1 else text
+
+
+def _parse_number(form: str, value: Any, low: float, high: float) -> float | int:
+    if isinstance(value, bool):
+        raise ValueError
+    number = float(value)
+    if not math.isfinite(number) or not low <= number <= high:
+        raise ValueError
+    if form == "float":
+        return number
+    if number != int(number):
+        raise ValueError
+    return int(number)

@@ -1,0 +1,212 @@
+"""The registry: types of position embedding and encodings as rows of data, and the papers'
+settings by name.
+
+Sources: CAPE (Likhomanenko et al., NeurIPS 2021), SHAPE (Kiyono et al., EMNLP 2021), relative
+position representations (Shaw et al., NAACL 2018), randomized positional encodings (Ruoss et al.,
+ACL 2023), random float sampling (Shimizu et al., arXiv 2602.14050), DINOv3 (Simeoni et al., 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cape_plugins.settings.domains import DOMAINS
+
+# Stands for a default that each domain sets, see Domain.defaults.
+DOMAIN_DEFAULT = object()
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One row of :data:`ENCODINGS`: what hosts and pictures may ask of an encoding.
+
+    Attributes:
+        adds: Adds to the content what a module of :data:`~cape_plugins.BUILDERS` computes.
+        learned: Has parameters.
+        counts: Looks up the number of a position, whose coordinates do not matter.
+        steps: Embeds numbers of steps since the first position, whole or not, in the place of
+            coordinates.
+        relative: Acts in attention by relative keys, and needs a relative context.
+        turns: The host turns queries and keys by their positions in attention; these are what it
+            asks a :meth:`~cape_plugins.PositionEncoder.coordinates` for.
+    """
+
+    adds: bool = True
+    learned: bool = False
+    counts: bool = False
+    steps: bool = False
+    relative: bool = False
+    turns: bool = False
+
+
+ENCODINGS: dict[str, Encoding] = {
+    "none": Encoding(adds=False),
+    "sinusoid": Encoding(),
+    "table": Encoding(learned=True, counts=True),
+    "interpolated": Encoding(learned=True, steps=True),
+    "relative": Encoding(adds=False, learned=True, relative=True),
+    "rotary": Encoding(adds=False, turns=True),
+}
+
+
+@dataclass(frozen=True)
+class PositionType:
+    """One row of the registry: what a position-embedding type is made of.
+
+    Attributes:
+        encoding: Key of :data:`ENCODINGS`.
+        options: The options this type has beside the common ones, with its defaults;
+            :data:`DOMAIN_DEFAULT` stands for the default of the domain.
+        summary: One line for help texts and tables.
+        seq2seq: Defaults that hold in encoder-decoder models only.
+        sampling: Positions are not counted in training but drawn and sorted: a key of
+            :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`. Such a type needs a sequence.
+        learned: The encoding, if positions have a learned table (option ``learned_table``).
+    """
+
+    encoding: str
+    options: Mapping[str, Any]
+    summary: str
+    seq2seq: Mapping[str, Any] = field(default_factory=dict)
+    sampling: str = ""
+    learned: str = ""
+
+
+_ALIGN_OPTIONS = {"source_scale": "1", "synchronize": False}
+_AUGMENT_OPTIONS = {"augment_probability": 1.0}
+
+TYPES: dict[str, PositionType] = {
+    "nopos": PositionType("none", {}, "no position embedding"),
+    "sinpos": PositionType(
+        "sinusoid", {"gamma": 1.0, **_ALIGN_OPTIONS}, "sinusoids (Vaswani et al.)"
+    ),
+    "abspos": PositionType("table", {}, "learned table; wraps around (1-D), is resized (grids)"),
+    "relpos": PositionType(
+        "relative",
+        {"relative_context": DOMAIN_DEFAULT},
+        "learned relative keys in self-attention (Shaw et al.), no absolute positions",
+    ),
+    "shape": PositionType(
+        "sinusoid",
+        {"gamma": 1.0, "max_offset": 500, **_AUGMENT_OPTIONS, **_ALIGN_OPTIONS},
+        "sinusoids, random integer offset in training (SHAPE)",
+    ),
+    "cape": PositionType(
+        "sinusoid",
+        {
+            "gamma": 1.0,
+            "max_global_shift": DOMAIN_DEFAULT,
+            "max_local_shift": 0.5,
+            "max_global_scale": DOMAIN_DEFAULT,
+            "mean_normalize": DOMAIN_DEFAULT,
+            **_AUGMENT_OPTIONS,
+            **_ALIGN_OPTIONS,
+        },
+        "sinusoids, continuous shift, local shift and scale in training (CAPE)",
+        seq2seq={"synchronize": True, "source_scale": "auto", "source_bos": True},
+    ),
+}
+_SAMPLED_TYPES = {
+    "randpos": ("subset", "a sorted random subset of whole positions in training (Ruoss et al.)"),
+    "rfs": ("uniform", "sorted uniform positions in training (random float sampling)"),
+}
+_DRAW_OPTIONS = {"max_position": DOMAIN_DEFAULT, "random_evaluation": False, **_AUGMENT_OPTIONS}
+for _name, (_sampling, _summary) in _SAMPLED_TYPES.items():
+    TYPES[_name] = PositionType(
+        "sinusoid",
+        {**_DRAW_OPTIONS, "learned_table": False, **_ALIGN_OPTIONS},
+        f"sinusoids, {_summary}",
+        seq2seq={"synchronize": True, "source_scale": "auto"},
+        sampling=_sampling,
+        learned="interpolated",
+    )
+DEFAULT_TYPE = "cape"
+
+ROTARY = "rotary"  # architecture of models that turn queries and keys
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of :data:`ARCHITECTURES`.
+
+    Attributes:
+        needs: What an option needs that the other architectures refuse.
+        sides: The stacks that a model of it has.
+    """
+
+    needs: str
+    sides: tuple[str, ...]
+
+
+ARCHITECTURES = {
+    "encoder": Architecture(
+        "a text that is known at once: one that grows step by step would change the positions of "
+        "what is kept of its beginning",
+        ("encoder",),
+    ),
+    "decoder": Architecture("a text that grows", ("decoder",)),
+    "seq2seq": Architecture("a source and a target", ("encoder", "decoder")),
+    ROTARY: Architecture("queries and keys that are turned", ("decoder",)),
+}
+# Types of such models. Only distances count there, so that a shift of all positions does nothing.
+ROTARY_TYPES: dict[str, PositionType] = {
+    "nopos": PositionType("none", {}, "queries and keys are not turned"),
+    "rope": PositionType("rotary", {}, "queries and keys turned by their positions (RoPE)"),
+    "cape": PositionType(
+        "rotary",
+        {"max_local_shift": 0.5, "max_global_scale": DOMAIN_DEFAULT, **_AUGMENT_OPTIONS},
+        "RoPE with local shift and scale in training",
+    ),
+    **{
+        name: PositionType("rotary", _DRAW_OPTIONS, f"RoPE, {summary}", sampling=sampling)
+        for name, (sampling, summary) in _SAMPLED_TYPES.items()
+    },
+}
+
+
+def types_of(architecture: str, domain: str | None = None) -> dict[str, PositionType]:
+    """The types that a model of this architecture can have, in any domain or in `domain`."""
+    types = ROTARY_TYPES if architecture == ROTARY else TYPES
+    grid = domain is not None and DOMAINS[domain].grid
+    return {name: row for name, row in types.items() if not (grid and row.sampling)}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # CAPE Table 2: WMT14, 6L-6L with shift 5 or 50, 18L-18L with shift 10
+    "cape_wmt14": {"type": "cape", "architecture": "seq2seq", "max_global_shift": 5.0},
+    "cape_wmt14_18l": {"type": "cape", "architecture": "seq2seq", "max_global_shift": 10.0},
+    "cape_wmt14_wide": {"type": "cape", "architecture": "seq2seq", "max_global_shift": 50.0},
+    "relpos_wmt14": {"type": "relpos", "architecture": "seq2seq", "relative_context": 150},
+    # CAPE section 5.2: "covers 60 s" is the width of the interval, 30 s to either side
+    "cape_wsj": {"type": "cape", "domain": "audio", "max_global_scale": 1.1},
+    "cape_tedlium": {"type": "cape", "domain": "audio", "max_global_scale": 2.0},
+    # 919 frames of 30 ms; the released code adds nothing beyond the context
+    "relpos_wsj": {"type": "relpos", "domain": "audio", "relative_beyond": "zero"},
+    "relpos_first_wsj": {
+        "type": "relpos",
+        "domain": "audio",
+        "relative_beyond": "zero",
+        "relative_layers": "first",
+    },
+    # CAPE section 5.1: ViT with scale 1.4, UniViT without scale
+    "cape_imagenet": {"type": "cape", "domain": "image"},
+    "cape_univit": {"type": "cape", "domain": "image", "max_global_scale": 1.0},
+    # DINOv3, as released: rescaled by up to 2, neither shifted nor jittered; docs/decisions.md
+    "dinov3": {
+        "type": "cape",
+        "domain": "image",
+        "max_global_shift": 0.0,
+        "max_local_shift": 0.0,
+        "max_global_scale": 2.0,
+    },
+    # SHAPE section 3.1 and Table 4; its relative baseline clips at 16 and has values too (2.2)
+    "shape_wmt16": {"type": "shape", "architecture": "seq2seq", "max_offset": 500},
+    "relpos_wmt16": {
+        "type": "relpos",
+        "architecture": "seq2seq",
+        "relative_context": 16,
+        "relative_values": True,
+    },
+}

@@ -1,0 +1,176 @@
+"""Flags and dataclass fields of fairseq models, generated from PositionConfig, and back.
+
+fairseq suppresses defaults in model groups, so that they are left to the architecture functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from contextlib import nullcontext
+from typing import Any, Optional
+
+from omegaconf import OmegaConf, open_dict
+
+from cape_plugins.checkpoints.families import DECODER_FIELD
+from cape_plugins.settings import arguments
+from cape_plugins.settings.arguments import (
+    PREFIX,
+    TYPE_ARG,
+    flag,
+    given_settings,
+    option_help,
+    type_help,
+)
+from cape_plugins.settings.config import PositionConfig, option_fields
+from cape_plugins.settings.options import AUGMENT_PROBABILITY, applies
+from cape_plugins.settings.registry import DEFAULT_TYPE
+from fairseq_user_dir.host.errors import named_by_flags
+
+ALLOW_ARG = "allow_changed_settings"
+ALLOW_FLAG = "--allow-changed-settings"
+DECODER_PREFIX = f"{DECODER_FIELD}_"
+_ALLOW_HELP = (
+    "resume although the position settings, or start although the dictionary, are not those of "
+    "the checkpoint"
+)
+
+
+def add_position_args(
+    parser: argparse._ActionsContainer, domain: str = "text", architecture: str = "seq2seq"
+) -> None:
+    """Adds the flags of the core and ``--allow-changed-settings``."""
+    arguments.add_position_args(parser, domain, architecture=architecture)
+    parser.add_argument(ALLOW_FLAG, action="store_true", help=_ALLOW_HELP)
+
+
+def add_decoder_args(parser: argparse._ActionsContainer) -> None:
+    """Adds the flags of a text decoder whose type may differ from the type of its encoder: the
+    flags of the core with ``--position-decoder-`` for ``--position-``."""
+    encoder_parser = argparse.ArgumentParser(add_help=False)
+    arguments.add_position_args(encoder_parser, "text", "the type of the encoder", "decoder")
+    for action in encoder_parser._actions:
+        if action.help is not argparse.SUPPRESS:
+            parser.add_argument(
+                flag(_decoder_arg(action.dest)),
+                type=action.type,
+                choices=action.choices,
+                metavar=action.metavar,
+                help=f"of the decoder: {action.help}",
+            )
+
+
+def add_admin_arg(parser: argparse._ActionsContainer) -> None:
+    """Adds ``--admin-init``."""
+    parser.add_argument(
+        "--admin-init",
+        action="store_true",
+        help="ADMIN initialisation of a post-LN encoder-decoder (Liu et al. 2020), profiled on "
+        "the first training sentences when the model is built",
+    )
+
+
+def set_missing(args: Any) -> None:
+    """Gives every option that is absent from `args` the value "unset"; part of each architecture
+    function, which fairseq also runs on the settings of loaded checkpoints."""
+    if getattr(args, TYPE_ARG, None) is None:
+        setattr(args, TYPE_ARG, DEFAULT_TYPE)
+    for option in option_fields("text"):
+        name = PREFIX + option.name
+        if getattr(args, name, None) is None:
+            setattr(args, name, None)
+
+
+def set_args(args: Any, **values: Any) -> None:
+    """Sets attributes of a namespace or of a configuration with a fixed set of keys."""
+    with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+        for name, value in values.items():
+            setattr(args, name, value)
+
+
+def record(args: Any, config: PositionConfig) -> None:
+    """Writes all settings, defaults included, into the arguments that a checkpoint stores: a
+    default may change, a trained model may not."""
+    settings = {PREFIX + o.name: getattr(config, o.name) for o in option_fields("text")}
+    set_args(args, **{TYPE_ARG: config.type, **settings})
+
+
+def dataclass_with_positions(name: str, base: type) -> type:
+    """`base`, a FairseqDataclass, extended by the fields of the flags of :func:`add_position_args`
+    (for models that fairseq configures by dataclass)."""
+    types = {"float": float, "int": int}
+    extra: list[tuple[str, Any, Any]] = [
+        (TYPE_ARG, str, _field(DEFAULT_TYPE, type_help())),
+        (ALLOW_ARG, bool, _field(False, _ALLOW_HELP)),
+        *(
+            (
+                PREFIX + option.name,
+                # fairseq looks into typing.Optional only
+                Optional[types.get(option.metadata["form"], str)],  # noqa: UP045
+                _field(None, option_help(option.metadata)),
+            )
+            for option in option_fields("text")
+        ),
+    ]
+    return dataclasses.make_dataclass(
+        name, extra, bases=(base,), namespace={"__module__": __name__}
+    )
+
+
+def config_from_args(args: Any, architecture: str, domain: str = "text") -> PositionConfig:
+    """The complete configuration of a model from its arguments.
+
+    Args:
+        args: Namespace, DictConfig or dataclass with the flags as attributes.
+        architecture: "decoder" for language models, "seq2seq" for encoder-decoders, "encoder".
+        domain: "text" or "audio".
+
+    Raises:
+        SettingsError: naming the flag, its value, the allowed range and what to do.
+    """
+    with named_by_flags():
+        return PositionConfig(
+            getattr(args, TYPE_ARG), domain, architecture, **given_settings(args, domain)
+        )
+
+
+def decoder_config_from_args(args: Any) -> PositionConfig:
+    """The complete configuration of a text decoder, by default of the type of its encoder, with as
+    many of the samples augmented. Settings of a checkpoint hold where no flag says otherwise. All
+    settings are written into `args`, which fairseq stores; the type only if a flag or a checkpoint
+    has named it.
+
+    Args:
+        args: Namespace with the flags of :func:`add_decoder_args` as attributes.
+
+    Raises:
+        SettingsError: naming the flag, its value, the allowed range and what to do.
+    """
+    encoder_type = getattr(args, TYPE_ARG)
+    stored = dict(getattr(args, DECODER_FIELD, None) or {})
+    stored_type = stored.pop("type", None)
+    named_type = getattr(args, _decoder_arg(TYPE_ARG), None) or stored_type
+    decoder_type = named_type or encoder_type
+    if decoder_type != (stored_type or encoder_type):
+        stored = {}  # settings of another type
+    names = [option.name for option in option_fields("text")]
+    flags = {name: getattr(args, _decoder_arg(PREFIX + name), None) for name in names}
+    flags = {name: value for name, value in flags.items() if value is not None}
+    if applies(AUGMENT_PROBABILITY, decoder_type, "decoder"):
+        encoder_probability = getattr(args, PREFIX + AUGMENT_PROBABILITY, None)
+        if encoder_probability is not None:
+            stored.setdefault(AUGMENT_PROBABILITY, encoder_probability)
+    with named_by_flags(prefix=DECODER_PREFIX):
+        config = PositionConfig(decoder_type, "text", "decoder", **{**stored, **flags})
+    to_store = {"type": named_type} if named_type else {}
+    to_store |= {name: getattr(config, name) for name in names}
+    set_args(args, **{DECODER_FIELD: to_store})
+    return config
+
+
+def _decoder_arg(name: str) -> str:
+    return DECODER_PREFIX + name.removeprefix(PREFIX)
+
+
+def _field(default: Any, help: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help})

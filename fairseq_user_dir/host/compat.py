@@ -1,0 +1,65 @@
+"""Checkpoints of fairseq under torch 2.6 and later, with ``weights_only`` left on.
+
+From torch 2.6 on, ``torch.load`` refuses every type that nobody has declared harmless. fairseq 0.12
+stores a few plain containers next to the tensors and broadcasts a few more between ranks, so that
+resuming, ``fairseq-generate``, ``-interactive``, ``-validate``, ``-eval-lm``, the hub interface and
+averaging all stop at ``torch.load``. Switching ``weights_only`` off would let any file run code.
+This module declares the containers instead: data holders, which run nothing from the file. Texts
+that fairseq would run later are refused where a file is read
+(:func:`~cape_plugins.checkpoints.fairseq_files.read_checkpoint`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from cape_plugins.checkpoints.fairseq_files import allow_checkpoint_files
+
+_FIRST_RESTRICTED_TORCH = (2, 6)
+
+# Beside what a checkpoint file holds: import path and names of the types, with the place in fairseq
+# that writes them. A path or a name that another version of a package does not have is passed over:
+# that version cannot write it.
+_CONTAINERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    # resuming on several ranks: rank 0 sends the loaded state, by then with cfg as OmegaConf tree
+    ("omegaconf", ("DictConfig", "ListConfig")),
+    ("omegaconf.base", ("ContainerMetadata", "Metadata")),
+    ("omegaconf.nodes", ("AnyNode",)),
+    # ... and the types which that tree records for its keys and values
+    ("typing", ("Any",)),
+    ("collections", ("defaultdict",)),
+    ("builtins", ("dict", "list", "int")),
+    # ... and the marks it leaves where the tensors, which travel separately, were taken out
+    ("fairseq.distributed.utils", ("_TensorPlaceholder",)),
+)
+
+
+def allow_fairseq_checkpoints() -> None:
+    """Declare the passive types of fairseq checkpoints to ``torch.load(weights_only=True)``.
+
+    Covers what fairseq 0.12 writes to a checkpoint (legacy, dataclass and hydra models,
+    ``--eval-bleu``, EMA, fp16) and what it broadcasts when several ranks resume. Call it before any
+    checkpoint is loaded; it runs when the user dir is imported. Calling it again changes nothing,
+    and types that other code has declared stay declared.
+
+    torch >= 2.6 is required by this project. An older torch does not restrict ``torch.load`` unless
+    asked to, and cannot be told a second name for a type; there, nothing is done.
+    """
+    if torch.__version__ < _FIRST_RESTRICTED_TORCH:
+        return
+    allow_checkpoint_files()
+    torch.serialization.add_safe_globals(list(_containers()))
+
+
+def _containers() -> Iterator[Any]:
+    """The types of ``_CONTAINERS`` that exist here."""
+    for path, names in _CONTAINERS:
+        try:
+            module = importlib.import_module(path)
+        except ModuleNotFoundError:
+            continue
+        yield from (getattr(module, name) for name in names if hasattr(module, name))

@@ -1,0 +1,71 @@
+"""Keeps fairseq from running what it reads.
+
+* Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is;
+  here they are read as literals: numbers, quoted texts, lists, tuples and dicts, sums, multiples.
+* The names of protein files (fasta) are run by a shell.
+* An archive that is given to the hub interface may write files outside of its folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import sys
+import tarfile
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from fairseq import file_utils
+from fairseq.data.fasta_dataset import FastaDataset
+
+from cape_plugins.checkpoints.fairseq_files import literal
+
+
+def run_no_data() -> None:
+    """Applies these repairs."""
+    _take_literals_only()
+    FastaDataset._build_index = _with_quoted_path(FastaDataset._build_index)
+    if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later
+        file_utils.tarfile = SimpleNamespace(open=_Archive.open)
+
+
+def _take_literals_only() -> None:
+    """Hides Python's ``eval`` from the modules of fairseq: all of them use it to read data, and a
+    name of the module comes before one of Python."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "fairseq":
+            module.eval = literal
+    sys.meta_path.insert(0, _LaterModules())
+
+
+class _LaterModules(MetaPathFinder):
+    """Hides ``eval`` from modules of fairseq that are imported later, such as its examples. A
+    folder of the examples in ``--user-dir`` is code of the user."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name.startswith("fairseq.") else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                module.eval = literal
+                execute(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def _with_quoted_path(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def build_index(self: FastaDataset, path: str) -> Any:
+        return stock(self, shlex.quote(path))
+
+    return build_index
+
+
+class _Archive(tarfile.TarFile):
+    """Extracts no file to a place above the folder that it is extracted to."""
+
+    extraction_filter = staticmethod(lambda *member: tarfile.data_filter(*member))

@@ -1,0 +1,150 @@
+"""Mistakes of people in settings, data and checkpoints, as fairseq's commands show them.
+
+In Python they are ValueErrors that a module of this project raises, or what fairseq itself refuses
+by a statement with a reason. A command prints their message in one line and ends with status 1;
+every other error keeps its traceback, because it may be a fault of a program.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import fairseq
+from hydra.errors import CompactHydraException
+from torch.multiprocessing import ProcessRaisedException
+
+import cape_plugins
+from cape_plugins.settings.arguments import PREFIX, text_in_flags
+
+_PROJECT_FOLDERS = (Path(cape_plugins.__file__).parent, Path(__file__).parents[1])
+_FAIRSEQ = Path(fairseq.__file__).parent
+
+# How fairseq's messages begin when it refuses something, and the remedy, which they lack.
+_REMEDIES = {
+    "Dataset not found": "give --gen-subset, --valid-subset or --train-subset the name of a set in "
+    "the data folder, such as test",
+    "Model file not found": "check the path in --path",
+    "Could not infer language pair": "give --source-lang and --target-lang or, for data of another "
+    "kind, the --task of the checkpoint (cape_asr for speech)",
+    "Size of sample": "or raise --max-source-positions and --max-target-positions, if the model "
+    "has no limit",
+    "No module named": "install it with pip, or do without the option that needs it",
+    "--share-": "make the data by fairseq-preprocess --joined-dictionary, or leave the flag out",
+}
+
+
+class SettingsError(ValueError, CompactHydraException):
+    """A mistake that its message explains completely: what, which value, what is allowed, what to
+    do. (hydra prints the message alone of errors of its compact class.)"""
+
+
+@contextmanager
+def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
+    """Turns a ValueError of the core into a SettingsError that names options by their flags.
+
+    Args:
+        place: What the message begins with, such as a file.
+        prefix: Prefix of the flags.
+    """
+    try:
+        yield
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(place + text_in_flags(error, prefix)) from error
+
+
+def print_without_traceback() -> None:
+    """Makes fairseq's commands print a SettingsError in one line; calling it again changes nothing.
+
+    Uses ``sys.excepthook``: a command is running already when it imports its user directory.
+    """
+    if hasattr(sys.excepthook, "other"):
+        return
+    previous_hook = sys.excepthook
+
+    def hook(error_type: type, error: BaseException, trace: TracebackType | None) -> None:
+        message = _message(error, trace) if _in_command(trace) else None
+        if message is None:
+            previous_hook(error_type, error, trace)
+        else:
+            print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
+
+    hook.other = previous_hook
+    sys.excepthook = hook
+
+
+def _message(error: BaseException, trace: TracebackType | None) -> str | None:
+    """The error in one line; None for other errors."""
+    if isinstance(error, SettingsError):
+        text = str(error)
+    elif isinstance(error, ValueError) and _raised_here(trace):
+        text = text_in_flags(error)
+    elif _refused_by_fairseq(error, trace):
+        text = str(error)
+        remedies = (remedy for start, remedy in _REMEDIES.items() if text.startswith(start))
+        text = "; ".join([text, *remedies])
+    elif isinstance(error, ProcessRaisedException):
+        # a process of a training on several GPUs raised it; its text ends a printed traceback
+        name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
+        _, mark, text = str(error).rpartition(name)
+        if not mark:
+            return None
+    else:
+        return None
+    return " ".join(text.split())
+
+
+def _in_command(trace: TracebackType | None) -> bool:
+    """Whether the error came through a command of fairseq, not a program that uses its parts."""
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename).parent.name == "fairseq_cli":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _end(trace: TracebackType | None) -> tuple[Path, int]:
+    """File and line that raised the error."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return Path(), 0
+    return Path(trace.tb_frame.f_code.co_filename), trace.tb_lineno
+
+
+def _statement(file: Path, line: int) -> type[ast.AST]:
+    """Kind of the statement to which a line belongs: for a statement of several lines, Python
+    reports the line of its condition."""
+    statement: type[ast.AST] = ast.Module
+    for node in ast.walk(ast.parse("".join(linecache.getlines(str(file))))):  # outer ones first
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):
+            statement = type(node)
+    return statement
+
+
+def _raised_here(trace: TracebackType | None) -> bool:
+    """Whether a module of this project raised the error itself, not torch or numpy below it."""
+    folders = _end(trace)[0].parents
+    return any(folder in folders for folder in _PROJECT_FOLDERS)
+
+
+def _refused_by_fairseq(error: BaseException, trace: TracebackType | None) -> bool:
+    """Whether fairseq tells a mistake of the user: by a statement with a text, or a missing file or
+    package. It also asserts what belongs together, in its commands and with the names of flags."""
+    file, line = _end(trace)
+    command = file.parent.name == "fairseq_cli"
+    if not str(error) or not (command or _FAIRSEQ in file.parents):
+        return False
+    if isinstance(error, FileNotFoundError | ModuleNotFoundError):
+        return True
+    if isinstance(error, AssertionError):
+        return (command or "--" in str(error)) and _statement(file, line) is ast.Assert
+    plain = type(error) is Exception or isinstance(error, ValueError | OSError | ImportError)
+    return plain and _statement(file, line) is ast.Raise

@@ -1,0 +1,135 @@
+"""Resuming a training of fairseq, for every model.
+
+* A training resumed in the second epoch or later is not the one that was interrupted: sentences of
+  equal length are put into batches by a random number of the epoch in which the *program* started.
+* A finished training that is started again trains one update more and writes its checkpoints anew.
+* A ``--restore-file`` that is not there makes a new training begin.
+* ``--patience`` counts validations without progress from 0 in each start.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.file_io import PathManager
+from fairseq.trainer import Trainer
+
+from fairseq_user_dir.host.errors import SettingsError
+
+logger = logging.getLogger(__name__)
+
+_LAST = "checkpoint_last.pt"  # default of --restore-file, which means the one in --save-dir
+_PATIENCE = "cape_patience"  # entry of a checkpoint's extra_state
+
+
+def with_batches_of_first_epoch(stock: Any) -> Any:
+    """Wraps ``FairseqTask.get_batch_iterator``. An uninterrupted training makes its batches in
+    epoch 1 and keeps them; so must a resumed one. Where fairseq makes new batches for every epoch,
+    nothing changes."""
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        arguments = call.arguments
+        task, dataset, epoch = arguments["self"], arguments["dataset"], arguments["epoch"]
+        serves_all_epochs = task.can_reuse_epoch_itr(dataset) and not (
+            arguments["disable_iterator_cache"] or arguments["update_epoch_batch_itr"]
+        )
+        if not serves_all_epochs or dataset in task.dataset_to_epoch_iter:
+            return stock(*args, **kwargs)
+        arguments["epoch"] = 1
+        iterator = stock(*call.args, **call.kwargs)
+        iterator.epoch = max(epoch, 1)
+        dataset.set_epoch(epoch)
+        return iterator
+
+    return get_batch_iterator
+
+
+def with_end(stock: Any) -> Any:
+    """Wraps ``checkpoint_utils.load_checkpoint``: fairseq looks for the end of a training after an
+    update, not before the first, and not whether the file to begin from is there."""
+
+    @functools.wraps(stock)
+    def load_checkpoint(cfg: Any, trainer: Trainer, **kwargs: Any) -> Any:
+        _check_restore_file(cfg, trainer.checkpoint_suffix)
+        extra_state, epoch_itr = stock(cfg, trainer, **kwargs)
+        limits, updates = trainer.cfg.optimization, trainer.get_num_updates()
+        if updates and not cfg.reset_meters:  # without an update, training begins anew
+            _restore_patience(extra_state)
+        if limits.max_update and updates >= limits.max_update:
+            end = f"--max-update {limits.max_update}"
+        elif limits.max_epoch and epoch_itr.next_epoch_idx > limits.max_epoch:
+            end = f"--max-epoch {limits.max_epoch}"
+        elif 0 < limits.stop_time_hours < trainer.cumulative_training_time() / 3600:
+            end = f"--stop-time-hours {limits.stop_time_hours}"
+        elif updates and 0 < cfg.patience <= getattr(_early_stop(), "num_runs", 0):
+            end = f"--patience {cfg.patience}"
+        else:
+            return extra_state, epoch_itr
+        logger.info(
+            "the training in %s is finished: %d updates, %s; nothing is written. Raise the limit "
+            "to go on.",
+            cfg.save_dir,
+            updates,
+            end,
+        )
+        limits.max_epoch = -1  # fairseq's loop over epochs ends before the first
+        return extra_state, epoch_itr
+
+    return load_checkpoint
+
+
+def _check_restore_file(cfg: Any, suffix: str) -> None:
+    """Refuses a missing file, except the last checkpoint of the training itself, which the first
+    start of a job cannot have."""
+    if cfg.restore_file == _LAST:
+        return
+    path = cfg.restore_file.replace(".pt", f"{suffix}.pt")  # as fairseq names it
+    last = os.path.join(cfg.save_dir, _LAST.replace(".pt", f"{suffix}.pt"))
+    if os.path.realpath(path) != os.path.realpath(last) and not PathManager.isfile(path):
+        raise SettingsError(
+            f"--restore-file {path}: no such file; give the path of a checkpoint, or leave the "
+            f"option out, to go on from {last} if that is there."
+        )
+
+
+# ------------------------------------------------------------------------------------- --patience
+
+
+def _early_stop() -> Any:
+    """The function of fairseq-train that counts validations without progress, in attributes; None
+    in other programs."""
+    for name in ("__main__", "fairseq_cli.train"):  # the first with python -m fairseq_cli.train
+        function = getattr(sys.modules.get(name), "should_stop_early", None)
+        if function is not None:
+            return function
+    return None
+
+
+def with_patience(stock: Any) -> Any:
+    """Wraps ``Trainer.save_checkpoint``, which stores no count of validations without progress.
+    Checkpoints written without this package have none; ``--reset-meters`` begins anew."""
+
+    @functools.wraps(stock)
+    def save_checkpoint(self: Trainer, filename: str, extra_state: dict[str, Any]) -> Any:
+        count = getattr(_early_stop(), "__dict__", {})
+        if "num_runs" in count:
+            extra_state = {**extra_state, _PATIENCE: {n: count[n] for n in ("best", "num_runs")}}
+        return stock(self, filename, extra_state)
+
+    return save_checkpoint
+
+
+def _restore_patience(extra_state: Mapping[str, Any] | None) -> None:
+    count = (extra_state or {}).get(_PATIENCE)
+    if count and (function := _early_stop()) is not None:
+        function.__dict__.update(count)

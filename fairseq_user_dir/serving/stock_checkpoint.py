@@ -1,0 +1,300 @@
+"""Stock checkpoints of models trained in fairseq: the stock architecture with a learned table in
+the place of computed positions, which needs nothing of this package."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fairseq import utils
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.models.nat import FairseqNATModel
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from cape_plugins.serving.checks import refuse_large_table
+from cape_plugins.serving.command import SHORTEST
+from cape_plugins.serving.output import Exported
+from cape_plugins.serving.templates import fill
+from cape_plugins.settings.arguments import FAIRSEQ, PREFIX, TYPE_ARG
+from fairseq_user_dir.checkpoints import position_config
+from fairseq_user_dir.flags import ALLOW_ARG
+from fairseq_user_dir.models import CLASSES
+from fairseq_user_dir.serving.folding import folded, width_of
+from fairseq_user_dir.serving.layouts import write_hugging_face
+from fairseq_user_dir.serving.source_checkpoint import load_trained
+
+TEMPLATE = Path(__file__).with_name("stock_checkpoint.md")
+FILE = "model.pt"
+CLOSE = 1e-3  # of logits, more than float32 loses in many layers
+_OWN_ARGS = (TYPE_ARG, ALLOW_ARG, "admin_init", "admin_profiled", "user_dir")
+_PATHS = ("data", "user_dir", "save_dir", "restore_file", "tensorboard_logdir", "log_file")
+
+
+class Trained(NamedTuple):
+    """A checkpoint of fairseq.
+
+    Attributes:
+        model: In evaluation mode.
+        cfg: All of its configuration.
+        task: With its dictionaries.
+        stock: Name of the stock model.
+        data: Folder of the dictionaries.
+    """
+
+    model: Any
+    cfg: dict[str, Any]
+    task: Any
+    stock: str
+    data: Path
+
+
+def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
+    """Writes a stock checkpoint of fairseq with its dictionaries, or with ``--to hugging-face`` a
+    folder of transformers.
+
+    Args:
+        source: Checkpoint of a ``cape_`` architecture.
+        folder: Empty.
+        args: Of ``cape-plugins export stock``.
+
+    Raises:
+        ValueError: for a model that has no stock form, with the reason and the way that works, and
+            for missing dictionaries.
+    """
+    if args.image_size:
+        raise ValueError(
+            f"--image-size {' '.join(map(str, args.image_size))} is not allowed for a model of "
+            "fairseq, which reads tokens; allowed: --max-tokens."
+        )
+    trained = load(source, args.data)
+    if args.to not in (None, FAIRSEQ):
+        return _to_hugging_face(trained, folder, args.max_tokens)
+    rows = table_rows(trained, args.max_tokens)
+    plain = folded(trained.model, *rows.values())
+    for file in sorted(trained.data.glob("dict*.txt")):
+        shutil.copy(file, folder)
+    torch.save(_state(trained, plain, rows), folder / FILE)
+    difference = _compare(trained, folder)
+    report = (
+        f"{FILE}: {trained.stock} of fairseq, logits on random tokens within {difference:.1e} of "
+        f"{source.name}"
+    )
+    return Exported(_readme(trained, plain, rows), report)
+
+
+def _to_hugging_face(trained: Trained, folder: Path, limit: int | None) -> Exported:
+    words, others = trained.task.target_dictionary, trained.task.source_dictionary
+    if words != others:
+        raise ValueError(
+            "--to hugging-face has no stock class for two dictionaries; allowed: one of both "
+            "sides (fairseq-preprocess --joined-dictionary). Leave --to out for a stock checkpoint "
+            "of fairseq, or use `cape-plugins export ctranslate2`."
+        )
+    rows = max(table_rows(trained, limit).values())
+    plain = folded(trained.model, rows, rows)
+    return write_hugging_face(plain, trained.cfg["model"], words, rows, folder)
+
+
+def load(source: Path, data: str | None) -> Trained:
+    """Loads a checkpoint whose model has a stock form.
+
+    Raises:
+        ValueError: if it has none, and for missing dictionaries.
+    """
+    model, cfg, task = load_trained(source, data)
+    stock = next((name for name, own in CLASSES.items() if type(model) is own), None)
+    config = position_config(model)
+    if stock is None and config is None:
+        raise ValueError(
+            f"SOURCE {source} is a stock {type(model).__name__} already, which needs nothing of "
+            "this package; allowed: cape_ architectures."
+        )
+    if stock is None or isinstance(model, FairseqNATModel):
+        raise ValueError(
+            f"SOURCE {source} is a {type(model).__name__}, whose stock class has no place for a "
+            "table; allowed: translation and language models (cape_transformer, "
+            "cape_transformer_lm). Serve it by fairseq-generate with this package, or train "
+            "speech as a Hugging Face model and export that."
+        )
+    if config.relative_context:
+        raise ValueError(
+            f"SOURCE {source} has relative attention (context {config.relative_context}), which no "
+            "stock model has; allowed: types that add to the tokens, or nopos. "
+            "`cape-plugins export ctranslate2` takes it."
+        )
+    data_folder = Path(utils.split_paths(data or cfg.task.data)[0])
+    container = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    sections = {
+        name: _with_attributes(vars(part)) if isinstance(part, argparse.Namespace) else part
+        for name, part in container.items()
+    }
+    # those that were found out from the names of the binarised texts are in the task alone
+    languages = {
+        name: getattr(task.cfg, name)
+        for name in ("source_lang", "target_lang")
+        if hasattr(task.cfg, name)
+    }
+    for name in ("task", "model"):
+        sections[name] = _changed(sections[name], languages)
+    return Trained(model, sections, task, stock, data_folder)
+
+
+def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
+    """Positions of "source" and "target" that are written: `limit`, or those that a stock model
+    with these settings would have.
+
+    Raises:
+        ValueError: if they are too many.
+    """
+    args, sides = trained.cfg["model"], ("source", "target")
+    names = {side: f"max_{side}_positions" for side in sides}
+    unset = args.get("tokens_per_sample") or 1024  # of language models
+    rows = {side: limit or args.get(name) or unset for side, name in names.items()}
+    for count in rows.values():
+        refuse_large_table("--max-tokens", count, width_of(trained.model.decoder))
+    return rows
+
+
+# ---- the checkpoint ------------------------------------------------------------------------------
+
+
+def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str, Any]:
+    """What fairseq stores of a model, without what only this package knows."""
+    limits = {f"max_{side}_positions": count for side, count in rows.items()}
+    general = {**limits, **dict.fromkeys(_PATHS)}
+    cfg = {
+        name: _changed(part, general) if isinstance(part, dict) else part
+        for name, part in trained.cfg.items()
+    }
+    cfg["task"] = _changed(cfg["task"], {"data": "."})
+    cfg["model"] = _stock_arguments(trained, plain, limits)
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
+    # stock fairseq tells a task of its own nothing of our dictionary marks: they stay behind
+    return {
+        "args": None,
+        "cfg": cfg,
+        "model": plain.state_dict(),
+        "optimizer_history": [{**history, "num_updates": 0}],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+    }
+
+
+def _stock_arguments(trained: Trained, plain: nn.Module, limits: dict[str, int]) -> dict[str, Any]:
+    """Arguments of the stock model."""
+    arguments = trained.cfg["model"]
+    own = [name for name in arguments if name.startswith(PREFIX) or name in _OWN_ARGS]
+    learned = {f"{side}_learned_pos": True for side in ("encoder", "decoder")}
+    names = {"arch": trained.stock, "_name": trained.stock, "data": "."}
+    changes = {**learned, **limits, **_sharing(plain), **names, **dict.fromkeys(_PATHS[1:])}
+    return _changed(arguments, changes, without=own)
+
+
+def _changed(
+    part: dict[str, Any], changes: dict[str, Any], without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A copy with other values of the names that it has."""
+    kept = {name: changes.get(name, value) for name, value in part.items() if name not in without}
+    return _with_attributes(kept) if isinstance(part, OrderedDict) else kept
+
+
+def _with_attributes(entries: dict[str, Any]) -> OrderedDict[str, Any]:
+    """A dictionary with all entries as attributes, in the place of a Namespace: torch loads it
+    with ``weights_only``, its default, and commands of fairseq and ctranslate2 read attributes."""
+    part = OrderedDict(entries)
+    part.__dict__.update(entries)
+    return part
+
+
+def _sharing(plain: nn.Module) -> dict[str, bool]:
+    """Which embeddings are still one: ADMIN may have scaled those at the entries."""
+    decoder = plain.decoder
+    projection = getattr(decoder, "output_projection", None)
+    words = getattr(decoder.embed_tokens, "weight", None)
+    if projection is None or words is None:  # adaptive softmax or input, which are as they were
+        return {}
+    shared = {"share_decoder_input_output_embed": projection.weight is words}
+    if hasattr(plain, "encoder"):
+        everywhere = plain.encoder.embed_tokens.weight is words and projection.weight is words
+        shared["share_all_embeddings"] = everywhere
+    return shared
+
+
+@torch.no_grad()
+def _compare(trained: Trained, folder: Path) -> float:
+    """Largest difference of the logits of both models on random tokens, the stock one loaded as
+    those who get the folder load it.
+
+    Raises:
+        ValueError: if the stock model computes otherwise.
+    """
+    (stock,), _, _ = load_model_ensemble_and_task([str(folder / FILE)], {"data": str(folder)})
+    words = trained.task.target_dictionary
+    first = words.nspecial
+    generator = torch.Generator().manual_seed(1)
+    source, target = (
+        torch.randint(first, len(symbols), (2, SHORTEST - 1), generator=generator)
+        for symbols in (trained.task.source_dictionary, words)
+    )
+    expected = _logits(trained.model, source, target)
+    got = _logits(stock.eval(), _with_hint(trained.model, source), target)
+    difference = (expected - got).abs().max().item()
+    if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
+        raise ValueError(
+            f"the stock {trained.stock} gives other logits than the model (by {difference:.3g}): "
+            "it has a part that the stock class computes otherwise. Serve it by fairseq-generate "
+            "with this package."
+        )
+    return difference
+
+
+def _logits(model: Any, source: Tensor, target: Tensor) -> Tensor:
+    if not hasattr(model, "encoder"):
+        return model(target)[0]
+    lengths = torch.full((len(source),), source.shape[1])
+    return model(source, lengths, target)[0]
+
+
+def _with_hint(model: Any, source: Tensor) -> Tensor:
+    """The source as the caller of a stock model gives it."""
+    if not has_hint(model):
+        return source
+    bos = source.new_full((len(source), 1), model.encoder.dictionary.bos())
+    return torch.cat((bos, source), dim=1)
+
+
+def has_hint(model: Any) -> bool:
+    """Whether BOS belongs before the source."""
+    return hasattr(model, "encoder") and model.position_config.source_bos
+
+
+# ---- the README ----------------------------------------------------------------------------------
+
+
+def _readme(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> str:
+    task, translation = trained.cfg["task"], hasattr(plain, "encoder")
+    hint = has_hint(trained.model)
+    bos = task.get("add_bos_token")
+    sides = ("source", "target") if translation else ("target",)
+    return fill(
+        TEMPLATE,
+        stock=trained.stock,
+        file=FILE,
+        trained=trained.model.position_config.type,
+        table=plain.decoder.embed_positions is not None,
+        translation=translation,
+        hint=hint,
+        before="<s> " if hint else "",
+        source_lang=task.get("source_lang"),
+        target_lang=task.get("target_lang"),
+        start="`<s>` (`--add-bos-token`)" if bos else "`</s>`",
+        first="bos" if bos else "eos",
+        source_rows=rows["source"],
+        target_rows=rows["target"],
+        limits=" ".join(f"--max-{side}-positions {rows[side]}" for side in sides),
+    )

@@ -1,0 +1,1 @@
+"""Feature extractors, tokenizers and pipelines of the speech models."""

@@ -1,0 +1,41 @@
+"""Stochastic depth for layers of transformers."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al., 2016), at the end of a branch that a residual is added to.
+
+    In training each sample keeps the branch with probability ``1 - rate`` and is then divided by
+    it, so that the expectation stays what it is without. The released code of CAPE divides by the
+    share of the batch that was kept instead, which is 0/0 where nobody keeps it.
+
+    Args:
+        rate: Probability that a sample goes without the branch, 0 to less than 1.
+        dropout: The dropout that this module replaces; applied before.
+    """
+
+    def __init__(self, rate: float, dropout: nn.Module) -> None:
+        super().__init__()
+        self.rate = rate
+        self.dropout = dropout
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """``[B, ...]`` to the same shape."""
+        branch = self.dropout(branch)
+        if not self.training:
+            return branch
+        shape = (branch.shape[0],) + (1,) * (branch.dim() - 1)
+        keep = branch.new_empty(shape).bernoulli_(1 - self.rate)
+        return branch * (keep / (1 - self.rate))
+
+
+def add_drop_path(layers: nn.ModuleList, rate: float) -> None:
+    """Puts stochastic depth into both branches of each layer, linearly from 0 in the first layer to
+    `rate` in the last. A layer of rate 0 does not change, down to the random numbers it draws."""
+    for depth, layer in enumerate(layers):
+        layer_rate = rate * depth / max(1, len(layers) - 1)
+        if layer_rate:
+            layer.dropout = DropPath(layer_rate, layer.dropout)

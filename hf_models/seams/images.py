@@ -1,0 +1,198 @@
+"""Patch embeddings and models of images of any height and width, for all families of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cape_plugins import Draw, patch_positions, resize_grid
+from cape_plugins.mathematics.binding import Bound
+from hf_models.seams.attention import add_relative_positions
+from hf_models.switching.install import PositionHost
+from hf_models.switching.modeling import build_positions, draw_positions, embed_positions
+
+
+class NoTable(nn.Module):
+    """Stands for a dropped table if stock code initialises its `weight` in any case (SigLIP)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.empty(0), persistent=False)
+
+
+class PatchEmbeddings(Bound, PositionHost):
+    """Mixin over stock embeddings of patches and special tokens; the draw of a call is bound to it.
+
+    Special tokens, such as the class token, have learned vectors and no place in the image. A
+    learned table keeps the name and shape of the stock parameter, whose first rows belong to the
+    special tokens, and is resized bicubically to each image.
+
+    Attributes:
+        special_tokens: Names of the parameters of the special tokens, in the order of the rows.
+        has_flag: Whether the stock forward takes ``interpolate_pos_encoding``. One that does not
+            looks whether ``position_embeddings`` is None, and adds nothing then.
+        antialias: Whether the stock model smooths its table where it makes it smaller.
+        square: Whether the image size of the stock configuration is one number.
+    """
+
+    special_tokens: tuple[str, ...] = ("cls_token",)
+    has_flag = True
+    antialias = False
+    square = False
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`. If the table is dropped, its rows
+        of special tokens are added to these, but only from a `trained` table: plain
+        ``from_pretrained`` has none yet, ``switch`` and ``hf_models.convert`` do."""
+        sizes = getattr(config, "vision_config", config)
+        self.patch_size, self.image_size = _pair(sizes.patch_size), _pair(sizes.image_size)
+        self.table_size = self.patches(*self.image_size)
+        self.positions = None
+        table = self.table
+        if config.position_config.encoding.counts:
+            if table is None:  # a stock model with other positions, such as relative biases
+                rows = len(self.special_tokens) + self.table_size[0] * self.table_size[1]
+                special = getattr(self, self.special_tokens[0])
+                self.set_table(nn.Parameter(special.new_zeros(1, rows, special.shape[-1])))
+            return
+        # first, as it may refuse its settings; sinusoids have no table but warn of coarse grids
+        positions = build_positions(config, "encoder", self.table_size)
+        if trained and table is not None:
+            with torch.no_grad():
+                for row, name in enumerate(self.special_tokens):
+                    getattr(self, name).add_(table[:, row : row + 1])
+        self.set_table(None)
+        self.positions = positions
+
+    @property
+    def table(self) -> Tensor | None:
+        """``[1, special tokens + patches, C]``; None where the type has none."""
+        return None if self.positions is not None else self.position_embeddings
+
+    def set_table(self, table: nn.Parameter | None) -> None:
+        """Changes the :attr:`table`. A dropped table becomes an empty buffer, which no checkpoint
+        holds: DINOv2 and BEiT would silently add nothing to the patches if it were None."""
+        del self.position_embeddings
+        if table is not None:
+            self.register_parameter("position_embeddings", table)
+        else:
+            self.register_buffer("position_embeddings", torch.empty(0), persistent=False)
+
+    def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """See transformers; every size is welcome, with or without the flag."""
+        if self.has_flag:
+            kwargs["interpolate_pos_encoding"] = True
+        return super().forward(pixel_values, *args, **kwargs)
+
+    def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Any:
+        """PositionSlot of `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
+        rows, columns = self.patches(height, width)
+        if self.positions is None:
+            return self.resized_table(rows, columns)
+        grid = patch_positions(rows, columns, device=embeddings.device)
+        addend = embed_positions(self.positions, grid, self.bound, embeddings)
+        return 0.0 if addend is None else F.pad(addend, (0, 0, len(self.special_tokens), 0))
+
+    def patches(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of patches of an image of `height` x `width` pixels."""
+        rows, columns = height // self.patch_size[0], width // self.patch_size[1]
+        if rows < 1 or columns < 1:
+            raise ValueError(
+                f"image of {height} x {width} pixels is smaller than a patch "
+                f"({self.patch_size[0]} x {self.patch_size[1]}); allowed: at least one patch. "
+                "Resize the image, or choose a smaller patch_size."
+            )
+        return rows, columns
+
+    def resize_images(self, height: int, width: int) -> None:
+        """See :meth:`ImageModel.resize_images`."""
+        if self.square and height != width:
+            raise ValueError(
+                f"an image size of {height} x {width} pixels is not allowed for "
+                f"{type(self).__name__}, whose configuration holds one number; allowed: height = "
+                "width. Take a square; forward takes images of any height and width all the same."
+            )
+        size = self.patches(height, width)
+        if self.table is not None:
+            with torch.no_grad():
+                table = self.resized_table(*size).clone()
+            self.set_table(nn.Parameter(table, self.table.requires_grad))
+        self.image_size, self.table_size = (height, width), size
+        stock = getattr(self, "patch_embeddings", self)
+        stock.image_size, stock.num_patches = self.image_size, size[0] * size[1]
+
+    def resized_table(self, height: int, width: int) -> Tensor:
+        """``[1, special tokens + patches, C]`` for an image of so many rows and columns."""
+        table, special = self.table, len(self.special_tokens)
+        if (height, width) == self.table_size:
+            return table
+        rows = resize_grid(
+            table[0, special:], self.table_size, (height, width), antialias=self.antialias
+        )
+        return torch.cat((table[:, :special], rows[None]), dim=1)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """Height and width, from one number or two."""
+    return tuple(size) if isinstance(size, Sequence) else (size, size)
+
+
+class ImageModel(PositionHost):
+    """Mixin over a stock model whose ``embeddings`` are :class:`PatchEmbeddings`: images of any
+    size, no flag needed."""
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
+        settings = config.position_config
+        self.has_relative_positions = settings.relative_context > 0
+        attentions = (module for module in self.modules() if hasattr(module, "q_proj"))
+        add_relative_positions(attentions, settings)
+
+    def resize_images(self, height: int, width: int) -> None:
+        """Makes `height` x `width` pixels the image size of the configuration.
+
+        Every size is welcome before and after. But a learned table keeps the size of the
+        configuration and is resized in each forward; to finetune at another size it is resized
+        here once, bicubically, and then learns at this size (DeiT). The rows of special tokens and
+        all other weights stay. To be called before an optimizer is made.
+
+        Raises:
+            ValueError: if the size is smaller than a patch, or if it is no square and the
+                configuration holds squares only (SigLIP).
+        """
+        self.embeddings.resize_images(height, width)
+        self.config.image_size = height if height == width else (height, width)
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        *args: Any,
+        draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers.
+
+        Args:
+            pixel_values: ``[B, channels, H, W]``; any H and W of at least one patch.
+            draw: Random numbers of this forward, to inject; default drawn in training.
+        """
+        channels = self.config.num_channels
+        sizes = tuple(pixel_values.shape) if isinstance(pixel_values, Tensor) else ()
+        if len(sizes) != 4 or sizes[1] != channels or sizes[0] == 0:
+            description = f"has shape {sizes}" if sizes else f"is {type(pixel_values).__name__}"
+            raise ValueError(
+                f"pixel_values {description}; allowed: a tensor [batch, {channels} channels, "
+                "height, width] of at least one image. Give one image as image[None]."
+            )
+        patches = self.embeddings.patches(*sizes[2:])
+        if self.has_relative_positions:
+            kwargs["patches"] = patches
+        positions = self.embeddings.positions
+        if draw is None and positions is not None:
+            draw = draw_positions(positions, pixel_values)
+        with self.embeddings.using(draw):
+            return super().forward(pixel_values, *args, **kwargs)

@@ -1,0 +1,293 @@
+"""Whisper's stacks at the natural length of recordings: any number of frames, padding masked."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.whisper.modeling_whisper import sinusoids
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from cape_plugins import Draw
+from hf_models.host import drops_layer
+from hf_models.seams.attention import add_relative_positions
+from hf_models.seams.speech import (
+    Frames,
+    MaskedOutput,
+    RecognitionModel,
+    add_positions,
+    check_mask,
+    check_seconds,
+    hop_in_seconds,
+    values_to_check,
+)
+from hf_models.switching.install import PositionHost, PositionSlot
+from hf_models.switching.modeling import (
+    InitializesPositions,
+    build_positions,
+    draw_positions,
+)
+
+STRIDE = 2  # frames per position of the encoder
+_ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
+# From 1, and 0 on padding, to the numbers that transformers would add to scores: 0, and the least
+# number or -inf. They are made once for each stack; sdpa would make them of a mask in each layer.
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "eager": lambda valid: (valid - 1) * torch.finfo(valid.dtype).max,
+    "sdpa": torch.log,
+}
+
+
+class NaturalLengthSettings:
+    """Mixin over a configuration with the fields `natural_length` and `hop_seconds`."""
+
+    def validate_natural_length(self) -> None:
+        """Part of strict validation."""
+        check_seconds(self, "hop_seconds")
+        if self.natural_length not in (None, True, False):
+            raise ValueError(
+                f"natural_length={self.natural_length!r} is not allowed; allowed: true, false, or "
+                "null for what fits the type of position embedding."
+            )
+
+    @property
+    def at_natural_length(self) -> bool:
+        """`natural_length`; by default true unless the type is the stock model's."""
+        if self.natural_length is None:
+            return self.position_embedding["type"] != self.stock_type("encoder")
+        return self.natural_length
+
+    @property
+    def stock_difference(self) -> str:
+        """See :class:`~hf_models.switching.configuration.PositionEmbeddingMixin`."""
+        words = "padding: masked where a mask is given, and no longer added up to 30 s"
+        return words if self.at_natural_length else ""
+
+
+class NaturalLengthEncoder(PositionHost, InitializesPositions):
+    """Mixin over Whisper's encoder, for recordings of any length. It rewrites the only stock
+    forward in this package: Whisper's refuses all but 3000 frames, cuts its table to them and takes
+    no mask. The price is that changes in transformers have to be followed; a test compares the two
+    bit for bit, outputs and three updates."""
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`; the stock sinusoids are not
+        kept."""
+        rows = self.max_source_positions
+        self.positions = build_positions(config, "encoder", rows, config.init_std)
+        if trained:  # transformers makes the sinusoids of a loaded model trainable
+            table = self.embed_positions.weight.detach().float()
+            change = (table - sinusoids(*table.shape).to(table)).abs().max().item()
+            if change > _ROUNDING:
+                warnings.warn(
+                    f"the sinusoids of the encoder were changed by training, by up to "
+                    f"{change:.3g}; the new model has exact ones and computes otherwise until it "
+                    "is fine-tuned",
+                    stacklevel=2,
+                )
+        self.embed_positions = PositionSlot()
+        add_relative_positions((layer.self_attn for layer in self.layers), config.position_config)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if module is not self:  # stock writes sinusoids into its table
+            super()._init_weights(module)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_features: Tensor,
+        attention_mask: Tensor | None = None,
+        hop_nanoseconds: Tensor | int | None = None,
+        draw: Draw | None = None,
+        frame_nanoseconds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedOutput:
+        """Encodes frames; not augmented without a `draw`, even in training mode.
+
+        Args:
+            input_features: ``[B, bins, T]``, padded on the right; or with the mask as one more bin.
+            attention_mask: ``[B, T]``, 0 on padding; without effect unless at natural length.
+            hop_nanoseconds: See :meth:`hf_models.seams.speech.SpeechEncoder.forward`; so are the
+                others.
+        """
+        features, mask = split_mask(input_features, attention_mask, self.config, self.training)
+        if mask is not None:  # the first frame counts even in a recording without frames
+            mask = F.pad(mask[:, 1:].ne(0), (1, 0), value=True)
+            # values on padding must not reach the last frames through a kernel
+            features = features * mask[:, None]
+        hidden = F.gelu(self.conv1(features))
+        if mask is not None:
+            hidden = hidden * mask[:, None]
+            mask = mask[:, ::STRIDE]
+        hidden = F.gelu(self.conv2(hidden)).permute(0, 2, 1)
+        batch, length, _ = hidden.shape
+        hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch, self.training)
+        if mask is None:
+            lengths = torch.full((batch,), length, device=features.device)
+        else:
+            lengths = mask.sum(-1)
+        frames = Frames(lengths, hop, frame_nanoseconds, draw)
+        hidden = add_positions(self.positions, hidden, frames, STRIDE)
+        hidden = F.dropout(hidden, self.dropout, self.training)
+        visible = None
+        if mask is not None:
+            visible = attention_mask_of(mask, self.config, hidden, self.training)
+        for layer in self.layers:
+            if not drops_layer(self):
+                hidden = layer(hidden, visible, **kwargs)
+        return MaskedOutput(self.layer_norm(hidden), attention_mask=mask)
+
+
+class MaskedDecoderLayer:
+    """Mixin over a layer of Whisper's decoder: takes a mask of the recording."""
+
+    def __call__(self, *args: Any, cross_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """See transformers; not in `forward`, because stock code gives no mask there."""
+        kwargs["encoder_attention_mask"] = cross_mask
+        return super().__call__(*args, **kwargs)
+
+
+class MaskedDecoder:
+    """Mixin over Whisper's decoder: takes a mask of the recording."""
+
+    adds = ("encoder_attention_mask",)  # to the stock arguments
+
+    def forward(self, encoder_attention_mask: Tensor | None = None, **inputs: Any) -> Any:
+        """See transformers; the mask is ``[B, T']``, the mixin in front names all inputs."""
+        if encoder_attention_mask is not None:
+            embeds, states = inputs["inputs_embeds"], inputs["encoder_hidden_states"]
+            content = inputs["input_ids"] if embeds is None else embeds
+            inputs["cross_mask"] = attention_mask_of(
+                encoder_attention_mask, self.config, states, self.training, content
+            )
+        return super().forward(**inputs)
+
+
+def attention_mask_of(
+    valid: Tensor, config: Any, states: Tensor, training: bool, queries: Tensor | None = None
+) -> Tensor | None:
+    """Mask that keeps attention to padding out, in the form that the attention of a model takes.
+
+    Args:
+        valid: ``[B, S]`` bool, False on padding.
+        config: Configuration of the model.
+        states: ``[B, S, C]``, which are attended to.
+        training: Whether a step of training runs. transformers checks whether anything is padded,
+            for which each step would wait for a GPU.
+        queries: ``[B, T, ...]`` of a decoder; default `states`.
+    """
+    if training and config._attn_implementation in _SCORES:
+        scores = _SCORES[config._attn_implementation](valid.to(states.dtype))
+        return scores[:, None, None]
+    queries, states = (states, None) if queries is None else (queries, states)
+    return create_bidirectional_mask(config, queries, valid, states)
+
+
+def split_mask(
+    features: Tensor, attention_mask: Tensor | None, config: Any, training: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Features ``[B, bins, T]`` and their mask ``[B, T]``, 0 on padding, which may be one more bin
+    (:func:`join_mask`); None where padding is not masked.
+
+    Raises:
+        ValueError: if features or mask have another shape.
+    """
+    bins, shape = config.num_mel_bins, tuple(features.shape)
+    if features.dim() != 3 or shape[1] not in (bins, bins + 1) or 0 in shape:
+        raise ValueError(
+            f"input_features has shape {shape}; allowed: [batch, {bins}, frames], at least one "
+            "frame. Give what the feature extractor of this model returned."
+        )
+    if shape[1] > bins:
+        mask = features[:, bins]
+        values = values_to_check(mask, training)
+        if values is not None and not ((values == 0) | (values == 1)).all():
+            raise ValueError(
+                f"input_features has {shape[1]} bins, and the last is no mask; allowed: {bins}. "
+                "Give what the feature extractor of this model returned."
+            )
+        return features[:, :bins], mask
+    if attention_mask is None or not config.at_natural_length:
+        return features, None
+    check_mask(attention_mask, shape[0], shape[2], training)
+    return features, attention_mask
+
+
+def join_mask(features: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Features ``[B, bins, T]`` with their mask ``[B, T]`` as one more bin, for stock code that
+    cuts, picks and repeats features, but not their mask; and the mask, as integers, by default 1.
+    """
+    mask = features.new_ones(features[:, 0].shape) if mask is None else mask
+    return torch.cat((features, mask[:, None].to(features)), dim=1), mask.long()
+
+
+class RecognisesRecordings(RecognitionModel):
+    """Mixin over Whisper's model of encoder and decoder."""
+
+    def frames_to_augment(self, features: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Masked by SpecAugment; None with a mask among the features, as in generation."""
+        frames, mask = split_mask(features, mask, self.config, self.training)
+        if frames.shape != features.shape:
+            return None
+        room = frames.shape[2] >= self.config.mask_time_length  # for a span
+        return self._mask_input_features(frames, mask) if room else frames
+
+
+class ClassifiesRecordings:
+    """Mixin over Whisper's classifier: padding does not count in its mean over time."""
+
+    adds = ("attention_mask",)  # to the stock arguments
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_features: Tensor | None = None,
+        encoder_outputs: Any | None = None,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        draw: Draw | None = None,
+        hop_nanoseconds: Tensor | int | None = None,
+        frame_nanoseconds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers; `draw` and other arguments as in
+        :meth:`NaturalLengthEncoder.forward`."""
+        if encoder_outputs is None:
+            if draw is None:
+                draw = draw_positions(self.encoder.positions, input_features)
+            if self.config.use_weighted_layer_sum:
+                kwargs["output_hidden_states"] = True
+            encoder_outputs = self.encoder(
+                input_features,
+                attention_mask,
+                hop_nanoseconds,
+                draw,
+                frame_nanoseconds,
+                return_dict=True,
+                **kwargs,
+            )
+        mask = getattr(encoder_outputs, "attention_mask", None)
+        if mask is None or (not self.training and mask.all()):  # without a wait for a GPU
+            return super().forward(None, encoder_outputs, labels, return_dict=True)
+        last, states = encoder_outputs.last_hidden_state, encoder_outputs.hidden_states
+        means = states and tuple(_mean(state, mask) for state in states)
+        averaged = BaseModelOutput(last_hidden_state=_mean(last, mask), hidden_states=means)
+        output = super().forward(None, averaged, labels, return_dict=True)
+        output.hidden_states, output.attentions = states, encoder_outputs.attentions
+        return output
+
+
+def _mean(hidden: Tensor, mask: Tensor) -> Tensor:
+    """``[B, 1, C]``, the mean over time of what is no padding; the projection is linear."""
+    valid = mask[..., None].to(hidden.dtype)
+    return (hidden * valid).sum(1, keepdim=True) / valid.sum(1, keepdim=True)

@@ -1,0 +1,397 @@
+"""Encoders and decoders of tokens, and models of both, for all families of text.
+
+Parameters and their names stay stock, so that checkpoints load both ways.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import can_return_tuple
+
+from cape_plugins import Draw, PositionEncoder, Positions, token_positions
+from cape_plugins.mathematics.binding import Bound
+from hf_models.host import cached_tokens, find_cache, past_name, without_cache
+from hf_models.seams.attention import add_relative_positions
+from hf_models.seams.bos_hint import (
+    CapeEncoderOutput,
+    Hint,
+    place_hint,
+    prepend,
+    prepend_embedding,
+    with_hint,
+    without_bos,
+    without_hint,
+)
+from hf_models.seams.packed import keep_borders, refuse_packed_sources
+from hf_models.switching.install import PARTS, LearnedTable, PositionHost, PositionSlot, stock_class
+from hf_models.switching.modeling import (
+    InitializesPositions,
+    build_positions,
+    content_of_call,
+    decoder_positions,
+    draw_positions,
+    embed_positions,
+)
+
+
+class TextStack(Bound, PositionHost, InitializesPositions):
+    """Mixin over a stock encoder or decoder of tokens; the draw of this forward is bound to it.
+
+    Attributes:
+        side: "encoder" or "decoder".
+        limit: Attribute with the rows of the stock table.
+        padding_by_id: Whether padding tokens are not counted where a caller gives no mask, as in
+            the stock model; otherwise all tokens are.
+    """
+
+    side: str
+    limit: str
+    padding_by_id = False
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
+        rows = getattr(self, self.limit)
+        self.positions = build_positions(config, self.side, rows, config.init_std)
+        stock = PARTS.get(type(self.embed_positions), PositionSlot)
+        if self.positions.config.encoding.counts and issubclass(stock, LearnedTable):
+            self.positions.encoding = None  # the stock table has the rows
+        else:
+            self.embed_positions = PositionSlot()
+        attentions = (layer.self_attn for layer in self.layers)
+        add_relative_positions(attentions, self.positions.config)
+
+    def valid_tokens(
+        self, mask: Tensor | None, ids: Tensor | None, content: Tensor, length: int
+    ) -> Tensor:
+        """``[B, T]`` bool, False on padding: by a mask ``[B, T]``, else by the ids ``[B, T]`` where
+        the family does so, else True for B samples of `content` and T = `length`."""
+        if mask is not None and mask.dim() == 2:
+            return mask.bool()
+        if self.padding_by_id and ids is not None and mask is None:
+            return ids.ne(self.padding_idx)
+        return content.new_ones((content.shape[0], length), dtype=torch.bool)
+
+    def embedding(
+        self, positions: Positions, content: Tensor, length: int, draw: Draw | None
+    ) -> Tensor | None:
+        """Embeddings to add to the last `length` tokens, in the precision of the content.
+
+        Args:
+            positions: Positions of all tokens, or of the last.
+            content: Ids ``[B, T]`` or embeddings ``[B, T, C]``.
+            length: Number of tokens that are added to, of the last ones.
+            draw: Random numbers from the caller; default the bound ones.
+        """
+        draw = self.bound if draw is None else draw
+        table, word_table = self.embed_positions, self.embed_tokens.weight
+        return _addend(self.positions, table, positions, draw, content, word_table, length)
+
+
+class SourceStack(TextStack):
+    """Mixin over an encoder of tokens: alpha scales the positions, the BOS hint marks the first."""
+
+    side, limit = "encoder", "max_source_positions"
+
+    @property
+    def has_hint(self) -> bool:
+        """Whether BOS is put before the source."""
+        return self.positions.config.source_bos
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        draw: Draw | None = None,
+        hint: Hint | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput | CapeEncoderOutput:
+        """Encodes the source; not augmented without a draw, also in training mode.
+
+        Args:
+            input_ids: ``[B, S]``.
+            attention_mask: ``[B, S]``, 0 on padding, on whichever side.
+            inputs_embeds: ``[B, S, C]`` in the place of `input_ids`.
+            draw: From :meth:`~cape_plugins.PositionEncoder.draw`; default the bound draw.
+            hint: Place of the BOS hint, where the caller has it already.
+
+        Returns:
+            stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
+        """
+        refuse_packed_sources(kwargs)
+        content = content_of_call(input_ids, inputs_embeds)
+        expected = tuple(content.shape[:2])
+        mask = attention_mask
+        if mask is not None and mask.dim() == 2 and mask.shape != expected:
+            raise ValueError(
+                f"attention_mask has shape {tuple(mask.shape)}; allowed: {expected}, "
+                "[batch, source length] of the tokens. Give the mask that came with them."
+            )
+        if self.has_hint:
+            hint = place_hint(attention_mask) if hint is None else hint
+            mask = hint.mask
+            if inputs_embeds is None:
+                input_ids = prepend(input_ids, hint, self.bos_token, self.padding_idx)
+            else:
+                token = content.new_full((1, 1), self.bos_token, dtype=torch.long)
+                bos = self.embed_tokens(token) * getattr(self, "embed_scale", 1.0)
+                inputs_embeds = prepend_embedding(inputs_embeds, hint, bos)
+        length = expected[1] + self.has_hint
+        positions = token_positions(self.valid_tokens(mask, input_ids, content, length))
+        with self.embed_positions.using(self.embedding(positions, content, length, draw)):
+            output = super().forward(
+                input_ids=input_ids,
+                attention_mask=mask,
+                inputs_embeds=inputs_embeds,
+                return_dict=True,
+                **kwargs,
+            )
+        return without_hint(output, attention_mask) if self.has_hint else output
+
+    @property
+    def bos_token(self) -> int:
+        """The hint; Marian and Pegasus have no BOS and take EOS. Its vector has been trained, and
+        stock checkpoints load without new parameters."""
+        token = getattr(self.config, "bos_token_id", None)
+        token = self.config.eos_token_id if token is None else token
+        return token[0] if isinstance(token, list) else token
+
+
+class TargetStack(TextStack):
+    """Mixin over a decoder of tokens."""
+
+    side, limit = "decoder", "max_target_positions"
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers; `draw` as in :meth:`SourceStack.forward`. `position_ids` ``[B or 1,
+        T]`` are the positions, of any size."""
+        content = content_of_call(input_ids, inputs_embeds, "decoder_")
+        length, device = content.shape[1], content.device
+        cache = find_cache(*kwargs.values())
+        past = cached_tokens(cache)
+        valid = attention_mask
+        if valid is None and cache is None and self.padding_by_id:
+            valid = input_ids.ne(self.padding_idx) if inputs_embeds is None else None
+        ids = kwargs.get("position_ids")  # not all stock decoders take them
+        positions = decoder_positions(length, past, valid, device, ids)
+        with self.embed_positions.using(self.embedding(positions, content, length, draw)):
+            return super().forward(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+                encoder_attention_mask=encoder_attention_mask,
+                inputs_embeds=inputs_embeds,
+                **kwargs,
+            )
+
+
+class TranslationModel:
+    """Mixin over a model of a :class:`SourceStack` and a :class:`TargetStack`, which share one draw
+    of shift, scale or offset per training forward."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        draw: Draw | None = None,
+        decoder_draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers.
+
+        Args:
+            encoder_outputs: Whole output of the encoder, an object or a tuple: with the BOS hint
+                its last hidden state alone is not enough.
+            draw: Random numbers of this forward, to inject; by default drawn in training. With
+                `encoder_outputs` nothing is drawn, because the encoder has run without.
+            decoder_draw: Random numbers of the decoder; default the draw of the encoder if the
+                configuration synchronises them, else another draw.
+
+        Raises:
+            ValueError: for `encoder_outputs` without the state of the BOS hint.
+        """
+        content = content_of_call(input_ids, inputs_embeds) if encoder_outputs is None else None
+        hint = place_hint(attention_mask) if self.encoder.has_hint else None
+        if content is not None:
+            if draw is None:
+                draw = draw_positions(self.encoder.positions, content)
+            synchronize = self.encoder.positions.config.synchronize
+            if draw is not None and draw.order is not None and synchronize:
+                target = (decoder_attention_mask, decoder_input_ids, decoder_inputs_embeds)
+                sides = (attention_mask, input_ids, inputs_embeds), target
+                draw = draw.covering(*self._spans(*sides))
+            with self.encoder.using(draw):
+                encoder_outputs = self.encoder(
+                    input_ids,
+                    attention_mask,
+                    inputs_embeds,
+                    hint=hint,
+                    return_dict=True,
+                    **without_cache(kwargs),
+                )
+            if decoder_draw is None and draw is not None:
+                decoder_draw = draw
+                if not synchronize:
+                    decoder_draw = draw_positions(self.decoder.positions, content, draw)
+        states, cross_mask = encoder_outputs, attention_mask
+        if self.encoder.has_hint:
+            states, encoder_outputs = with_hint(encoder_outputs)
+            cross_mask = hint.mask
+        with self.decoder.using(decoder_draw):
+            output = super().forward(
+                input_ids=input_ids,  # some stock models make the decoder's of them
+                attention_mask=cross_mask,
+                decoder_input_ids=decoder_input_ids,
+                decoder_attention_mask=decoder_attention_mask,
+                encoder_outputs=states,
+                decoder_inputs_embeds=decoder_inputs_embeds,
+                use_cache=use_cache,
+                return_dict=True,
+                **kwargs,
+            )
+        if self.encoder.has_hint:
+            output.encoder_last_hidden_state = encoder_outputs.last_hidden_state
+            output.cross_attentions = without_bos(output.cross_attentions, attention_mask)
+        return output
+
+    def _spans(self, *sides: tuple[Tensor | None, ...]) -> list[Tensor]:
+        """``[B]`` positions that each side reaches over, from its mask, ids and embeddings; none of
+        a target that the stock forward makes of the source."""
+        spans = []
+        for stack, (mask, ids, embeds) in zip((self.encoder, self.decoder), sides, strict=True):
+            content = ids if embeds is None else embeds
+            if content is None:
+                continue
+            valid = stack.valid_tokens(mask, ids, content, content.shape[1])
+            if stack is self.encoder and stack.has_hint:
+                valid = place_hint(valid).mask
+            spans.append(stack.positions.num_positions(valid))
+        return spans
+
+
+class TokenTable(LearnedTable, nn.Embedding):
+    """Mixin over a table without rows in front."""
+
+
+class TokenEmbeddings(Bound, PositionHost):
+    """Mixin over stock embeddings of tokens, their types and positions (BERT); the mask and
+    the draw of this forward are bound to it."""
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
+        self.past_name = past_name(stock_class(type(self)).forward)
+        self.positions = build_positions(config, "encoder", std=config.initializer_range)
+        if self.positions.config.encoding.counts:
+            self.positions.encoding = None  # the stock table has the rows
+            self.position_embeddings.__class__ = TokenTable
+        else:
+            self.position_embeddings = PositionSlot()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """See transformers; `position_ids` are the positions, of any size."""
+        content = input_ids if inputs_embeds is None else inputs_embeds
+        (batch, length), device = content.shape[:2], content.device
+        mask, draw = self.bound or (None, None)
+        past = kwargs.get(self.past_name, 0)
+        positions = decoder_positions(length, past, mask, device, position_ids)
+        table, word_table = self.position_embeddings, self.word_embeddings.weight
+        addend = _addend(self.positions, table, positions, draw, content, word_table, length)
+        # stock buffers, which end with its table, stand in where these two are missing
+        numbers = torch.zeros(batch, length, dtype=torch.long, device=device)
+        token_type_ids = numbers if token_type_ids is None else token_type_ids
+        with self.position_embeddings.using(addend):
+            return super().forward(
+                input_ids=input_ids,
+                token_type_ids=token_type_ids,
+                position_ids=numbers,
+                inputs_embeds=inputs_embeds,
+                **kwargs,
+            )
+
+
+class TokenModel(PositionHost):
+    """Mixin over a stock model of one stack, whose ``embeddings`` are :class:`TokenEmbeddings`."""
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
+        layers = self.encoder.layer
+        add_relative_positions((layer.attention.self for layer in layers), config.position_config)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        draw: Draw | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See transformers.
+
+        Args:
+            input_ids: ``[B, T]``.
+            attention_mask: ``[B, T]``, 0 on padding, on whichever side: positions are counted from
+                the first token on.
+            position_ids: See :func:`~hf_models.seams.packed.keep_borders`.
+            inputs_embeds: ``[B, T, C]`` in the place of `input_ids`.
+            draw: Random numbers of this forward, to inject; default drawn in training.
+        """
+        content = content_of_call(input_ids, inputs_embeds)
+        if draw is None:
+            draw = draw_positions(self.embeddings.positions, content)
+        with self.embeddings.using((attention_mask, draw)):
+            attention_mask = keep_borders(self, content, attention_mask, position_ids)
+            return super().forward(
+                input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
+            )
+
+
+def _addend(
+    encoder: PositionEncoder,
+    table: nn.Module,
+    positions: Positions,
+    draw: Draw | None,
+    content: Tensor,
+    word_table: Tensor,
+    length: int,
+) -> Tensor | None:
+    """Embeddings to add to the last `length` tokens of `content`, ids ``[B, T]`` or embeddings
+    ``[B, T, C]``: rows of the stock table where it stays, else embeddings of `positions` in the
+    precision of the content or of its `word_table`."""
+    if isinstance(table, LearnedTable):
+        addend = table.look_up(positions, len(content))
+    else:
+        dtype_source = content if content.is_floating_point() else word_table
+        addend = embed_positions(encoder, positions, draw, dtype_source)
+    return None if addend is None else addend[:, -length:]

@@ -1,0 +1,293 @@
+"""Stock checkpoints of Hugging Face models of this package: the stock class, what positions add in
+its tables, which needs nothing of this package."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from cape_plugins.files import editing_json
+from cape_plugins.serving.checks import refuse_large_table
+from cape_plugins.serving.command import SHORTEST
+from cape_plugins.serving.output import Exported
+from cape_plugins.serving.templates import fill
+from cape_plugins.settings.arguments import HUGGING_FACE
+from hf_models.convert import copy_other_files, own_class
+from hf_models.processors.feature_extraction import choose_extractor
+from hf_models.seams.images import ImageModel
+from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.serving.source_folder import refuse_data
+from hf_models.storage.loading import clear_errors, load_whole
+from hf_models.storage.stock_model import (
+    Part,
+    build_stock,
+    fill_table,
+    of_images,
+    parts_of,
+    shape_of_inputs,
+)
+from hf_models.switching.install import stock_class
+
+TEMPLATE = Path(__file__).with_name("stock_folder.md")
+CLOSE = 1e-3  # of outputs, more than float32 loses in many layers
+_TOKEN_LIMITS = ("max_target_positions", "max_position_embeddings")  # of a configuration
+
+
+def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
+    """Writes a folder that the stock class loads.
+
+    Args:
+        source: Folder of a model of this package.
+        folder: Empty.
+        args: Of ``cape-plugins export stock``.
+
+    Raises:
+        ValueError: for a model that the stock class would compute otherwise, with the reason and
+            the way that works.
+    """
+    _check_arguments(args)
+    with clear_errors(str(source)):
+        cape, stock_type = _load(source)
+    # both compute in float32, where a difference is no rounding; the file has the stored precision
+    stored, cape = cape.dtype, cape.float()
+    _refuse_relative(cape, stock_type)
+    limit = _set_size(cape, args)
+    stock = build_stock(cape, stock_type)
+    parts = parts_of(cape, stock)
+    if args.max_tokens and not any(part.table for part in parts):
+        raise ValueError(
+            f"--max-tokens {args.max_tokens} is not allowed for a {stock_type.__name__}, which "
+            "computes its positions; leave it out."
+        )
+    for part in parts:
+        _check(part, stock)
+    for part in parts:
+        if part.table:
+            fill_table(stock, part)
+    difference = _compare(cape, stock)
+    copy_other_files(str(source), folder)
+    choose_extractor(folder, False)
+    if args.image_size:
+        _resize_processor(folder, *args.image_size)
+    stock._keys_to_ignore_on_save = None  # Marian leaves out its tables
+    stock.to(stored).save_pretrained(folder)
+    tables = ", ".join(part.table for part in parts if part.table) or "none"
+    report = (
+        f"{stock_type.__name__} of transformers, tables: {tables}; outputs on random inputs within "
+        f"{difference:.1e} of {source.resolve().name}"
+    )
+    if stored != torch.float32:
+        report += ", both in float32"
+    return Exported(_readme(cape, stock, parts, limit, folder), report)
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    host = HUGGING_FACE.replace("_", "-")
+    if args.to not in (None, host):
+        raise ValueError(
+            f"--to {args.to} is not allowed for a Hugging Face model; allowed: {host}, the "
+            "default. Leave it out."
+        )
+    refuse_data(args)
+
+
+def _load(source: Path) -> tuple[PreTrainedModel, Any]:
+    """The model, and the stock class that it stands for."""
+    config = AutoConfig.from_pretrained(source)
+    own = own_class(str(source), config)
+    name, stock_type = own.__name__.removeprefix("Cape"), stock_class(own)
+    if not hasattr(config, "position_fields"):
+        raise ValueError(f"SOURCE {source} holds a stock {name} already; there is nothing to do.")
+    if stock_type is None:
+        raise ValueError(
+            f"SOURCE {source} holds a {own.__name__}, which transformers has no stock class for; "
+            "allowed: the other families. `cape-plugins export onnx` takes it, and "
+            "`python -m hf_models.convert --self-contained` writes its code beside it."
+        )
+    cape, _ = load_whole(own, str(source))
+    return cape.eval(), stock_type
+
+
+def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
+    """Sets the size of the table that is asked for; the name of the setting that limits tokens, if
+    the configuration has one."""
+    images = [module for module in cape.modules() if isinstance(module, ImageModel)]
+    limit = next((name for name in _TOKEN_LIMITS if hasattr(cape.config, name)), None)
+    if args.image_size:
+        if not images:
+            raise ValueError(
+                f"--image-size {' '.join(map(str, args.image_size))} is not allowed for a "
+                f"{type(cape).__name__}, which reads no images; allowed: --max-tokens."
+            )
+        for model in images:
+            patches = math.prod(model.embeddings.patches(*args.image_size))
+            refuse_large_table("--image-size", patches, of_images(model.config).hidden_size)
+            model.resize_images(*args.image_size)
+    if args.max_tokens:
+        if images or limit is None:
+            raise ValueError(
+                f"--max-tokens {args.max_tokens} is not allowed for a {type(cape).__name__}, which "
+                "has no table of tokens; leave it out."
+            )
+        refuse_large_table("--max-tokens", args.max_tokens, cape.config.hidden_size)
+        setattr(cape.config, limit, args.max_tokens)
+    return None if images else limit
+
+
+def _refuse_relative(cape: PreTrainedModel, stock_type: type) -> None:
+    for field in cape.config.position_fields:
+        settings = cape.config.position_settings(field)
+        if settings.relative_context:
+            raise ValueError(
+                f"{field} {settings.type!r} with relative_context={settings.relative_context} "
+                f"cannot be that of a {stock_type.__name__}, whose attention has no relative "
+                "positions; allowed: what is added to the content. `cape-plugins export onnx` "
+                "takes it, and of models of fairseq `cape-plugins export ctranslate2`."
+            )
+
+
+def _check(part: Part, stock: PreTrainedModel) -> None:
+    """Refuses what the stock class computes otherwise. A BOS hint can be given by the caller, and
+    what is added may stand in a table."""
+    changes = part.config.changes(part.stock)
+    others = sorted(changes.keys() - {"source_bos"})
+    if part.table is None and others:
+        option = others[0]
+        value, of_stock = changes[option]
+        raise ValueError(
+            f"{option}={value!r} cannot be that of a {type(stock).__name__}, which computes its "
+            f"positions ({option}={of_stock!r}) and ignores tables in its file; allowed: settings "
+            "that compute what the stock model does. `cape-plugins export ctranslate2` or `onnx` "
+            "takes it, `python -m hf_models.convert --self-contained` writes its code beside it."
+        )
+
+
+@torch.no_grad()
+def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
+    """Largest difference of the outputs of both models on random inputs.
+
+    Raises:
+        ValueError: if the stock model computes otherwise.
+    """
+    generator = torch.Generator().manual_seed(1)
+    shape = shape_of_inputs(stock)
+    if stock.main_input_name == "input_ids":
+        given = torch.randint(_words(stock), shape, generator=generator)
+        given[:, -1] = _eos(stock)  # some classify the state of this token
+    else:
+        given = torch.rand(shape, generator=generator)
+    more = {}
+    if "decoder_input_ids" in inspect.signature(stock.forward).parameters:
+        more["decoder_input_ids"] = torch.randint(
+            _words(stock), (1, SHORTEST - 1), generator=generator
+        )
+    with_hint, hint = given, hint_of(cape)
+    if hint is not None:
+        with_hint = torch.cat((given.new_full((1, 1), hint), given), dim=1)
+    expected = _first(cape(**{cape.main_input_name: given}, **more))
+    try:
+        got = _first(stock(**{stock.main_input_name: with_hint}, **more))
+        difference = (expected - got).abs().max().item()
+    except (IndexError, RuntimeError) as error:
+        difference, reason = math.inf, f" ({str(error).splitlines()[0]})"
+    else:
+        reason = f": its outputs differ by {difference:.3g}"
+    if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
+        raise ValueError(
+            f"{type(stock).__name__} computes otherwise for inputs of shape {shape}{reason}; "
+            "allowed: sizes that the stock class takes, of some classes square images only, and "
+            "heads that a caller can give the BOS hint to. Use another size, or serve it by "
+            "`cape-plugins export onnx`."
+        )
+    return difference
+
+
+def _words(model: PreTrainedModel) -> int:
+    return model.config.get_text_config().vocab_size
+
+
+def _eos(model: PreTrainedModel) -> int:
+    eos = getattr(model.config.get_text_config(), "eos_token_id", None)
+    eos = eos[0] if isinstance(eos, list) else eos
+    return eos or 0
+
+
+def _first(output: Any) -> Tensor:
+    """Logits or states; the last of several feature maps."""
+    return output[0] if isinstance(output[0], Tensor) else output[0][-1]
+
+
+def hint_of(cape: PreTrainedModel) -> int | None:
+    """The token that the model puts before the source; None if it does not."""
+    stacks = (module for module in cape.modules() if getattr(module, "has_hint", False))
+    stack = next(stacks, None)
+    return None if stack is None else stack.bos_token
+
+
+def _resize_processor(folder: Path, height: int, width: int) -> None:
+    """Lets an image processor that makes images of one size make them of this one."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        with editing_json(folder / name) as saved:
+            settings = saved.get("image_processor", saved)
+            for key in ("size", "crop_size"):
+                if {"height", "width"} == (settings.get(key) or {}).keys():
+                    settings[key] = {"height": height, "width": width}
+
+
+def _readme(
+    cape: PreTrainedModel,
+    stock: PreTrainedModel,
+    parts: list[Part],
+    limit: str | None,
+    folder: Path,
+) -> str:
+    """What a user of the folder has to know.
+
+    Args:
+        cape: The model of this package.
+        stock: The stock one.
+        parts: What encodes positions.
+        limit: Setting with the number of positions of a text; None if there is none.
+        folder: With all other files.
+    """
+    tables = [f"`{part.table}`" for part in parts if part.table]
+    frames = any(isinstance(part.module, NaturalLengthEncoder) for part in parts)
+    hint, shape = hint_of(cape), shape_of_inputs(stock)
+    images, text = (stock.main_input_name == name for name in ("pixel_values", "input_ids"))
+    generates = stock.can_generate()
+    has_tokenizer = any(folder.glob("tokenizer*")) or any(folder.glob("*.spm"))
+    tokens = not (images or frames)
+    # prompts that a text goes on from end with a token
+    pad_left = generates and not stock.config.is_encoder_decoder
+    return fill(
+        TEMPLATE,
+        model=type(stock).__name__,
+        trained=cape.config.position_embedding["type"],
+        tables=", ".join(tables),
+        images=images,
+        height=shape[-2],
+        width=shape[-1],
+        frames=frames and STRIDE * stock.config.max_source_positions,
+        has_hint=tokens and hint is not None,
+        hint=hint,
+        plain=tokens and hint is None,
+        positions=limit and tables and getattr(stock.config, limit),
+        generates=generates,
+        pad_left=tokens and pad_left,
+        pad_right=tokens and tables and not pad_left,
+        padding_side="left" if pad_left else "right",
+        difference=tokens and cape.config.stock_difference,
+        never_save=type(stock)._keys_to_ignore_on_save,
+        text=text,
+        tokenizer=text and has_tokenizer,
+        ids=text and not has_tokenizer,
+        name=stock.main_input_name,
+        shape=shape,
+    )

@@ -1,0 +1,1 @@
+"""What folders of models hold: loaded, carrying their own code, stock again."""

@@ -1,0 +1,150 @@
+"""Stock models with the weights of models of this package, and what these add to their content in
+the tables of the stock classes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from cape_plugins import PositionConfig, patch_positions, token_positions
+from cape_plugins.checkpoints.families import find_family
+from cape_plugins.serving.command import SHORTEST
+from hf_models.seams.images import PatchEmbeddings
+from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.seams.speech import Frames, add_positions
+from hf_models.switching import built as switch_built
+from hf_models.switching.install import LearnedTable
+from hf_models.switching.modeling import embed_positions
+
+
+class Part(NamedTuple):
+    """A part of a model that encodes positions.
+
+    Attributes:
+        module: Of the model of this package.
+        config: Its settings.
+        stock: Those of the stock model.
+        table: Name of the parameter of the stock model that can hold what is added; None if it has
+            none.
+    """
+
+    module: Any
+    config: PositionConfig
+    stock: PositionConfig
+    table: str | None
+
+
+def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
+    """See :func:`hf_models.switching.built.build_stock`; with a table to be filled."""
+    fields = {}
+    has_patches = any(isinstance(module, PatchEmbeddings) for module in cape.modules())
+    if has_patches and hasattr(cape.config, "use_absolute_position_embeddings"):
+        fields["use_absolute_position_embeddings"] = True
+    return switch_built.build_stock(cape, stock_class, **fields)
+
+
+def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
+    """The parts of a model that encode positions."""
+    names, saved = stock.state_dict().keys(), vars(cape.config)
+    family, parts = find_family(cape.config.model_type), []
+    for path, module in cape.named_modules():
+        if not hasattr(module, "positions"):
+            continue
+        side = getattr(module, "side", "encoder")
+        row = family.sides[side]
+        of_stock = PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
+        places = (f"{path}.{end}" for end in switch_built.STOCK_TABLES)
+        table = next((place for place in places if place in names), None)
+        config = cape.config.position_settings(row.field)
+        parts.append(Part(module, config, of_stock, table))
+    return parts
+
+
+def of_images(config: Any) -> Any:
+    """The part of a configuration that is about images."""
+    return getattr(config, "vision_config", config)
+
+
+def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
+    """Of one image, recording or text."""
+    config = model.config
+    if model.main_input_name == "input_ids":
+        return (1, SHORTEST - 1)  # and the hint
+    if model.main_input_name == "pixel_values":
+        config = of_images(config)
+        size = config.image_size
+        sides = size if isinstance(size, list | tuple) else (size, size)
+        return (1, config.num_channels, *sides)
+    if hasattr(config, "num_mel_bins"):
+        return (1, config.num_mel_bins, STRIDE * config.max_source_positions)
+    return (1, 100, config.input_feat_per_channel)
+
+
+@torch.no_grad()
+def fill_table(stock: PreTrainedModel, part: Part) -> None:
+    """Writes into the stock table what the part adds to its first positions.
+
+    Raises:
+        ValueError: if this is random, or depends on the length of the text.
+    """
+    if part.module.positions is not None and part.module.positions.draws:
+        _refuse(part, "random positions")
+    table = stock.get_parameter(part.table)
+    if isinstance(part.module, PatchEmbeddings):
+        rows = _rows_of_patches(part.module, table)
+    elif isinstance(part.module, NaturalLengthEncoder):
+        rows = _rows_of_frames(part.module, table)
+    else:
+        first = getattr(stock.get_submodule(part.table.removesuffix(".weight")), "offset", 0)
+        rows = torch.zeros_like(table)
+        rows[first:] = _rows_of_tokens(part, len(table) - first)
+    table.copy_(rows.view_as(table))
+
+
+def _rows_of_patches(embeddings: PatchEmbeddings, like: Tensor) -> Tensor:
+    """``[special tokens + patches, C]`` at the image size of the configuration."""
+    if embeddings.table is not None:
+        return embeddings.table.detach()
+    rows = torch.zeros_like(like)
+    patches = embeddings.positions(patch_positions(*embeddings.table_size))
+    if patches is not None:
+        rows.view(-1, like.shape[-1])[len(embeddings.special_tokens) :] = patches.to(like.dtype)
+    return rows
+
+
+def _rows_of_frames(encoder: NaturalLengthEncoder, like: Tensor) -> Tensor:
+    """``[T', C]`` of a recording as long as the stock model takes."""
+    content = torch.zeros_like(like)[None]
+    frames = Frames(torch.tensor([len(like)]), encoder.config.hop_seconds, None, None)
+    return add_positions(encoder.positions, content, frames, STRIDE)[0]
+
+
+def _rows_of_tokens(part: Part, rows: int) -> Tensor:
+    """``[T, C]`` of a text of so many tokens."""
+    values, shorter = (_embed_tokens(part.module, length) for length in (rows, rows // 3))
+    if not torch.allclose(values[: len(shorter)], shorter, atol=1e-5):
+        _refuse(part, "other positions in texts of other lengths")
+    return values
+
+
+def _refuse(part: Part, reason: str) -> None:
+    config = part.config
+    raise ValueError(
+        f"position embedding {config.type!r} with random_evaluation={config.random_evaluation}, "
+        f"mean_normalize={config.mean_normalize} has {reason}, which no table can hold; allowed: "
+        "positions that are counted from the first token and not drawn in evaluation. Keep the "
+        "cape checkpoint."
+    )
+
+
+def _embed_tokens(module: Any, length: int) -> Tensor:
+    positions = token_positions(torch.ones(1, length, dtype=torch.bool))
+    words = getattr(module, "embed_tokens", None) or module.word_embeddings
+    table: nn.Module = getattr(module, "embed_positions", None) or module.position_embeddings
+    if isinstance(table, LearnedTable):
+        return table.look_up(positions, 1)[0]
+    added = embed_positions(module.positions, positions, None, words.weight)
+    return words.weight.new_zeros(length, words.embedding_dim) if added is None else added[0]

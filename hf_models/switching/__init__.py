@@ -1,0 +1,1 @@
+"""One mechanism for all families: puts position embeddings into stock models."""

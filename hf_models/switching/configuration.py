@@ -1,0 +1,222 @@
+"""Configurations: the stock ones plus one field, ``position_embedding``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cape_plugins import PositionConfig
+from cape_plugins.checkpoints.families import FAMILY_ROWS, OWN_PREFIX, find_family
+from cape_plugins.files import write_json
+from cape_plugins.settings.config import applies, option_fields
+from cape_plugins.settings.options import AUGMENT_PROBABILITY
+from hf_models.switching.settings import FIELD, CheckedSettings, refuse_misplaced
+
+# transformers looks for the weights in the file that this key of config.json names
+GUARD = {"transformers_weights": "needs the package cape-plugins: import hf_models"}
+
+
+class PositionEmbeddingMixin:
+    """Gives a configuration the field ``position_embedding``, a dict ``{"type": ..., option:
+    value}`` with the options of :class:`~cape_plugins.PositionConfig`.
+
+    The dict is checked and completed whenever it is set, so that a saved model keeps its settings
+    should the defaults ever change. Missing options take the default of the type. A source scale
+    may stay "auto" here, because peft and others load bare configurations; a model needs a number.
+    The settings of a configuration that a model was built from no longer change: a change would be
+    saved without having acted on the model.
+
+    Each family has a separate model type, so that Auto classes refuse a checkpoint if this package
+    is missing. An explicitly named stock class would load it with a mere warning and compute other
+    positions. So the saved file sends it to weights that do not exist, by a key that only
+    transformers reads; it is dropped again here.
+
+    Attributes:
+        position_fields: Domain and architecture of each such field, as the row of the family in
+            cape_plugins.checkpoints.families says; the first is the main one.
+        stock_difference: How the model differs from stock with any settings, in words.
+
+    Raises:
+        ValueError: when a field is set, naming option, value, allowed range and remedy.
+    """
+
+    # beside the instance's dict, which is saved, compared and copied
+    __slots__ = ("_in_use",)
+
+    position_fields: ClassVar[dict[str, tuple[str, str]]]
+    stock_difference: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        row = find_family(cls.model_type)
+        if row is None:
+            raise ValueError(
+                f"model_type={cls.model_type!r} of {cls.__name__} is unknown; allowed: "
+                f"{', '.join(OWN_PREFIX + name for name in FAMILY_ROWS)}. Say what a checkpoint of "
+                "it stores by cape_plugins.checkpoints.families.add_family_row before the class is "
+                "made."
+            )
+        sides = row.sides.values()
+        cls.position_fields = {side.field: (side.domain, side.architecture) for side in sides}
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        # a stock configuration brings the stock model type along; the class has ours
+        kwargs.pop("model_type", None)
+        refuse_misplaced(kwargs, self.position_fields)
+        super().__post_init__(**kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.position_fields:
+            if name != FIELD:
+                value = self._with_encoder_defaults(name, value)
+            value = self._complete(name, value)
+            if getattr(self, "_in_use", False) and value != getattr(self, name):
+                raise ValueError(
+                    f"{name}={value!r} cannot be set: a model was built from this configuration "
+                    f"with {getattr(self, name)} and would not change. Set it on a copy "
+                    "(copy.deepcopy) before a model is built from that, or load the model again by "
+                    f"from_pretrained(..., {name}=...)."
+                )
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.position_fields and getattr(self, "_in_use", False):
+            raise ValueError(
+                f"{name} cannot be deleted: a model was built from this configuration with "
+                f"{getattr(self, name)}, and reads it. Delete it from a copy (copy.deepcopy)."
+            )
+        super().__delattr__(name)
+
+    def _with_encoder_defaults(self, field: str, settings: Any) -> Any:
+        """Settings of a decoder beside an encoder with separate settings: by default it has the
+        encoder's type and `augment_probability`."""
+        if settings is None:
+            sides = find_family(self.model_type).sides.values()
+            default = next(side.default for side in sides if side.field == field)
+            settings = {"type": default or self.position_embedding["type"]}
+        config = self._parse(field, settings)
+        share = self.position_embedding.get(AUGMENT_PROBABILITY)
+        if share is None or not applies(AUGMENT_PROBABILITY, config.type, config.architecture):
+            return settings
+        return {AUGMENT_PROBABILITY: share, **settings}
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy is not in use
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has read-only settings, too: transformers loads models with a copy. The copy with
+        which it sizes caches lacks the fields of the other side."""
+        names = self.position_fields.keys() & state.keys()
+        settings = {name: CheckedSettings(state[name]) for name in names}
+        self.__dict__.update({**state, **settings})
+
+    def mark_in_use(self) -> None:
+        """Says that a model was built from this configuration."""
+        self._in_use = True
+
+    @property
+    def position_config(self) -> PositionConfig:
+        """All settings of the main position embedding."""
+        return self.position_settings(FIELD)
+
+    def position_settings(self, field: str) -> PositionConfig:
+        """All settings of one of the `position_fields`."""
+        return self._parse(field, getattr(self, field))
+
+    def stock_type(self, side: str) -> str | None:
+        """Type of position embedding of the stock model, of "encoder" or "decoder"."""
+        return find_family(self.model_type).stock_type(vars(self), side)
+
+    @classmethod
+    def model_types(cls) -> tuple[str, ...]:
+        """Types of checkpoints that this class takes: its type and the type of the stock class."""
+        types = (getattr(base, "model_type", "") for base in cls.__mro__)
+        return tuple(dict.fromkeys(name for name in types if name))
+
+    @classmethod
+    def check_model_type(cls, settings: Mapping[str, Any], source: Any) -> None:
+        """Refuses the configuration of another kind of model, of which transformers only warns
+        before it leaves out the weights that do not fit.
+
+        Args:
+            settings: Contents of a config.json.
+            source: Its place, for the message.
+
+        Raises:
+            ValueError: naming the model types that are allowed.
+        """
+        model_type = settings.get("model_type")
+        if model_type and model_type not in cls.model_types():
+            raise ValueError(
+                f"{source} holds a model of type {model_type!r}; {cls.__name__} takes "
+                f"{' and '.join(map(repr, cls.model_types()))} only: other weights would be left "
+                "out or stay random. Give such a checkpoint, or the class for this type."
+            )
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See transformers; the type of a stock model becomes ours, any other is refused."""
+        settings, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        cls.check_model_type(settings, pretrained_model_name_or_path)
+        return {**settings, "model_type": cls.model_type}, rest
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """See transformers. A ``position_embedding`` without "type" changes single options of the
+        one that is stored."""
+        cls.check_model_type(config_dict, "config_dict")
+        config_dict = {k: v for k, v in config_dict.items() if GUARD.get(k, ...) != v}
+        refuse_misplaced(kwargs, cls.position_fields)
+        for name in cls.position_fields:
+            changes, stored_settings = kwargs.get(name), config_dict.get(name)
+            if changes is not None:
+                del kwargs[name]
+                if isinstance(changes, Mapping) and "type" not in changes and stored_settings:
+                    changes = {**stored_settings, **changes}
+                config_dict = {**config_dict, name: changes}
+        return super().from_dict(config_dict, **kwargs)
+
+    @classmethod
+    def of_stock(cls, config: Any, **fields: Any) -> Any:
+        """The configuration of this package for the model of a stock one.
+
+        Args:
+            config: Configuration of a stock model, which does not change.
+            fields: Position embeddings, and other fields that the stock one does not have.
+        """
+        cape_config = cls.from_dict({**config.to_dict(), **fields})
+        cape_config._attn_implementation = config._attn_implementation
+        return cape_config
+
+    def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
+        """See transformers; the file is guarded."""
+        saved = {**json.loads(self.to_json_string(use_diff=use_diff)), **GUARD}
+        write_json(Path(json_file_path), saved)
+
+    @classmethod
+    def _parse(cls, field: str, settings: Any) -> PositionConfig:
+        if settings is None:
+            settings = {}
+        if not isinstance(settings, Mapping):
+            raise ValueError(
+                f"{field}={settings!r} is not allowed; allowed: a dict with 'type' and options, "
+                'such as {"type": "cape", "max_global_shift": 5.0}.'
+            )
+        return PositionConfig.from_dict(settings, *cls.position_fields[field])
+
+    @classmethod
+    def _complete(cls, field: str, settings: Any) -> dict[str, Any]:
+        config = cls._parse(field, settings)
+        complete: dict[str, Any] = {"type": config.type}
+        for option in option_fields(config.domain):
+            value = getattr(config, option.name)
+            if applies(option.name, config.type, config.architecture) and (
+                value != option.metadata["off"] or option.name in (settings or ())
+            ):
+                complete[option.name] = value
+        return CheckedSettings(complete)

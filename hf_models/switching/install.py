@@ -1,0 +1,235 @@
+"""Puts position embeddings into stock models: the one mechanism of all families.
+
+A stock model is built, or loaded, unchanged. Then its parts get the classes of this package
+(:func:`install`), and each part that encodes positions puts in its own (:class:`PositionHost`).
+What a stock forward has no argument for is bound to the part that needs it, for this call only
+(:mod:`cape_plugins.mathematics.binding`): the random numbers of a training forward, and the
+embeddings that replace the output of a stock module (:class:`PositionSlot`). So families copy
+neither constructors nor forwards; the price is that stock tables are built which are dropped at
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import eval_frame
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.models.auto import modeling_auto
+
+from cape_plugins import Positions
+from cape_plugins.mathematics.binding import TRACED_ONLY, Bound
+from hf_models.host import check_forwards, record_outputs
+from hf_models.switching.stock_names import share_model_names, share_processors
+
+# behind a graph break torch.compile would compile them alone, once for each module and value
+for _function in TRACED_ONLY:
+    eval_frame.skip_code(_function.__code__)
+
+
+class PositionSlot(Bound, nn.Module):
+    """Takes the place of a stock position module: gives the embeddings bound to it, whatever
+    it is called with. Nothing bound means that nothing is added."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """``[B or 1, T, C]``, or zero, a tensor in any case, as some stock forwards ask for."""
+        return torch.zeros(()) if self.bound is None else self.bound
+
+
+class LearnedTable(PositionSlot):
+    """Mixin over a learned stock table, ``nn.Embedding`` with `offset` rows in front, which stays
+    where stock checkpoints have it and looks its rows up itself: three updates equal the stock
+    model's bit for bit. Longer texts begin it anew, as all learned tables here (CAPE 5.2)."""
+
+    offset: int = 0
+
+    def look_up(self, positions: Positions, batch_size: int) -> Tensor:
+        """``[B, T, C]``, one row for each counted position."""
+        if positions.index is not None:
+            number = positions.numbers.clamp(min=0)
+        else:
+            number = positions.rows[..., 0].long().expand(batch_size, -1)
+        size, length = self.num_embeddings - self.offset, positions.rows.shape[1]
+        # Most texts fit into the table, which the length shows without a look at numbers; but a
+        # program serves all lengths.
+        may_branch = isinstance(positions.first, int) and not torch.compiler.is_compiling()
+        if not may_branch or positions.first + length > size:
+            number = number % size
+        return nn.Embedding.forward(self, number + self.offset if self.offset else number)
+
+
+class PositionHost:
+    """Mixin over a stock module that encodes positions, or calls a module that does."""
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """Puts position encoders into the place of stock ones.
+
+        Args:
+            config: Configuration of the model, with its position embeddings.
+            trained: Whether the weights come from a trained stock model, so that dropped parts of
+                them may have to be kept elsewhere.
+        """
+        raise NotImplementedError
+
+
+class SwitchedModel:
+    """Base of the models of this package, by which they are told from stacks and stock ones."""
+
+
+@dataclass(frozen=True)
+class FamilyClasses:
+    """Classes of a family of models: a stock configuration with one more field, and stock classes
+    with positions switched. What a checkpoint of it stores is in cape_plugins.checkpoints.families.
+
+    Attributes:
+        config: Configuration of this package, a subclass of the stock one; all models among the
+            parts have it.
+        parts: Classes that take the place of stock ones, each a subclass whose last base is the
+            stock class.
+        auto: Auto classes of transformers and the model that each loads; default those that load
+            the stock models.
+
+    Raises:
+        ValueError: for a part whose last base is no stock class, or that is a :class:`PositionHost`
+            without ``install_positions``.
+    """
+
+    config: type
+    parts: Sequence[type]
+    auto: Mapping[Any, type] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            _check_part(part)
+        if not self.auto:
+            object.__setattr__(self, "auto", _auto_classes(self.stock_parts))
+
+    @property
+    def stock_parts(self) -> dict[type, type]:
+        """Stock classes, and the classes that take their place."""
+        return {part.__bases__[-1]: part for part in self.parts}
+
+    @property
+    def model_type(self) -> str:
+        """Model type of the configuration."""
+        return self.config.model_type
+
+    @property
+    def models(self) -> dict[str, type]:
+        """Models, by name."""
+        models = (*filter(is_model, self.parts), *self.auto.values())
+        return {model.__name__: model for model in models}
+
+
+def _check_part(part: type) -> None:
+    stock = part.__bases__[-1]
+    if not issubclass(stock, nn.Module) or issubclass(stock, (Bound, PositionHost, SwitchedModel)):
+        raise ValueError(
+            f"the last base of the part {part.__name__} is {stock.__name__}, which is no stock "
+            f"class; allowed: class {part.__name__}(mixins, the stock class). Put the stock class "
+            "behind all mixins."
+        )
+    if issubclass(part, PositionHost) and part.install_positions is PositionHost.install_positions:
+        raise ValueError(
+            f"the part {part.__name__} is a PositionHost whose install_positions is inherited from "
+            "it and does nothing; allowed: a method install_positions(self, config, trained) in "
+            "the class or in a mixin before PositionHost. Define it, or leave out PositionHost."
+        )
+
+
+PARTS: dict[type, type] = {}  # stock class to the one that takes its place
+
+
+def add_parts(family: FamilyClasses) -> FamilyClasses:
+    """Makes the parts of a family known to :func:`install`, and to transformers the configuration
+    of its models, their names, the tokenizers and processors of the stock ones, and the older names
+    in checkpoints of these, which it translates by class name.
+
+    A family of this package calls it in its own file, because a self-contained folder has that file
+    but nobody who registers the family; for all others ``hf_models.register_family`` calls it.
+    """
+    for stock, part in family.stock_parts.items():
+        PARTS[stock] = part
+        if is_model(part):
+            part.config_class = family.config
+        if older_weight_names := get_checkpoint_conversion_mapping(stock.__name__):
+            register_checkpoint_conversion_mapping(
+                part.__name__, older_weight_names, overwrite=True
+            )
+    share_model_names(family.config, family.stock_parts)
+    share_processors(family.config)
+    return family
+
+
+def _auto_classes(parts: Mapping[type, type]) -> dict[Any, type]:
+    """Auto classes that load one of the stock classes, to the class in its place."""
+    configs = {stock.config_class for stock in parts if hasattr(stock, "config_class")}
+    loading = (pair for config in configs for pair in auto_models(config).items())
+    return {auto: parts[stock] for auto, stock in loading if stock in parts}
+
+
+def auto_models(config: type) -> dict[Any, type]:
+    """Auto classes that load models with configurations of a class, and these models."""
+    loading = {}
+    for auto in vars(modeling_auto).values():
+        models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
+        # asked for this configuration: a list of all would import every model there is
+        model = None if models is None else models.get(config, None)
+        if model is not None:  # of several the one that is loaded
+            loading[auto] = model[0] if isinstance(model, tuple) else model
+    return loading
+
+
+def install(model: nn.Module, trained: bool = False) -> None:
+    """Gives the parts of a built model their classes and lets each :class:`PositionHost` take its
+    place.
+
+    Args:
+        model: A model whose configuration has position embeddings.
+        trained: See :meth:`PositionHost.install_positions`.
+    """
+    for module in list(model.modules()):
+        stock = type(module)
+        if stock in PARTS:
+            check_forwards(PARTS[stock], stock)
+            module.__class__ = PARTS[stock]
+            record_outputs(module)
+            # by such names transformers decides where a model may be split over devices
+            if stock.__name__ in model._no_split_modules:
+                model._no_split_modules.add(PARTS[stock].__name__)
+        elif module is not model:
+            continue
+        if isinstance(module, PositionHost):
+            old_modules = set(module.modules())
+            module.install_positions(model.config, trained)
+            for new_module in set(module.modules()) - old_modules:
+                new_module.training = module.training
+    for module in model.modules():
+        if isinstance(module, Bound):  # compiled code would see it appear with the first call
+            vars(module).setdefault("bound_in_graph", None)
+    settings = [model.config.position_settings(field) for field in model.config.position_fields]
+    wants_relative = any(config.relative_context for config in settings)
+    has_relative = any(hasattr(module, "relative") for module in model.modules())
+    if wants_relative and not has_relative and type(model) in PARTS.values():
+        raise ValueError(
+            f"relative_context has no effect on {type(model).__name__}: no part of its family puts "
+            "relative positions into attention. Choose a type without them, or let a part call "
+            "hf_models.seams.attention.add_relative_positions."
+        )
+
+
+def stock_class(part: type) -> type | None:
+    """The stock class in whose place `part` stands; None if there is none."""
+    return next((stock for stock, cape_class in PARTS.items() if cape_class is part), None)
+
+
+def is_model(part: Any) -> bool:
+    """Whether a class is a model of this package, and not a stack of one."""
+    return isinstance(part, type) and issubclass(part, SwitchedModel)

@@ -1,0 +1,136 @@
+"""Lets the calls of transformers that build a model take a position embedding, in Auto classes and
+stock classes, with a stock configuration or without. They then build the model of this package, a
+subclass of the stock one.
+
+transformers silently drops arguments that a configuration does not know, or hands them to a model
+that does not know them either. Calls without a position embedding do not change.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from itertools import product
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from hf_models.switching.built import without_head
+from hf_models.switching.install import PARTS, is_model
+from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced
+
+
+def accept_position_embeddings(configs: Collection[Any]) -> None:
+    """Changes the calls, once and for all.
+
+    Args:
+        configs: Configurations of this package; those that are added later count as well.
+    """
+    AutoConfig.from_pretrained = _with_cape_configurations(AutoConfig.from_pretrained, configs)
+    for name in ("from_pretrained", "_from_config"):
+        stock = getattr(PreTrainedModel, name).__func__
+        setattr(PreTrainedModel, name, classmethod(_building_cape_models(stock, configs)))
+    PreTrainedModel.__new__ = staticmethod(_naming_calls(PreTrainedModel.__new__, configs))
+    autos = [auto for auto in vars(modeling_auto).values() if hasattr(auto, "_model_mapping")]
+    for auto, name in product(autos, ("from_pretrained", "from_config")):
+        if name in vars(auto):  # each has a copy, with a docstring for it
+            stock = vars(auto)[name].__func__
+            setattr(auto, name, classmethod(_naming_heads(stock, configs)))
+
+
+def _fields(configs: Collection[Any]) -> set[str]:
+    """Names of all position embeddings."""
+    return {field for config_class in configs for field in config_class.position_fields}
+
+
+def _embeddings_among(arguments: Mapping[str, Any], configs: Collection[Any]) -> list[str]:
+    """The position embeddings among the arguments of a call."""
+    return sorted(_fields(configs) & arguments.keys())
+
+
+def _no_effect(field: str, value: Any, place: Any, model_type: str, configs: Any) -> str:
+    model_types = sorted({name for config_class in configs for name in config_class.model_types()})
+    return (
+        f"{field}={value!r} has no effect on {place}, a model of type {model_type!r}; model types "
+        f"with a position embedding to choose: {', '.join(model_types)}. Leave it out, or give "
+        "such a model."
+    )
+
+
+def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[Any]) -> Any:
+    """``AutoConfig.from_pretrained``, by which every Auto class finds the configuration."""
+
+    @functools.wraps(stock_from_pretrained)
+    def from_pretrained(pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        result = stock_from_pretrained(pretrained_model_name_or_path, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        fields = _embeddings_among(kwargs, configs)
+        for config_class in configs:
+            if config.model_type in config_class.model_types():
+                refuse_misplaced(kwargs, config_class.position_fields)
+        if all(hasattr(config, field) for field in fields):
+            return result
+        for config_class in configs:
+            if config.model_type in config_class.model_types():
+                for name in ("trust_remote_code", "code_revision"):
+                    kwargs.pop(name, None)
+                return config_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
+        place, model_type = pretrained_model_name_or_path, config.model_type
+        raise ValueError(_no_effect(fields[0], kwargs[fields[0]], place, model_type, configs))
+
+    return from_pretrained
+
+
+def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
+    """A class method of all stock models, with which Auto classes build them, too."""
+
+    @functools.wraps(stock_method)
+    def build(cls: type, *args: Any, **kwargs: Any) -> Any:
+        fields = _embeddings_among(kwargs, configs)
+        # not classes of this package, nor of users, which may have a field of this name
+        if not fields or not cls.__module__.startswith("transformers."):
+            return stock_method(cls, *args, **kwargs)
+        part = PARTS.get(cls)
+        if is_model(part):
+            return getattr(part, stock_method.__name__)(*args, **kwargs)
+        model_type = getattr(cls.config_class, "model_type", "")
+        family = next(
+            (config_class for config_class in configs if model_type in config_class.model_types()),
+            None,
+        )
+        if family is not None:
+            raise ValueError(without_head(cls.__name__, family))
+        field = fields[0]
+        raise ValueError(_no_effect(field, kwargs[field], cls.__name__, model_type, configs))
+
+    return build
+
+
+def _naming_calls(stock_new: Any, configs: Collection[Any]) -> Any:
+    """``__new__`` of all stock models, whose constructors take no position embedding."""
+
+    @functools.wraps(stock_new)
+    def build(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.startswith("transformers."):
+            refuse_in_constructor(cls, _fields(configs), kwargs)
+        return stock_new(cls)
+
+    return build
+
+
+def _naming_heads(stock_method: Any, configs: Collection[Any]) -> Any:
+    """A class method of all Auto classes, with a message for models of this package without a class
+    for the head; the stock message lists all models that there are."""
+
+    @functools.wraps(stock_method)
+    def build(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stock_method(cls, *args, **kwargs)
+        except ValueError as error:  # which names the class of the configuration
+            for config_class in configs:
+                if str(config_class) in str(error) and config_class not in cls._model_mapping:
+                    raise ValueError(without_head(cls.__name__, config_class)) from None
+            raise
+
+    return build

@@ -1,0 +1,265 @@
+"""The options that command lines share, each with a single name and a single check."""
+
+import argparse
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cape_plugins import PRESETS, TYPES
+from cape_plugins.files import missing_folder
+from cape_plugins.settings import arguments
+from cape_plugins.settings.arguments import (
+    PREFIX,
+    TYPE_ARG,
+    Distinct,
+    Parser,
+    int_at_least,
+    positive,
+    type_of_loose_options,
+)
+from cape_plugins.settings.domains import DOMAINS
+from recipes.lab.steps import CommandError, reason, started_as
+
+Settings = Mapping[str, Any]  # of a position embedding
+
+
+def number(low: float, high: float, below: bool = False) -> Any:
+    """Argument type: a number from `low` to `high`, or below `high`."""
+
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = nan
+        if not low <= value <= high or (below and value == high):
+            end = "less than " if below else ""
+            why = f"{text!r} is not allowed; allowed: {low:g} to {end}{high:g}"
+            raise argparse.ArgumentTypeError(why)
+        return value
+
+    return parse_number
+
+
+def check_increasing(numbers: Sequence[float], option: str) -> None:
+    """Refuses upper ends of bins that do not increase, or are not above 0."""
+    if list(numbers) != sorted(set(numbers)) or not all(0 < end < inf for end in numbers):
+        raise CommandError(
+            f"{option} {' '.join(f'{end:g}' for end in numbers)}: the numbers must increase;"
+            " allowed: increasing numbers above 0, such as 10 15 20"
+        )
+
+
+def check_reach(tested: Sequence[float], trained: float) -> None:
+    """Refuses a training of which not even its own length would be tested."""
+    if max(tested) < trained:
+        shown = " ".join(f"{length:g}" for length in tested)
+        raise CommandError(
+            f"--test-lengths {shown}: shorter than --train-length {trained:g}, so that nothing says"
+            f" how the models do at the length of training and beyond; give one of {trained:g} or"
+            " more"
+        )
+
+
+def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
+    """Label, lowest and highest number of the bins with these upper ends, and of what is beyond.
+
+    >>> bins([5, 10], "--bins")
+    [('0-5', 0, 5), ('6-10', 6, 10), ('over 10', 11, inf)]
+    """
+    check_increasing(edges, option)
+    *lows, beyond = (0, *(edge + 1 for edge in edges))
+    closed = [(f"{low}-{edge}", low, edge) for low, edge in zip(lows, edges, strict=True)]
+    return [*closed, (f"over {edges[-1]}", beyond, inf)]
+
+
+def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
+    """The label of the bin that has this number."""
+    return next(label for label, low, high in labelled if low <= value <= high)
+
+
+def named_models(words: Sequence[str]) -> dict[str, list[str]]:
+    """``{name: paths}`` of ``--model``. A name that is not given is that of the folder, or the
+    whole path where two are alike."""
+    named = []
+    for word in words:
+        name, equals, rest = word.partition("=")
+        if not equals or Path(word).exists():  # a folder may have "=" in its name
+            path = Path(word).absolute()
+            name, rest = (path.parent if path.is_file() else path).name, word
+        parts = [sorted(glob.glob(part)) if "*" in part else [part] for part in rest.split(",")]
+        if not all(parts):
+            raise CommandError(f"--model {word}: nothing matches; give the path of a checkpoint")
+        paths = [path for part in parts for path in part]
+        places = list(map(os.path.realpath, paths))
+        for path, place in zip(paths, places, strict=True):
+            if places.count(place) > 1:  # would count as two seeds
+                raise CommandError(f"--model {word}: names {path} twice; give each once")
+        named.append((name, paths))
+    short = [name for name, _ in named]
+    models: dict[str, list[str]] = {}
+    for word, (name, paths) in zip(words, named, strict=True):
+        name = word if paths == [word] and short.count(name) > 1 else name
+        if name in models or not name or not all(paths):
+            raise CommandError(
+                f"--model {word}: give each model once, as PATH or NAME=PATH,PATH with a name of "
+                "its own"
+            )
+        models[name] = paths
+    return models
+
+
+def usable_folder(path: Path, option: str) -> None:
+    """Refuses a folder that results cannot be written to, before there are any; makes nothing."""
+    try:
+        missing_folder(path, f"{option} {path}")
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+_COUNT, _FOLDER = {"type": positive, "metavar": "N"}, {"type": Path, "metavar": "FOLDER"}
+# What argparse is told of each shared option. The help of a program adds its default, and what it
+# alone takes.
+SHARED: dict[str, dict[str, Any]] = {
+    "compare": {
+        "nargs": "+",
+        "metavar": "TYPE",
+        "help": "what is trained: types of position embedding, with their defaults or with others "
+        "as in cape:max_global_scale=1",
+    },
+    "seeds": {
+        **_COUNT,
+        "nargs": "+",
+        "action": Distinct,
+        "help": "each type is trained with each of these seeds",
+    },
+    "seed": {
+        "type": int_at_least,
+        "metavar": "N",
+        "help": "seed of the random numbers that are drawn",
+    },
+    "model": {"metavar": "PATH", "help": "trained model: checkpoint or folder"},
+    "models": {  # see named_models
+        "flag": "--model",
+        "nargs": "+",
+        "action": "extend",
+        "required": True,
+        "metavar": "[NAME=]PATH[,PATH]",
+        "help": "trained model: checkpoint or folder; several of one NAME, also by *, are seeds",
+    },
+    "limit": {**_COUNT, "help": "test with N samples only"},
+    "device": {
+        "metavar": "DEVICE",
+        "help": "such as cpu or cuda:1",
+        "shown": "cuda if there is one",
+    },
+    "dtype": {"choices": ("float32", "bfloat16", "float16"), "help": "precision"},
+    "jobs": {**_COUNT, "help": "trainings side by side"},
+    "threads": {**_COUNT, "help": "CPU threads of each training and decoding"},
+    "updates": {**_COUNT, "help": "training steps"},
+    "hops": {
+        "nargs": "+",
+        "type": number(1, 100),
+        "metavar": "MS",
+        "default": (),
+        "help": "also decode at these hops of the frames",
+    },
+    "beam": {**_COUNT, "help": "hypotheses of the beam search of a decoder"},
+    "length-penalty": {
+        "type": number(-100, 100),
+        "metavar": "X",
+        "help": "length penalty of the beam search",
+    },
+    "work": {**_FOLDER, "help": "what is kept and reused"},
+    "output": {**_FOLDER, "help": "where results are written"},
+}
+
+
+def new_parser(description: str | None, **more: Any) -> Parser:
+    """A parser of the program that was started, without abbreviations; see :class:`Parser`."""
+    return Parser(prog=started_as(), description=description, **more)
+
+
+def parse_with_fairseq(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Arguments, and in ``fairseq`` the flags behind ``--``, which go to fairseq-train."""
+    place = [*argv, "--"].index("--")
+    args = parser.parse_args(argv[:place])
+    args.fairseq = argv[place + 1 :]
+    return args
+
+
+def add_shared(parser: Any, name: str, note: str = "", **more: Any) -> None:
+    """Adds an option of :data:`SHARED`. Its help ends with a `note` and the default, in the words
+    of ``shown`` where the program works it out. `more` goes to ``parser.add_argument``."""
+    settings = {"flag": f"--{name}", **SHARED[name], **more}
+    default, shown = settings.get("default"), settings.pop("shown", "")
+    if default not in (None, ()) and not shown:
+        shown = " ".join(map(str, default if isinstance(default, list | tuple) else [default]))
+    text = "; ".join(filter(None, (settings["help"], note)))
+    settings["help"] = f"{text} (default: {shown})" if shown else text
+    parser.add_argument(settings.pop("flag"), **settings)
+
+
+def add_compared(
+    parser: Any,
+    domain: str,
+    default: Sequence[str] | str,
+    rows: Sequence[str] = (),
+    architecture: str | None = None,
+) -> None:
+    """Adds ``--compare`` and the options of one type; see :func:`settings_to_compare`. `default` is
+    names, or words for one that another option decides; `rows` are names of the program's own;
+    `architecture` is that of the models, default that of the domain."""
+    architecture = architecture or DOMAINS[domain].architecture
+    own = [name for name in rows if name not in TYPES]
+    alone = shown = default
+    if not isinstance(default, str):
+        alone, shown = type_of_loose_options(default), " ".join(default)
+    note = f"here also {', '.join(own)}" if own else ""
+    add_shared(parser, "compare", note=note, shown=shown)
+    text = f"{alone} with other --position-... options, else see --compare"
+    arguments.add_position_args(parser, domain, text, architecture)
+
+
+def check_shared(args: argparse.Namespace) -> None:
+    """Refuses folders and devices that cannot be used; makes ``args.device`` one of torch."""
+    for name in ("work", "output"):
+        if getattr(args, name, None):
+            usable_folder(getattr(args, name), f"--{name}")
+    if hasattr(args, "device"):
+        name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            args.device = torch.device(name)
+            torch.empty(1, device=args.device)
+        except (RuntimeError, AssertionError) as error:
+            why = f"--device {name}: not available here ({reason(error)}); give cpu, cuda or cuda:1"
+            raise CommandError(why) from None
+
+
+def settings_to_compare(*args: Any, **more: Any) -> dict[str, dict[str, Any]]:
+    """What is to be trained, see :func:`cape_plugins.settings.arguments.settings_to_compare`; a
+    mistake is one of the caller."""
+    try:
+        return arguments.settings_to_compare(*args, **more)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def position_flags(settings: Settings) -> str:
+    """Flags of fairseq-train for a position embedding."""
+    words = []
+    for name, value in settings.items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        words += [arguments.flag(TYPE_ARG if name == "type" else PREFIX + name), shown]
+    return " ".join(words)
+
+
+def of_papers(*presets: str) -> dict[str, dict[str, Any]]:
+    """``{type: settings}`` of rows of :data:`cape_plugins.PRESETS`."""
+    place = ("domain", "architecture")
+    rows = (PRESETS[name] for name in presets)
+    return {row["type"]: {key: row[key] for key in row if key not in place} for row in rows}

@@ -1,0 +1,81 @@
+"""The programs of docs/too_short.md, on tiny stock checkpoints with the tables of the real ones:
+inputs are past the limit of the stock model, and the models take them."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForImageClassification
+
+from tests.support.stock_checkpoints import SAVE, save_named
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/too_short.md").read_text("utf-8")
+# the program of each section, by its heading; empty if it has none
+SECTIONS = {
+    section.partition("\n")[0]: section.partition("```python\n")[2].partition("```\n")[0]
+    for section in PAGE.split("\n## ")[1:]
+}
+TABLES = {"BERT": 512, "BART": 1024, "Translation": 512}  # rows of the real checkpoints
+FRAMES = 1500  # of 20 ms: a segment of Whisper
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the program of a section, which may warn of nothing; returns its variables."""
+
+    def run(section):
+        (code,) = [code for title, code in SECTIONS.items() if title.startswith(section)]
+        save_named(code, tmp_path)
+        monkeypatch.chdir(tmp_path)
+        variables = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            exec(compile(code, section, "exec"), variables)
+        return variables
+
+    return run
+
+
+def encoder_states(model, inputs):
+    return model.get_encoder()(**inputs).last_hidden_state
+
+
+def test_every_section_has_a_program_of_a_checkpoint():
+    assert len(SECTIONS) == 6
+    assert all(any(f'"{name}"' in code for name in SAVE) for code in SECTIONS.values())
+
+
+@pytest.mark.parametrize("section", TABLES)
+def test_a_text_longer_than_the_stock_table_is_read(run, section):
+    variables = run(section)
+    length = len(variables["tokenizer"](variables["text"])["input_ids"])
+    assert length > TABLES[section]
+    assert variables["model"].config.max_position_embeddings == TABLES[section]
+    assert variables["model"].config.position_embedding["type"] == "relpos"
+    if section == "BERT":
+        assert variables["scores"].isfinite().all()
+    else:
+        (tokens,) = [variables[name] for name in ("summary", "translation") if name in variables]
+        assert tokens.shape[1] > 1
+
+
+def test_a_short_recording_is_not_padded_to_30_seconds(run):
+    variables = run("Whisper under")
+    assert encoder_states(variables["model"], variables["inputs"]).shape[1] == 5 * FRAMES // 30
+    assert variables["tokens"].shape[1] > 1
+
+
+def test_a_long_recording_is_encoded_as_a_whole(run):
+    variables = run("Whisper over")
+    assert encoder_states(variables["model"], variables["inputs"]).shape[1] == 40 * FRAMES // 30
+    assert variables["tokens"].shape[1] > 1
+
+
+def test_another_image_size_is_the_stock_model_with_its_flag(run):
+    variables = run("ViT")
+    stock = AutoModelForImageClassification.from_pretrained(variables["path"])
+    with pytest.raises(ValueError, match="doesn't match"):
+        stock(variables["images"])
+    expected = stock(variables["images"], interpolate_pos_encoding=True).logits
+    torch.testing.assert_close(variables["scores"], expected, rtol=0, atol=0)

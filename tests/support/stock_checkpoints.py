@@ -1,0 +1,49 @@
+"""Tiny stock checkpoints in folders that are named as those of the hub, so that examples of the
+documents load them from the working directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import BertTokenizer
+
+from tests.support import served
+from tests.support.hf import FAMILIES
+from tests.support.whisper import save_with_processor
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", ",", ".")
+
+
+def save_bert(folder: Path) -> None:
+    BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(folder)
+    FAMILIES["bert"].build_stock(max_position_embeddings=512).save_pretrained(folder)
+
+
+def save_translator(family: str, folder: Path, table: int) -> None:
+    tokenizer = served.Corpus(folder.parent).tokenizer(family)
+    tokenizer.save_pretrained(folder)
+    numbers = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    special = {f"{name}_token_id": number for name, number in numbers.items()}
+    start = numbers["eos" if family == "bart" else "pad"]
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": table}
+    model = FAMILIES[family].build_stock(**special, **sizes, decoder_start_token_id=start)
+    model.save_pretrained(folder)
+
+
+SAVE = {
+    "google-bert/bert-base-uncased": save_bert,
+    "facebook/bart-large-cnn": lambda folder: save_translator("bart", folder, 1024),
+    "Helsinki-NLP/opus-mt-en-de": lambda folder: save_translator("marian", folder, 512),
+    "openai/whisper-tiny": save_with_processor,
+    "google/vit-base-patch16-224": lambda folder: (
+        FAMILIES["vit"].build_stock(image_size=224, patch_size=16).save_pretrained(folder)
+    ),
+}
+
+
+def save_named(code: str, folder: Path) -> None:
+    """Writes the checkpoints that a program names into `folder`."""
+    for name, save in SAVE.items():
+        if f'"{name}"' in code:
+            (folder / name).mkdir(parents=True)
+            save(folder / name)

@@ -1,0 +1,85 @@
+"""The faults of tests/mutants.txt fit the files of today; their runner repairs what it breaks."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import mutants
+from tests.mutants import TABLE, Mutant, applied, kill, options_of, read_table
+
+PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
+MUTANTS, SETS = read_table(TABLE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_what_is_broken_is_there_once(mutant: Mutant, repo_root: Path) -> None:
+    source = (repo_root / mutant.file).read_text(encoding="utf-8")
+    broken_source = mutant.broken(source)
+    assert broken_source != source
+    compile(broken_source, mutant.file, "exec")
+
+
+def test_names_differ() -> None:
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(names) == len(set(names)) >= 60
+
+
+def test_every_room_is_broken_somewhere(repo_root: Path) -> None:
+    rooms = {
+        path.parent.relative_to(repo_root).as_posix()
+        for package in PACKAGES
+        for path in (repo_root / package).rglob("*.py")
+    }
+    broken_rooms = {Path(mutant.file).parent.as_posix() for mutant in MUTANTS}
+    assert rooms <= broken_rooms
+    assert any(room.startswith("recipes/") for room in broken_rooms)
+
+
+def test_sets_of_tests_are_those_that_are_used_and_have_files(repo_root: Path) -> None:
+    assert {mutant.tests for mutant in MUTANTS} == SETS.keys()
+    for tests in SETS.values():
+        patterns = [word for word in tests.split() if word.startswith("tests/")]
+        assert patterns
+        for pattern in patterns:
+            assert all((repo_root / path).exists() for path in options_of(pattern, repo_root))
+            assert options_of(pattern, repo_root), f"{pattern}: no such tests"
+
+
+def test_a_text_that_is_there_twice_or_not_is_refused() -> None:
+    mutant = Mutant("name", "file.py", "core", "x", "y")
+    for source in ("", "x x"):
+        with pytest.raises(ValueError, match="name: file.py has 'x'.*must be there once"):
+            mutant.broken(source)
+
+
+@pytest.mark.parametrize(("replacement", "result"), [("3", "killed"), ("1 + 1", "SURVIVED")])
+def test_a_fault_is_killed_if_a_test_fails(tmp_path: Path, replacement: str, result: str) -> None:
+    (tmp_path / "broken_here.py").write_text("VALUE = 2\n")
+    (tmp_path / "test_it.py").write_text(
+        "import broken_here\n\ndef test_value():\n    assert broken_here.VALUE == 2\n"
+    )
+    mutant = Mutant("name", "broken_here.py", "all", "2", replacement)
+    row = kill(mutant, tmp_path, {"all": "test_it.py"})
+    assert (row["result"], row["test"]) == (
+        result,
+        "test_it.py::test_value" if result == "killed" else "",
+    )
+    assert (tmp_path / "broken_here.py").read_text() == "VALUE = 2\n"
+
+
+def test_an_error_repairs_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("x")
+
+    def fail() -> None:
+        with applied(Mutant("name", "a.py", "core", "x", "y"), tmp_path):
+            raise KeyError(path.read_text())
+
+    with pytest.raises(KeyError, match="y"):
+        fail()
+    assert path.read_text() == "x"
+
+
+def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mutants.main(["--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(MUTANTS)

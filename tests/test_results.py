@@ -1,0 +1,51 @@
+"""docs/results: few files, each used by a page, and each table with the command that made it."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs/results"
+FILES = [path for path in RESULTS.rglob("*") if path.is_file()]
+PAGES = [path for path in FILES if path.suffix == ".md"]
+
+
+def has_command(page: Path) -> bool:
+    return bool(re.search(r"`(python|cape-plugins) [^`]+`", page.read_text(encoding="utf-8")))
+
+
+def test_results_stay_small() -> None:
+    """They are in every clone: a new page takes the place of another, or shares its CSV file."""
+    assert len(FILES) <= 120
+    assert sum(path.stat().st_size for path in FILES) <= 6_000_000
+
+
+TABLES = [path for path in FILES if path.suffix == ".csv"]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda path: path.relative_to(RESULTS).as_posix())
+def test_every_row_has_a_page_with_its_command(table: Path) -> None:
+    """The page of the column `page`, or those beside the file."""
+    with open(table, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    named = {row["page"] for row in rows if "page" in row}
+    assert bool(named) == (table.parent == RESULTS)
+    pages = [RESULTS / name for name in named] or list(table.parent.glob("*.md"))
+    assert pages
+    assert all(map(has_command, pages))
+
+
+def test_every_picture_is_shown_or_linked() -> None:
+    """By a page of results, a document or the README of a recipe."""
+    readers = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*/*.md"), *PAGES]
+    shown = {
+        (page.parent / target).resolve()
+        for page in readers
+        for target in re.findall(r"\]\(([^)#\s]+\.png)\)", page.read_text(encoding="utf-8"))
+    }
+    pictures = {path for path in FILES if path.suffix == ".png"}
+    assert pictures
+    assert pictures <= shown
