@@ -1,4 +1,4 @@
-# make quickstart   see in a minute what position embeddings do on longer inputs; then train five of them on
+# make quickstart   see in a minute what position embeddings do on longer inputs; then train two of them on
 #                   built-in data and compare them by sentence length
 #                   (DATA=train.en,train.de for your own text; ARGS=... for other options: both go on at once)
 # make test         lint and the whole test suite; make test-fast leaves out what starts subprocesses
