@@ -126,7 +126,7 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
 
 
 def test_without_options_two_variants_train_side_by_side():
-    """More of them take more than the six minutes that `make quickstart` promises."""
+    """More of them take more than the eight minutes that `make quickstart` promises."""
     assert list(parse_arguments([]).variants) == ["sinpos", "cape"]
 
 
