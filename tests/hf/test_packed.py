@@ -51,6 +51,15 @@ def by_text(row):
     return row.split(LENGTHS)
 
 
+def test_all_layers_see_one_draw_of_local_shifts():
+    """ModernBERT asks for angles once for each kind of layer; a second draw would differ."""
+    model = model_of({"type": "cape", "max_local_shift": 0.5}, "modernbert").train()
+    ids, positions = packed()
+    moved = moved_positions(model, input_ids=ids)
+    assert moved.shape == positions.shape
+    assert not torch.equal(moved, moved.round())
+
+
 # ---- draws ---------------------------------------------------------------------------------------
 
 
