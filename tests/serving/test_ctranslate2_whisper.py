@@ -327,7 +327,7 @@ def test_decoder_whose_positions_the_engine_would_leave_out_is_refused(stock, tm
     with pytest.raises(SystemExit, match="2"):
         main(["export", "ctranslate2", str(tmp_path / "model"), str(tmp_path / "out")])
     *_, error = capsys.readouterr().err.splitlines()
-    assert "relative-context 2 beside position embedding 'sinpos' is not allowed" in error
+    assert "relative_context=2 beside position embedding 'sinpos' is not allowed" in error
 
 
 def test_classifiers_and_models_without_processor_are_refused(trained, tmp_path, capsys):

@@ -24,7 +24,6 @@ from omegaconf import OmegaConf
 from torch.nn.functional import cross_entropy
 
 from cape_plugins.cli import main
-from fairseq_user_dir.admin import attach_admin
 from fairseq_user_dir.serving import stock_checkpoint
 from fairseq_user_dir.serving.folding import folded
 from tests.support.admin import scatter_omegas
