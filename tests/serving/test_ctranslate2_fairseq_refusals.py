@@ -18,6 +18,20 @@ CAPE, RELPOS = TYPE_FLAGS["cape"], TYPE_FLAGS["relpos"]
 PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")
 
 
+@pytest.fixture(scope="module")
+def cape(models, tmp_path_factory):
+    """A checkpoint that can be exported."""
+    return save_fairseq(models.data, tmp_path_factory.mktemp("cape") / "model.pt", *CAPE)
+
+
+def changed(checkpoint, folder, change):
+    """A copy of a checkpoint whose parameters a function has changed."""
+    state = torch.load(checkpoint, weights_only=True)
+    change(state["model"])
+    torch.save(state, folder / "model.pt")
+    return folder / "model.pt"
+
+
 def refusal(capsys, checkpoint, out, *more, engine="ctranslate2"):
     """The one line that the command prints."""
     with pytest.raises(SystemExit, match="2"):
@@ -33,19 +47,20 @@ def refusal(capsys, checkpoint, out, *more, engine="ctranslate2"):
     [
         ((*RELPOS, "--position-relative-heads", "separate"), "--position-relative-heads separate"),
         ((*CAPE, "--position-relative-context", 3), "beside --position-embedding cape"),
-        ((*CAPE, "--arch", "transformer"), "is a stock model (transformer)"),
+        (("--arch", "transformer"), "is a stock model (transformer)"),
         ((*CAPE, "--quant-noise-pq", "0.1"), "the parameter quant_noise.weight"),
         ((*CAPE, "--cross-self-attention", "--no-cross-attention"), "--cross-self-attention"),
         ((*CAPE, "--activation-fn", "tanh"), "--activation-fn tanh is not in ctranslate2"),
         ((*CAPE, *PRE_LN, "--decoder-output-dim", "16"), "--decoder-output-dim differ"),
+        (
+            ("--arch", "cape_nonautoregressive_transformer", *TYPE_FLAGS["sinpos"]),
+            "all tokens at once",
+        ),
     ],
 )
 def test_parts_that_the_engine_does_not_have(flags, told, models, tmp_path, capsys):
-    checkpoint = tmp_path / "model.pt"
-    shared = "--decoder-output-dim" not in flags
-    if "transformer" in flags:
-        flags = ("--arch", "transformer")
-    save_fairseq(models.data, checkpoint, *flags, shared=shared)
+    shared = not {"--decoder-output-dim", "cape_nonautoregressive_transformer"} & {*flags}
+    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *flags, shared=shared)
     assert told in refusal(capsys, checkpoint, tmp_path / "out")
 
 
@@ -69,8 +84,6 @@ def test_parameters_that_would_be_left_out():
     ("arch", "task", "told"),
     [
         ("cape_s2t_transformer_s", "speech_to_text", "no front end of it"),
-        ("cape_ctc_transformer", "cape_asr", "export that"),
-        ("cape_transformer", "multilingual_translation", "in the task multilingual_translation"),
         ("cape_bart_base", "denoising", "in the task denoising"),
     ],
 )
@@ -81,71 +94,49 @@ def test_other_models_and_tasks(arch, task, told, tmp_path, capsys):
     assert told in refusal(capsys, checkpoint, tmp_path / "out")
 
 
-def test_models_that_decode_all_tokens_at_once(models, tmp_path, capsys):
-    flags = ("--arch", "cape_nonautoregressive_transformer", *TYPE_FLAGS["sinpos"])
-    checkpoint = save_fairseq(models.data, tmp_path / "nat.pt", *flags, shared=False)
-    assert "all tokens at once" in refusal(capsys, checkpoint, tmp_path / "out")
-
-
-def test_weight_of_admin_that_is_zero(models, tmp_path, capsys):
-    checkpoint = models.save("zero", "post-LN", *CAPE, admin=True)
-    state = torch.load(checkpoint, weights_only=True)
-    state["model"]["decoder.layers.1.admin.omega.1"][3] = 0.0
-    torch.save(state, checkpoint)
-    assert "a residual weight of ADMIN that is 0" in refusal(capsys, checkpoint, tmp_path / "out")
-
-
-def test_dictionaries_are_needed_and_are_those_of_the_training(models, tmp_path, capsys):
+def test_dictionaries_are_needed_and_are_those_of_the_training(models, cape, tmp_path, capsys):
+    """The line has no number of the operating system."""
     checkpoint, out = tmp_path / "model.pt", tmp_path / "out"
-    save_fairseq(models.data, checkpoint, *CAPE)
-    state = torch.load(checkpoint, weights_only=True)
-    _, task = load(checkpoint, models.data / "binary")
+    state = torch.load(cape, weights_only=True)
+    _, task = load(cape, models.data / "binary")
     state["task_state"] = task.state_dict()
     torch.save(state, checkpoint)
     assert "give --data DIR" in refusal(capsys, checkpoint, out, "--data", tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
-    bare = models.save("bare", "post-LN", *CAPE)
-    assert "give --data DIR" in refusal(capsys, bare, out, "--data", empty)
+    assert "give --data DIR" in refusal(capsys, cape, out, "--data", empty)
+    for data, told in ((256 * "n", "File name too long"), (checkpoint, "Not a directory")):
+        error = refusal(capsys, cape, out, "--data", data)
+        assert f"needs the dictionaries of its training ({told}: {data}/dict" in error
     others = write_dictionaries(tmp_path / "others", "x", "x") / "binary"
     assert "other units" in refusal(capsys, checkpoint, out, "--data", others)
     main(["export", "ctranslate2", str(checkpoint), str(out)])  # where they were in training
 
 
-def test_a_folder_of_dictionaries_that_cannot_be_read(models, tmp_path, capsys):
-    """The line has no number of the operating system."""
-    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
-    for data, told in ((256 * "n", "File name too long"), (checkpoint, "Not a directory")):
-        error = refusal(capsys, checkpoint, tmp_path / "out", "--data", data)
-        assert f"needs the dictionaries of its training ({told}: {data}/dict" in error
-        assert "give --data DIR" in error
-
-
-@pytest.mark.parametrize("engine", ["ctranslate2", "stock"])
-@pytest.mark.parametrize("change", ["missing", "more"])
-def test_weights_that_do_not_fit_the_settings(change, engine, models, tmp_path, capsys):
-    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
-    state = torch.load(checkpoint, weights_only=True)
-    name = "decoder.layers.1.fc1.weight"
-    if change == "missing":
-        del state["model"][name]
-    else:
-        name = "decoder.layers.7.fc1.weight"
-        state["model"][name] = torch.ones(2)
-    torch.save(state, checkpoint)
+@pytest.mark.parametrize(
+    ("engine", "name", "change"),
+    [
+        ("ctranslate2", "decoder.layers.1.fc1.weight", lambda own, name: own.pop(name)),
+        (
+            "stock",
+            "decoder.layers.7.fc1.weight",
+            lambda own, name: own.update({name: torch.ones(2)}),
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_the_settings(engine, name, change, cape, tmp_path, capsys):
+    checkpoint = changed(cape, tmp_path, lambda own: change(own, name))
     error = refusal(capsys, checkpoint, tmp_path / "out", engine=engine)
     assert f"the weights of {checkpoint} do not fit its settings" in error
     assert name in error
 
 
 @pytest.mark.parametrize("engine", ["ctranslate2", "stock"])
-def test_weights_that_are_no_numbers(engine, models, tmp_path, capsys):
-    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
-    state = torch.load(checkpoint, weights_only=True)
-    state["model"]["decoder.layers.1.fc1.weight"][3, 4] = math.inf
-    torch.save(state, checkpoint)
+def test_weights_that_are_no_numbers(engine, cape, tmp_path, capsys):
+    name = "decoder.layers.1.fc1.weight"
+    checkpoint = changed(cape, tmp_path, lambda own: own[name][3].fill_(math.inf))
     error = refusal(capsys, checkpoint, tmp_path / "out", engine=engine)
-    assert f"the weights of {checkpoint} are not all finite: decoder.layers.1.fc1.weight" in error
+    assert f"the weights of {checkpoint} are not all finite: {name}" in error
 
 
 @pytest.mark.parametrize(
@@ -156,10 +147,9 @@ def test_weights_that_are_no_numbers(engine, models, tmp_path, capsys):
         ("stock", "--max-tokens"),
     ],
 )
-def test_tables_that_no_memory_holds(engine, flag, models, tmp_path, capsys):
+def test_tables_that_no_memory_holds(engine, flag, cape, tmp_path, capsys):
     """They are refused before anything of their length is made."""
-    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
-    error = refusal(capsys, checkpoint, tmp_path / "out", flag, 10**12, engine=engine)
+    error = refusal(capsys, cape, tmp_path / "out", flag, 10**12, engine=engine)
     assert f"{flag} asks for a table of 1{12 * '0'} positions; allowed: up to 8388608" in error
 
 
@@ -169,17 +159,14 @@ def test_damaged_checkpoint(tmp_path, capsys):
     assert "cannot be read" in refusal(capsys, checkpoint, tmp_path / "out")
 
 
-def test_sentences_to_check_fit_the_table(models, tmp_path, capsys):
-    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *CAPE)
+def test_sentences_to_check_fit_the_table(cape, tmp_path, capsys):
     text = tmp_path / "text"
     text.write_text("w1 w2\nw1 w2 w3 w4\n", encoding="utf-8")
     more = ("--check", text, "--max-source-tokens", 5)
-    assert "a sentence has 6 tokens" in refusal(capsys, checkpoint, tmp_path / "out", *more)
+    assert "a sentence has 6 tokens" in refusal(capsys, cape, tmp_path / "out", *more)
     text.write_text("w1 <blank>\n", encoding="utf-8")
     more = ("--check", text)
-    assert "has the symbol <blank>" in refusal(capsys, checkpoint, tmp_path / "out", *more)
-    more = ("--check", tmp_path / "missing")
-    assert "cannot be read" in refusal(capsys, checkpoint, tmp_path / "out", *more)
+    assert "has the symbol <blank>" in refusal(capsys, cape, tmp_path / "out", *more)
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
@@ -197,9 +184,9 @@ def test_folder_that_computes_something_else(side, models, tmp_path, capsys, mon
     more = ("--check", models.text, "--max-target-tokens", 48)
     error = refusal(capsys, checkpoint, tmp_path / "out", *more)
     assert "computes something else than the model" in error
-    # what is rounded cannot be told from what is wrong: it is reported
-    main(["export", "ctranslate2", str(checkpoint), str(tmp_path / "out"), *map(str, more),
-          "--quantization", "int8"])  # fmt: skip
+    if side == "decoder":  # what is rounded cannot be told from what is wrong: it is reported
+        main(["export", "ctranslate2", str(checkpoint), str(tmp_path / "out"), *map(str, more),
+              "--quantization", "int8"])  # fmt: skip
 
 
 def test_language_model_that_computes_something_else(models, tmp_path, capsys, monkeypatch):
@@ -207,10 +194,6 @@ def test_language_model_that_computes_something_else(models, tmp_path, capsys, m
     checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *TYPE_FLAGS["sinpos"])
     error = refusal(capsys, checkpoint, tmp_path / "out", "--check", models.text)
     assert "computes something else than the model" in error
-
-
-def test_text_to_check_a_language_model_has_words_alone(models, tmp_path, capsys):
-    checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *TYPE_FLAGS["sinpos"])
     text = tmp_path / "text"
     text.write_text("w1 <blank>\n", encoding="utf-8")
     error = refusal(capsys, checkpoint, tmp_path / "out", "--check", text)

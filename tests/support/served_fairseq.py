@@ -62,7 +62,6 @@ class ServedModels:
         rows = [row for lengths in (short, long) for row in draw(rng, 100, *lengths)]
         self.text = folder / "text.en"
         self.text.write_text("".join(f"{spell(row)}\n" for row in rows), encoding="utf-8")
-        self.short = rows[:100]
 
     @functools.cache  # noqa: B019 lives as long as the tests
     def trained(self, norm: str) -> dict[str, torch.Tensor]:
