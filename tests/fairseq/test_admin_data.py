@@ -1,7 +1,6 @@
 """ADMIN: the batch it is profiled on, and agreement of ranks."""
 
 import argparse
-import math
 import os
 import socket
 import subprocess
@@ -14,13 +13,10 @@ from fairseq.data import indexed_dataset
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_user_dir.admin import (
-    attach_admin,
-    profile_admin,
     profiling_batch,
 )
 from tests.support.admin import (
     REPO,
-    build,
     make_dictionary,
 )
 
@@ -56,8 +52,9 @@ def make_task(folder, impl="mmap", pairs=None, swapped=False, **options):
     return TranslationTask(config, dictionary, dictionary)
 
 
-@pytest.mark.parametrize("impl", ["mmap", "cached", "lazy", "raw"])
-@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    ("impl", "swapped"), [("mmap", False), ("cached", False), ("lazy", True), ("raw", True)]
+)
 def test_batch_holds_real_pairs_as_the_task_pads_them(tmp_path, impl, swapped):
     task = make_task(tmp_path, impl, swapped=swapped)
     task.load_dataset("train")
@@ -122,13 +119,6 @@ def test_no_usable_pair_is_an_error(tmp_path):
     task = make_task(tmp_path, pairs=[([3] * 30, [4] * 3)] * 5, max_source_positions=20)
     with pytest.raises(ValueError, match=r"first 5 pairs .* 20 source .*--max-source-positions"):
         profiling_batch(task)
-
-
-def test_profile_of_real_data_is_finite_and_at_least_one(tmp_path):
-    model = build()
-    attach_admin(model)
-    profile = profile_admin(model, *profiling_batch(make_task(tmp_path)), seed=1)
-    assert all(math.isfinite(s) and s >= 1 for s in [*profile.encoder, *profile.decoder])
 
 
 # ------------------------------------------------------------------------------------------ ranks

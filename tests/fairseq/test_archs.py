@@ -100,7 +100,7 @@ def first_positions(recorder, tokens):
 
 
 @pytest.mark.parametrize("arch", SEQ2SEQ)
-def test_cape_arch_trains(arch):
+def test_cape_arch_trains_with_one_shift_a_pair_and_none_in_evaluation(arch):
     model = build_seq2seq(f"cape_{arch}", position_source_bos=False, position_max_local_shift=0)
     assert isinstance(model, fairseq_user_dir.CLASSES[stock_model_of(arch)])
     source_side, target_side = record(model.encoder), record(model.decoder)
@@ -115,16 +115,9 @@ def test_cape_arch_trains(arch):
     assert shift.abs().min() > 0
     decoder_shift = first_positions(target_side, previous) - START
     assert torch.allclose(decoder_shift, shift.expand_as(decoder_shift))
-
-
-@pytest.mark.parametrize("arch", SEQ2SEQ)
-def test_cape_arch_is_deterministic_in_evaluation(arch):
-    model = build_seq2seq(f"cape_{arch}").eval()
-    source, _ = batch()
     with random_numbers_untouched():
-        first, second = (model.encoder(source, source.ne(1).sum(1)) for _ in range(2))
+        first, second = (model.eval().encoder(source, source.ne(1).sum(1)) for _ in range(2))
     assert torch.equal(first["encoder_out"][0], second["encoder_out"][0])
-    assert all(output.isfinite().all() for output in forward(model))
 
 
 @pytest.mark.parametrize("arch", SEQ2SEQ)

@@ -13,13 +13,6 @@ from fairseq_user_dir.asr.manifest import read_manifest
 from tests.support.fairseq_speech import RATE, make_task, training_set, write_manifest
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("speech")
-    write_manifest(path, "train", [1.0])
-    return path
-
-
 def break_body(path):
     """A flac file whose header is right and whose body is damaged."""
     samples, rate = soundfile.read(path)
@@ -58,11 +51,10 @@ def test_in_evaluation_it_is_left_out(tmp_path, caplog):
     for _ in range(2):
         assert dataset.collater([dataset[0], dataset[1]])["id"].tolist() == [1]
     assert sum("000.flac" in record.message for record in caplog.records) == 1, "reported once"
+    assert "skipped" in caplog.text
     empty = dataset.collater([dataset[0]])
     assert (empty["id"].tolist(), empty["texts"], empty["nsentences"]) == ([], [], 0)
     assert dataset.collater([]) == {}, "what fairseq fills shards with"
-    assert "skipped" in caplog.text
-    assert "000.flac" in caplog.text
 
 
 def _file(write):
@@ -74,20 +66,12 @@ def _file(write):
     return make
 
 
-def _wav(samples, rate=RATE, **more):
-    return _file(lambda path: soundfile.write(path, samples, rate, **more))
-
-
 SKIPPED = {
     "no such file": lambda folder: "gone.wav\ta",
-    "empty file": _file(lambda path: path.write_bytes(b"")),
     "not audio": _file(lambda path: path.write_bytes(b"hello, this is a text" * 50)),
-    "no samples": _wav(np.zeros(0)),
-    "too short": _wav(np.zeros(300)),
-    "no text": lambda folder: "train/000.wav\t",
+    "too short": _file(lambda path: soundfile.write(path, np.zeros(300), RATE)),
     "blank text": lambda folder: "train/000.wav\t   ",
     "column missing": lambda folder: "train/000.wav",
-    "no audio": lambda folder: "\ta",
     "a folder": lambda folder: "train\ta",
     "zip that is gone": lambda folder: "gone.zip:3:9\ta",
     "cut samples": _file(
@@ -96,7 +80,6 @@ SKIPPED = {
             path.write_bytes(path.read_bytes()[:RATE]),
         )
     ),
-    "cut header": _file(lambda path: path.write_bytes(b"RIFF\x10\x00\x00\x00WAVE")),
 }
 
 
@@ -112,17 +95,11 @@ def test_bad_lines_are_counted_and_reported(tmp_path, make, caplog):
     assert "line 3" in message
 
 
-GOOD = {
-    "stereo": (np.random.default_rng(0).normal(0, 0.1, (RATE, 2)), RATE),
-    "8 kHz": (np.random.default_rng(0).normal(0, 0.1, RATE // 2), RATE // 2),
-    "44.1 kHz": (np.random.default_rng(0).normal(0, 0.1, 44100), 44100),
-}
-
-
-@pytest.mark.parametrize(("samples", "rate"), GOOD.values(), ids=GOOD)
-def test_other_formats_are_converted(tmp_path, samples, rate):
+def test_other_formats_are_converted(tmp_path):
+    """Two channels at 44.1 kHz."""
     manifest = write_manifest(tmp_path, "train", [1.0])
-    soundfile.write(tmp_path / "other.wav", samples, rate)
+    noise = np.random.default_rng(0).normal(0, 0.1, (44100, 2))
+    soundfile.write(tmp_path / "other.wav", noise, 44100)
     manifest.write_text("audio\ttext\nother.wav\ta\n")
     (utterance,) = read_manifest(str(manifest))
     assert utterance.seconds == pytest.approx(1.0)
@@ -132,7 +109,6 @@ def test_other_formats_are_converted(tmp_path, samples, rate):
 REFUSED = {
     "no manifest": (None, "no such manifest"),
     "empty manifest": ("", "train.tsv is empty"),
-    "header only": ("audio\ttgt_text\n", "has the columns audio, tgt_text and 0 lines below"),
     "no text column": ("audio\twords\na.wav\thello\n", "needed: audio and tgt_text"),
     "commas": ("audio,tgt_text\na.wav,hello\n", "tab-separated"),
     "nothing usable": ("audio\ttext\ngone.wav\ta\n", "none of its 1 recordings"),
@@ -145,18 +121,6 @@ def test_bad_manifests_are_refused(tmp_path, text, message):
         (tmp_path / "train.tsv").write_text(text)
     with pytest.raises(ValueError, match=message):
         make_task(tmp_path)
-
-
-DURATIONS = {"inf": "without a duration", "nan": "without a duration", "x": "unreadable"}
-
-
-@pytest.mark.parametrize(("seconds", "reason"), DURATIONS.items())
-def test_bad_durations_are_skipped_and_counted(tmp_path, seconds, reason, caplog):
-    manifest = write_manifest(tmp_path, "train", [1.0])
-    lines = ["audio\ttext\tseconds", f"train/000.wav\ta\t{seconds}", "train/000.wav\ta\t1.0"]
-    manifest.write_text("\n".join(lines) + "\n")
-    assert len(read_manifest(str(manifest))) == 1
-    assert f"1 of 2 skipped (1 {reason})" in caplog.text
 
 
 def test_recording_of_an_untrue_duration_is_reported_and_replaced(tmp_path, caplog):
@@ -213,8 +177,3 @@ def test_units_that_the_dictionary_lacks_are_reported(tmp_path, caplog):
     (tmp_path / "train.tsv").write_text("audio\ttext\ntrain/000.wav\tABC\n")
     with pytest.raises(ValueError, match="3 of 3 units .* Do case, subword model and dict.txt"):
         task.load_dataset("train")
-
-
-def test_missing_subword_model_is_named(folder):
-    with pytest.raises(ValueError, match="--subword-model gone.model: no such file"):
-        make_task(folder, "--subword-model", "gone.model")

@@ -2,7 +2,6 @@
 
 import gc
 import io
-import logging
 import multiprocessing
 import sys
 import zipfile
@@ -149,15 +148,6 @@ def test_epochs_of_a_training_are_those_of_new_trainings(folder, workers, monkey
         gc.enable()
     assert "can only test a child process" not in capfd.readouterr().err
     assert len(processes) == workers
-
-
-def test_log_says_how_much_padding_is_saved(folder, caplog):
-    dataset = training_set(folder, "--padding-free")
-    with caplog.at_level(logging.INFO):
-        batches = make_batches(dataset)
-    (message,) = [r.message for r in caplog.records if "without padding" in r.message]
-    assert message.startswith(f"{len(batches)} batches without padding; sorted batches")
-    assert 0 < float(message.split()[-2]) < 30
 
 
 def test_padded_batches_keep_every_recording(folder):

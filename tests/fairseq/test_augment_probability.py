@@ -21,11 +21,9 @@ from tests.support.fairseq_models import (
     build,
     build_lm,
     build_variant,
-    decoder_input,
     differences,
     flags,
     loss_of,
-    record,
 )
 from tests.support.fairseq_speech import CTC, S2T, durations, make_model, make_task, write_manifest
 
@@ -67,14 +65,6 @@ def test_source_and_target_of_a_pair_are_augmented_alike(name):
         assert torch.equal(*moved)
         rows.append(moved[0])
     assert_share(torch.cat(rows))
-
-
-def test_a_language_model_leaves_its_share():
-    model = build_lm("--position-augment-probability", 0.25)
-    recorder, previous = record(model.decoder), decoder_input()
-    for _ in range(60):
-        model(previous)
-    assert_share(torch.cat([coords[:, 0, 0] != START for coords in recorder.seen]), 0.25)
 
 
 def test_encoder_and_decoder_of_speech_are_augmented_alike(speech, monkeypatch):

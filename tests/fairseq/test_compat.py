@@ -6,24 +6,16 @@ import io
 import os
 import pickle
 import re
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary, indexed_dataset
 from fairseq.distributed.utils import _TensorPlaceholder
 from omegaconf import OmegaConf
 
 from cape_plugins.checkpoints.fairseq_files import NUMBERS
 from fairseq_user_dir.host import compat
 from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
-
-REPO = Path(__file__).resolve().parents[2]
-
 
 # -------------------------------------------------------------------------------------- in memory
 
@@ -155,21 +147,6 @@ def test_older_torch_is_left_alone(monkeypatch):
 
 # -------------------------------------------------------------------------------- on command lines
 
-ALLOW_ALL = """
-from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
-
-allow_fairseq_checkpoints()
-"""
-
-# What a checkpoint file itself holds, but not what ranks send each other.
-ALLOW_FILES_ONLY = """
-from fairseq_user_dir.host import compat
-
-compat._CONTAINERS = ()
-compat.torch.serialization.clear_safe_globals()
-compat.allow_fairseq_checkpoints()
-"""
-
 LOAD = """
 import sys, torch
 if sys.argv[2] == "allowed":
@@ -179,184 +156,13 @@ state = torch.load(sys.argv[1], weights_only=True)
 print(type(state["cfg"]["model"]).__name__)
 """
 
-TRANSLATE = """
-import sys
-from fairseq.models.transformer import TransformerModel
-folder, data, user_dir = sys.argv[1:]
-hub = TransformerModel.from_pretrained(folder, "checkpoint_last.pt", data, user_dir=user_dir)
-print("translated:", hub.translate("w1 w2", beam=1))
-"""
-
-
-class Workplace:
-    """Binarised data, user dirs, and a way to run fairseq on them."""
-
-    def __init__(self, folder, run_cli):
-        self.folder, self.run_cli = folder, run_cli
-        self.data = folder / "data"
-        self.data.mkdir()
-        dictionary = Dictionary()
-        for index in range(20):
-            dictionary.add_symbol(f"w{index}")
-        for language in ("de", "en"):
-            dictionary.save(str(self.data / f"dict.{language}.txt"))
-            for split in ("train", "valid"):
-                self._write(split, language, dictionary)
-        dictionary.save(str(self.data / "dict.txt"))
-        self.everything = self._user_dir("passive_types", ALLOW_ALL)
-        self.files_only = self._user_dir("file_types", ALLOW_FILES_ONLY)
-
-    def _write(self, split, language, dictionary):
-        for name in (f"{split}.de-en.{language}", split):
-            prefix = str(self.data / name)
-            builder = indexed_dataset.make_builder(prefix + ".bin", "mmap", len(dictionary))
-            for i in range(24):
-                builder.add_item(torch.tensor([4 + i % 20] * (1 + i % 5) + [dictionary.eos()]))
-            builder.finalize(prefix + ".idx")
-
-    def _user_dir(self, name, code):
-        (self.folder / name).mkdir()
-        (self.folder / name / "__init__.py").write_text(code)
-        return str(self.folder / name)
-
-    def start(self, *command):
-        environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)], cwd=self.folder, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-    def run(self, *command, typed=""):
-        """Exit status and output."""
-        done = self.run_cli("python", *command, cwd=self.folder, input=typed, check=False)
-        return done.returncode, done.stdout + done.stderr
-
-    def fairseq(self, program, *options, typed=""):
-        return self.run("-m", f"fairseq_cli.{program}", *options, typed=typed)
-
-    def training(self, save_dir, updates, user_dir=None):
-        options = [
-            self.data, "--task", "translation", "--arch", "transformer_tiny",
-            "--encoder-embed-dim", 8, "--encoder-ffn-embed-dim", 8, "--optimizer", "adam",
-            "--lr", 0.001, "--max-tokens", 60, "--max-update", updates, "--save-dir", save_dir,
-            "--cpu", "--num-workers", 0, "--eval-bleu", "--eval-bleu-args", '{"beam": 1}',
-            "--store-ema", "--no-epoch-checkpoints", "--no-progress-bar",
-        ]  # fmt: skip
-        return options + (["--user-dir", user_dir] if user_dir else [])
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory, run_cli):
-    return Workplace(tmp_path_factory.mktemp("compat"), run_cli)
-
-
-@pytest.fixture(scope="module")
-def trained(work):
-    """Folder of a stock model trained without any user dir, as everybody's existing ones."""
-    status, output = work.fairseq("train", *work.training("stock", updates=3))
-    assert status == 0, output
-    return work.folder / "stock"
-
 
 @pytest.mark.slow
-def test_checkpoint_loads_after_and_not_before(work, trained):
-    checkpoint = trained / "checkpoint_last.pt"
-    status, output = work.run("-c", LOAD, checkpoint, "not allowed")
-    assert status != 0
-    assert "argparse.Namespace" in output
-    assert work.run("-c", LOAD, checkpoint, "allowed") == (0, "Namespace\n")
-
-
-@pytest.mark.slow
-def test_training_resumes_with_the_user_dir_only(work, trained):
-    (work.folder / "resumed").mkdir()
-    (work.folder / "resumed" / "checkpoint_last.pt").write_bytes(
-        (trained / "checkpoint_last.pt").read_bytes()
-    )
-    status, output = work.fairseq("train", *work.training("resumed", updates=5))
-    assert status != 0
-    assert "weights_only" in output
-    command = work.training("resumed", updates=5, user_dir=work.everything)
-    status, output = work.fairseq("train", *command)
-    assert status == 0, output
-    assert re.search(r"Loaded checkpoint .*@ 3 updates", output)
-    assert re.search(r"Saved checkpoint .*@ 5 updates", output)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ["generate", "interactive", "validate"])
-def test_programs_load_a_checkpoint(work, trained, program):
-    checkpoint = trained / "checkpoint_last.pt"
-    options = [work.data, "--user-dir", work.everything, "--path", checkpoint, "--cpu"]
-    if program == "validate":
-        options += ["--task", "translation", "--max-sentences", 4]
-    else:
-        options += ["--beam", 1, "--max-len-b", 8]
-    if program == "generate":
-        options += ["--gen-subset", "valid"]
-    status, output = work.fairseq(program, *options, typed="w1 w2\n")
-    assert status == 0, output
-    assert re.search({"validate": "loss"}.get(program, r"(?m)^H-0\t"), output), output
-
-
-@pytest.mark.slow
-def test_eval_lm_loads_a_checkpoint(work):
-    status, output = work.fairseq(
-        "train", work.data, "--task", "language_modeling", "--arch", "transformer_lm", "--cpu",
-        "--decoder-layers", 1, "--decoder-embed-dim", 8, "--decoder-ffn-embed-dim", 8,
-        "--decoder-attention-heads", 2, "--tokens-per-sample", 16, "--sample-break-mode", "none",
-        "--max-tokens", 64, "--optimizer", "adam", "--max-update", 2, "--save-dir", "lm",
-        "--num-workers", 0,
-    )  # fmt: skip
-    assert status == 0, output
-    status, output = work.fairseq(
-        "eval_lm", work.data, "--user-dir", work.everything, "--path", "lm/checkpoint_last.pt",
-        "--gen-subset", "valid", "--tokens-per-sample", 16, "--cpu",
-    )  # fmt: skip
-    assert status == 0, output
-    assert "Perplexity" in output
-
-
-@pytest.mark.slow
-def test_hub_interface_loads_a_checkpoint(work, trained):
-    status, output = work.run("-c", TRANSLATE, trained, work.data, work.everything)
-    assert status == 0, output
-    assert "translated:" in output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sufficient", [False, True])
-def test_two_ranks_resume(work, trained, sufficient):
-    """Rank 1 gets its state from rank 0, not from the file, and that holds more types."""
-    save_dir = work.folder / f"two_ranks_{sufficient}"
-    save_dir.mkdir()
-    (save_dir / "checkpoint_last.pt").write_bytes((trained / "checkpoint_last.pt").read_bytes())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    user_dir = work.everything if sufficient else work.files_only
-    ranks = [
-        work.start(
-            "-m", "fairseq_cli.train", *work.training(save_dir, updates=5, user_dir=user_dir),
-            "--distributed-world-size", 2, "--distributed-rank", rank, "--distributed-no-spawn",
-            "--distributed-init-method", address, "--distributed-backend", "gloo",
-            "--ddp-backend", "legacy_ddp",
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    try:
-        # rank 1 first: if it fails, rank 0 waits for it in vain
-        output = ranks[1].communicate(timeout=300)[0]
-        if not sufficient:
-            assert ranks[1].returncode != 0
-            assert "Weights only load failed" in output
-            return
-        assert ranks[1].returncode == 0, output
-        output = ranks[0].communicate(timeout=300)[0]
-        assert ranks[0].returncode == 0, output
-        assert re.search(r"Loaded checkpoint .*@ 3 updates", output)
-        assert re.search(r"Saved checkpoint .*@ 5 updates", output)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+def test_checkpoint_loads_after_and_not_before(run_cli, trained):
+    """One of a stock model, as everybody's existing ones. That it is used and resumed, on two ranks
+    too, is tested in test_whole_sets.py and test_resume.py."""
+    words = ("python", "-c", LOAD, trained("stock"))
+    failed = run_cli(*words, "not allowed", check=False)
+    assert failed.returncode != 0
+    assert "argparse.Namespace" in failed.stderr
+    assert run_cli(*words, "allowed").stdout == "Namespace\n"

@@ -30,11 +30,10 @@ def test_the_built_in_transformer_passes():
     assert sum(row.status == "ok" for row in rows) >= 15
 
 
-@pytest.mark.parametrize("name", ["abspos", "shape", "randpos"])
-def test_the_wished_type_is_trained(name):
-    rows = rows_of(settings={"type": name})
+def test_the_wished_type_is_trained():
+    rows = rows_of(settings={"type": "randpos"})
     assert [row for row in rows if row.failed] == []
-    assert f"{name}: one training step" in [row.name for row in rows]
+    assert "randpos: one training step" in [row.name for row in rows]
 
 
 def without_past(monkeypatch):

@@ -39,20 +39,15 @@ def translation(data):
     return ["task=translation", f"task.data={data}", "task.source_lang=en", "task.target_lang=de"]
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_translation_model_of_hydra_decodes(precision, run_cli, corpus, test_data, tmp_path):
+def test_translation_model_of_hydra_decodes(run_cli, corpus, test_data, tmp_path):
     settings = ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
-    settings += ["+model.position_relative_context=3"]
-    if precision == "bfloat16":
-        settings.append("common.bf16=true")
+    settings += ["+model.position_relative_context=3", "common.bf16=true"]
     words = hydra_words("cape_transformer_tiny", tmp_path / "run", *settings)
     run_cli(*words, *translation(corpus.binary), cwd=tmp_path)
     checkpoint = tmp_path / "run" / "checkpoint_last.pt"
     state = torch.load(checkpoint, weights_only=True)
     assert state["optimizer_history"][-1]["num_updates"] == 30
-    weights = state["model"]["decoder.layers.0.fc1.weight"]
-    assert holds(weights, torch.bfloat16) == (precision == "bfloat16")
-
+    assert holds(state["model"]["decoder.layers.0.fc1.weight"], torch.bfloat16)
     output = run_cli(*generate_words(test_data, checkpoint, "--beam", 3)).stdout
     model, task = load(checkpoint, test_data)
     config = model.position_config
@@ -68,11 +63,12 @@ def test_translation_model_of_hydra_decodes(precision, run_cli, corpus, test_dat
         torch.testing.assert_close(forced, scores, atol=1.5e-4, rtol=0)
 
 
-def test_language_model_of_hydra_is_scored(run_cli, corpus, tmp_path):
+def test_language_model_of_hydra_by_radam_is_scored(run_cli, corpus, tmp_path):
     settings = ["task=language_modeling", f"task.data={corpus.lm}", "task.tokens_per_sample=32"]
     settings += ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
     words = hydra_words("cape_transformer_lm", tmp_path / "run", *settings)
-    run_cli(*words, cwd=tmp_path)
+    words = ["+optimizer._name=radam" if word == "optimizer=adam" else word for word in words]
+    run_cli(*words, "+optimizer.adam_betas=[0.9,0.98]", cwd=tmp_path)
     checkpoint = tmp_path / "run" / "checkpoint_last.pt"
     result = run_cli(
         "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
@@ -83,6 +79,7 @@ def test_language_model_of_hydra_is_scored(run_cli, corpus, tmp_path):
     state = torch.load(checkpoint, weights_only=True)
     assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=0.01)
     assert float(loss) < math.log2(24)
+    assert state["last_optimizer_state"]["param_groups"][0]["betas"] == (0.9, 0.98)
     model, _ = load(checkpoint, corpus.lm)
     assert model.position_config.max_global_shift == 7.0
     assert model.decoder.position_config.type == "cape"

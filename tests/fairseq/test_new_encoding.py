@@ -3,10 +3,9 @@ decodes as it was taught, and its checkpoint settings are read."""
 
 import torch
 
-from cape_plugins import Draw
 from fairseq_user_dir.embedding import TokenPositionEmbedding
 from tests.support.fairseq_models import batch, build, configure, decoder_input, loss_of, train
-from tests.support.triangle import PERIOD, Triangle, add_triangle
+from tests.support.triangle import Triangle, add_triangle
 
 
 def test_a_model_takes_a_new_encoding(monkeypatch):
@@ -20,11 +19,6 @@ def test_a_model_takes_a_new_encoding(monkeypatch):
     before = loss_of(model.eval(), 0).item()
     assert loss_of(train(model), 0) != loss_of(model, 0)  # random in training
     assert loss_of(model.eval(), 0).item() < before
-
-
-def test_incremental_decoding_equals_teacher_forcing(monkeypatch):
-    add_triangle(monkeypatch)
-    model = build(position_embedding="triangle").eval()
     (tokens, lengths), words = batch(), decoder_input(lengths=(6, 6, 6, 6))
     encoder_out = model.encoder(tokens, lengths)
     whole, _ = model.decoder(words, encoder_out)
@@ -32,14 +26,3 @@ def test_incremental_decoding_equals_teacher_forcing(monkeypatch):
     for length in range(1, words.shape[1] + 1):
         step, _ = model.decoder(words[:, :length], encoder_out, incremental_state=state)
         torch.testing.assert_close(step[:, 0], whole[:, length - 1], atol=1e-5, rtol=1e-4)
-
-
-def test_a_draw_moves_its_positions(monkeypatch):
-    add_triangle(monkeypatch)
-    seam = build(position_embedding="triangle").encoder.embed_positions.eval()
-    tokens, plain = torch.full((1, 5), 9), {}
-    for offset in (0.0, 1.0, PERIOD):
-        with seam.using(Draw(offset=torch.full((1, 1, 1), offset))):
-            plain[offset] = seam(tokens)
-    assert not torch.equal(plain[0.0], plain[1.0])
-    torch.testing.assert_close(plain[0.0][..., 0], plain[PERIOD][..., 0])  # one whole period

@@ -133,14 +133,3 @@ def test_all_parameters_may_be_one_tensor():
         apart.step()
         together.step()
     assert torch.equal(torch.cat([part.detach() for part in parts]), flat.detach())
-
-
-@pytest.mark.slow
-def test_hydra_takes_it(run_cli, corpus, tmp_path):
-    from tests.fairseq.test_hydra import hydra_words, translation
-
-    words = hydra_words("cape_transformer_tiny", tmp_path / "run", *translation(corpus.binary))
-    words = ["+optimizer._name=radam" if word == "optimizer=adam" else word for word in words]
-    run_cli(*words, "+optimizer.adam_betas=[0.9,0.98]", cwd=tmp_path)
-    state = torch.load(tmp_path / "run/checkpoint_last.pt", weights_only=True)
-    assert state["last_optimizer_state"]["param_groups"][0]["betas"] == (0.9, 0.98)

@@ -41,8 +41,10 @@ TokenPositionEmbedding.draw = noted
 '''
 FREQUENCY = 2  # micro-batches of an update
 HALF = ["--position-augment-probability", 0.5]
-RESUMED = {name: CLI_VARIANTS[name] for name in ("cape+relative", "randpos")}
-RESUMED["cape, half of the samples"] = HALF
+RESUMED = {
+    "cape+relative, half of the samples": [*CLI_VARIANTS["cape+relative"], *HALF],
+    "randpos": CLI_VARIANTS["randpos"],
+}
 
 
 @pytest.fixture
@@ -146,12 +148,6 @@ def test_finished_training_stays_as_it_is_when_started_again(end, run_cli, corpu
     assert f"{end} {ENDS[end][1]}" in said[0]
 
 
-def test_finished_training_goes_on_with_more_updates(run_cli, corpus, tmp_path):
-    for updates in (3, 5):
-        run_cli(*train_words(corpus.binary, tmp_path, updates=updates))
-    assert final_updates(tmp_path) == 5
-
-
 def test_patience_goes_on_counting_when_a_training_is_resumed(run_cli, corpus, tmp_path):
     """As many validations in all as without an interruption."""
     patience = ["--patience", 3, "--lr", 1e-30, "--validate-interval-updates", 1]
@@ -196,9 +192,8 @@ def run_ranks(run_cli, words, log):
         return list(pool.map(run, (0, 1)))
 
 
-@pytest.mark.parametrize("share", [[], HALF], ids=["all samples", "half of them"])
-def test_ranks_draw_differently_and_resume_alike(share, run_cli, corpus, spy, tmp_path):
-    options = [*spy, *share, "--save-interval-updates", 4]
+def test_ranks_draw_differently_and_resume_alike(run_cli, corpus, spy, tmp_path):
+    options = [*spy, *HALF, "--save-interval-updates", 4]
 
     def train(folder):
         words = train_words(corpus.binary, tmp_path / folder, *options, updates=8)
@@ -218,6 +213,6 @@ def test_ranks_draw_differently_and_resume_alike(share, run_cli, corpus, spy, tm
     every = [float(number) for lines in whole for line in lines for number in line.split()]
     augmented = [number for number in every if number]
     assert len(set(augmented)) == len(augmented)
-    assert (0.35 < len(augmented) / len(every) < 0.65) if share else augmented == every
+    assert 0.35 < len(augmented) / len(every) < 0.65
     left_out = [[not float(n) for line in lines for n in line.split()] for lines in whole]
-    assert (left_out[0] == left_out[1]) == (not share)  # ranks choose samples of their own
+    assert left_out[0] != left_out[1]  # ranks choose samples of their own
