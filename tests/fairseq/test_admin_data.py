@@ -3,8 +3,7 @@
 import argparse
 import os
 import socket
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from fairseq_user_dir.admin import (
     profiling_batch,
 )
 from tests.support.admin import (
-    REPO,
     make_dictionary,
 )
 
@@ -146,27 +144,14 @@ torch.distributed.destroy_process_group()  # its threads must not outlive the in
 
 
 @pytest.mark.slow
-def test_ranks_share_the_profile_of_the_first():
+def test_ranks_share_the_profile_of_the_first(run_cli):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK_PROGRAM, rank, port],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in "01"
-    ]  # fmt: skip
-    outputs = []
-    try:
-        for rank in ranks:
-            out, err = rank.communicate(timeout=300)
-            assert rank.returncode == 0, err
-            outputs.append(out.splitlines())
-    finally:
-        for rank in ranks:
-            rank.kill()
+        port = probe.getsockname()[1]
+    words = ("python", "-c", RANK_PROGRAM)
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [pool.submit(run_cli, *words, rank, port, fresh=True) for rank in (0, 1)]
+        outputs = [rank.result().stdout.splitlines() for rank in ranks]
     (alone_0, shared_0), (alone_1, shared_1) = outputs
     assert alone_0 != alone_1  # without the exchange they would differ
     assert shared_0 == shared_1 == alone_0

@@ -14,6 +14,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 import fairseq_user_dir
+from fairseq_user_dir.embedding import TokenPositionEmbedding
 from fairseq_user_dir.models import NOT_RUNNABLE
 from tests.support.fairseq_models import (
     SAMPLED,
@@ -25,10 +26,13 @@ from tests.support.fairseq_models import (
     decoder_input,
     differences,
     flags,
+    loss_of,
     random_numbers_untouched,
     record,
     switched_off,
+    train,
 )
+from tests.support.triangle import Triangle, add_triangle
 
 FAMILIES = (TransformerModel, TransformerLanguageModel)
 STOCK_MODELS = {
@@ -61,12 +65,6 @@ def test_each_stock_arch_has_a_twin_unless_it_does_not_run():
     assert len(LANGUAGE_MODELS) >= 20
     for name in NOT_RUNNABLE:
         assert f"cape_{name}" not in MODEL_REGISTRY
-
-
-def test_nacrf_is_still_broken():
-    assert "np.float" in NOT_RUNNABLE["nacrf_transformer"]
-    with pytest.raises(AttributeError, match="np.float"):
-        forward(build_seq2seq("nacrf_transformer"))
 
 
 def build_seq2seq(arch, **settings):
@@ -190,3 +188,24 @@ def test_target_longer_than_its_draft_shares_the_draw_of_the_source(name):
     assert [coords.shape[1] for coords in target_side.seen] == [3, 9, 9]
     for coords in target_side.seen:
         assert torch.equal(coords[:, :3], of_source)
+
+
+def test_a_model_takes_an_encoding_that_this_package_has_never_seen(monkeypatch):
+    """It is trained, and decodes as it was taught."""
+    add_triangle(monkeypatch)
+    cfg = configure("--position-embedding", "triangle", "--position-max-offset", 5)
+    assert cfg.model.position_embedding == "triangle"
+    model = build(position_embedding="triangle", position_max_offset=5)
+    seam = model.encoder.embed_positions
+    assert isinstance(seam, TokenPositionEmbedding)
+    assert isinstance(seam.encoder.encoding, Triangle)
+    before = loss_of(model.eval(), 0).item()
+    assert loss_of(train(model), 0) != loss_of(model, 0)  # random in training
+    assert loss_of(model.eval(), 0).item() < before
+    (tokens, lengths), words = batch(), decoder_input(lengths=(6, 6, 6, 6))
+    encoder_out = model.encoder(tokens, lengths)
+    whole, _ = model.decoder(words, encoder_out)
+    state = {}
+    for length in range(1, words.shape[1] + 1):
+        step, _ = model.decoder(words[:, :length], encoder_out, incremental_state=state)
+        torch.testing.assert_close(step[:, 0], whole[:, length - 1], atol=1e-5, rtol=1e-4)

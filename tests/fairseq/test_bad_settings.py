@@ -16,7 +16,6 @@ from tests.support.fairseq_models import (
     build,
     build_lm,
     configure,
-    train_words,
 )
 
 
@@ -148,25 +147,3 @@ def test_checkpoint_of_other_positions_is_refused(case):
     ):
         model.load_state_dict(state)
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
-
-
-def test_checkpoint_of_stock_learned_positions_is_refused():
-    stock = build("transformer_tiny", encoder_learned_pos=True, decoder_learned_pos=True)
-    with pytest.raises(ValueError, match="different settings of --position-embedding"):
-        build().load_state_dict(stock.state_dict())
-    build(**LEARNED).load_state_dict(stock.state_dict())
-
-
-# ------------------------------------------------------------------------ the commands themselves
-
-
-@pytest.mark.slow
-def test_train_command_stops_at_a_bad_value(run_cli, corpus, tmp_path):
-    words = train_words(corpus.binary, tmp_path / "run", "--position-max-local-shift", "0.7")
-    result = run_cli(*words, check=False)
-    assert result.returncode == 2
-    assert (
-        "argument --position-max-local-shift: '0.7' is not allowed; allowed: 0 to 0.5"
-        in result.stderr
-    )
-    assert not (tmp_path / "run").exists()

@@ -32,7 +32,7 @@ from cape_plugins.serving.command import GROUP
 from cape_plugins.settings.arguments import FAIRSEQ
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.host.errors import SettingsError
-from tests.support.fairseq_models import USER_DIR, Task, build, generate_words, train_words
+from tests.support.fairseq_models import Task, build, generate_words, train_words
 
 
 @pytest.fixture
@@ -149,15 +149,6 @@ def test_every_setting_that_fairseq_evaluates_is_checked(tmp_path, created):
             read_checkpoint(path)
 
 
-def test_convolutions_are_read_as_before():
-    args = argparse.Namespace(arch="fconv", encoder_layers="[(8, 3)] * 2 + [(16, 3)]")
-    args.max_source_positions = args.max_target_positions = 20
-    args.decoder_layers, args.decoder_attention = "[(8, 3)] * 2", "True"
-    model = models.build_model(args, Task())
-    assert len(model.encoder.convolutions) == 3
-    assert all(layer is not None for layer in model.decoder.attention)
-
-
 BUILDERS = {
     "adaptive softmax": lambda text: build(adaptive_softmax_cutoff=text),
     "convolutions": lambda text: models.build_model(
@@ -232,7 +223,6 @@ def with_attributes(text):
 PLACES = {
     "arguments": lambda text: {"args": argparse.Namespace(adaptive_softmax_cutoff=text)},
     "model": lambda text: {"cfg": {"model": argparse.Namespace(adaptive_softmax_cutoff=text)}},
-    "task": lambda text: {"cfg": {"task": {"left_pad_source": text}}},
     "criterion": lambda text: {"cfg": {"criterion": {"wer_args": text}}},
     "side in front": lambda text: {"cfg": {"model": {"encoder.xformers_att_config": text}}},
     "side above": lambda text: {"cfg": {"model": {"decoder": {"xformers_att_config": text}}}},
@@ -257,14 +247,12 @@ def test_a_checkpoint_with_code_is_refused(place, tmp_path, created):
     assert not created.exists()
 
 
-@pytest.mark.parametrize("text", ["print", "1.real", "'numbers'", "[[1, print]]"])
-def test_a_list_of_numbers_holds_only_numbers(text, tmp_path):
-    path = save(tmp_path / "checkpoint.pt", cfg={"model": {"adaptive_softmax_cutoff": text}})
-    with pytest.raises(UnsafeSettingError, match="adaptive_softmax_cutoff"):
-        read_checkpoint(path)
-
-
 def test_settings_with_data_are_loaded(tmp_path):
+    """A list of numbers holds only numbers."""
+    for text in ("print", "1.real", "'numbers'", "[[1, print]]"):
+        path = save(tmp_path / "checkpoint.pt", cfg={"model": {"adaptive_softmax_cutoff": text}})
+        with pytest.raises(UnsafeSettingError, match="adaptive_softmax_cutoff"):
+            read_checkpoint(path)
     layers = "[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512, 2, 2)]"  # wav2vec 2.0's
     settings = {
         "adaptive_softmax_cutoff": [10, 20],
@@ -290,15 +278,12 @@ def test_a_checkpoint_calls_no_function_of_omegaconf(text, tmp_path, created):
     OmegaConf.register_new_resolver("create", lambda: created.touch())
     try:
         task = {"name": "create", "data": text}
-        path = save(tmp_path / "checkpoint.pt", cfg={"task": task})
-        message = r"cfg\.task\.data is '.*', which calls a function of omegaconf; allowed: texts"
-        with pytest.raises(SettingsError, match=message):
-            checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        path = save(path, cfg=OmegaConf.create({"task": task}))
-        with pytest.raises(SettingsError, match=message):
-            checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        places = [{"task": task}, OmegaConf.create({"task": task})]
         if text.endswith("e:}"):  # instead of a whole section
-            path = save(path, cfg={"task": {"data": DictConfig(text)}})
+            places.append({"task": {"data": DictConfig(text)}})
+        message = r"cfg\.task\.data is '.*', which calls a function of omegaconf; allowed: texts"
+        for cfg in places:
+            path = save(tmp_path / "checkpoint.pt", cfg=cfg)
             with pytest.raises(SettingsError, match=message):
                 checkpoint_utils.load_checkpoint_to_cpu(str(path))
         assert not created.exists()
@@ -320,16 +305,9 @@ def poisoned(trained, tmp_path, created):
     return tmp_path / "poisoned.pt"
 
 
-HUB = """
-import sys
-from fairseq.models.transformer import TransformerModel
-folder, data, user_dir = sys.argv[1:]
-TransformerModel.from_pretrained(folder, "poisoned.pt", data, user_dir=user_dir)
-"""
 # Those that read a file with code of their own, or of another package.
 COMMANDS = {
     "generate": lambda path, corpus: generate_words(corpus.binary, path),
-    "hub": lambda path, corpus: ["python", "-c", HUB, path.parent, corpus.binary, USER_DIR],
     **{
         f"export {engine}": lambda path, corpus, engine=engine: [
             *("cape-plugins", "export", engine, path, "exported", "--data", corpus.binary),
@@ -337,12 +315,9 @@ COMMANDS = {
         for host, engine in (entry.name.split("-") for entry in entry_points(group=GROUP))
         if host == FAIRSEQ
     },
-    **{
-        option: lambda path, corpus, option=option: train_words(
-            corpus.binary, "run", f"--{option}", path, updates=61
-        )
-        for option in ("finetune-from-model", "restore-file")
-    },
+    "train": lambda path, corpus: train_words(
+        corpus.binary, "run", "--restore-file", path, updates=61
+    ),
 }
 
 
@@ -351,12 +326,11 @@ COMMANDS = {
 def test_command_refuses_a_checkpoint_with_code(
     command, run_cli, corpus, poisoned, tmp_path, created
 ):
-    path = poisoned
-    done = run_cli(*COMMANDS[command](path, corpus), cwd=tmp_path, input="one two\n", check=False)
+    done = run_cli(*COMMANDS[command](poisoned, corpus), cwd=tmp_path, check=False)
     assert not created.exists()
     assert done.returncode in (1, 2)
     (line,) = (line for line in done.stderr.splitlines() if "adaptive_softmax_cutoff is" in line)
-    assert f"{path}: the setting cfg.model.adaptive_softmax_cutoff is " in line
+    assert f"{poisoned}: the setting cfg.model.adaptive_softmax_cutoff is " in line
     assert "which fairseq would run as Python; allowed: numbers" in line
-    assert command == "hub" or "Traceback" not in done.stderr
-    assert list(tmp_path.rglob("*.pt")) == [path]
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.rglob("*.pt")) == [poisoned]

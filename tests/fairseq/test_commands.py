@@ -1,6 +1,7 @@
 """Proves that every fairseq command works on a cape checkpoint, with ``--user-dir`` and nothing
 about positions: interactive, validate, alignment, unknown words, ensembles, language models, the
-hub interface. Results are compared with an independent computation or with another command."""
+hub interface, sentences longer than the tables of the stock models. Results are compared with an
+independent computation or with another command."""
 
 import math
 import re
@@ -8,9 +9,11 @@ import re
 import pytest
 import torch
 
-from tests.fairseq.conftest import TARGET_WORDS
+from cape_plugins import PositionConfig
+from tests.fairseq.conftest import LONG, TARGET_WORDS
 from tests.support.fairseq_models import (
     USER_DIR,
+    VARIANTS,
     encode,
     forced_scores,
     generate_words,
@@ -65,16 +68,6 @@ def test_validate_equals_validation_in_training(run_cli, trained, corpus):
     loss = re.search(r"valid.*\| loss ([\d.]+)", result.stdout + result.stderr)[1]
     state = torch.load(trained("cape"), weights_only=True)
     assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=2e-3)
-
-
-def test_score_reference_equals_one_pass(run_cli, trained, test_data):
-    words = generate_words(test_data, trained("cape"), "--score-reference")
-    output = run_cli(*words).stdout
-    model, task = load(trained("cape"), test_data)
-    for i, [[source]] in lines(output, "S").items():
-        target = lines(output, "T")[i][0][0].replace("<<unk>>", "<unk>")
-        scores = forced_scores(model, task, source, target)
-        torch.testing.assert_close(scores, printed_scores(output, i), atol=1.5e-4, rtol=0)
 
 
 # -------------------------------------------------------------------------------- attention
@@ -148,31 +141,33 @@ def test_unknown_words_are_replaced_by_the_aligned_source(run_cli, trained, corp
     assert copied > 5
 
 
-@pytest.mark.parametrize("joined", [[], ["--post-process", "sentencepiece"]])
-def test_typed_words_are_copied(joined, run_cli, trained, test_data):
-    """Lines that differ in unknown words alone, around one that is left out as too long; also
-    where subwords are joined in what is printed of the source: here all words, having no marks."""
+def test_typed_words_are_copied(run_cli, trained, test_data):
+    """Lines that differ in unknown words alone, around one that is left out as too long; also where
+    subwords are joined in what is printed of the source: here all words, having no marks."""
     names = {0: "anna eva", 2: "bert udo", 3: "carl max", 4: "dora ida"}
-    typed = [names.get(i, "one " * 1100) for i in range(5)]
+    typed = "\n".join(names.get(i, "one " * 1100) for i in range(5))
     words = [
         "fairseq-interactive", test_data, "--user-dir", USER_DIR, "--path", trained("cape"),
         "-s", "en", "-t", "de", "--beam", 3, "--nbest", 2, "--max-len-b", 8, "--cpu",
         "--buffer-size", 9, "--batch-size", 9, "--skip-invalid-size-inputs-valid-test",
-        "--replace-unk", "--print-alignment", "hard", *joined,
+        "--replace-unk", "--print-alignment", "hard",
     ]  # fmt: skip
-    output = run_cli(*words, input="\n".join(typed)).stdout
-    assert lines(output, "H").keys() == names.keys()
-    texts = {i: [text for _, text in hypotheses] for i, hypotheses in lines(output, "H").items()}
-    assert "<unk>" not in str(texts)
+    plain, joined = (
+        run_cli(*words, *more, input=typed).stdout
+        for more in ([], ["--post-process", "sentencepiece"])
+    )
+    assert lines(plain, "A") == lines(joined, "A")
     copied = set()
-    for i, alignments in lines(output, "A").items():
-        sources = typed[i].split()
-        for (alignment,), text in zip(alignments, texts[i], strict=True):
+    for i, alignments in lines(plain, "A").items():
+        for (alignment,), (_, text), (_, same) in zip(
+            alignments, lines(plain, "H")[i], lines(joined, "H")[i], strict=True
+        ):
+            assert text.replace(" ", "") == same
             pairs = [tuple(map(int, pair.split("-"))) for pair in alignment.split()]
-            for word, (source, _) in [] if joined else zip(text.split(), pairs, strict=True):
-                assert word in {"und", *TARGET_WORDS, sources[source]}
+            for word, (source, _) in zip(text.split(), pairs, strict=True):
+                assert word in {"und", *TARGET_WORDS, names[i].split()[source]}
                 copied |= {word} - {"und", *TARGET_WORDS}
-    assert joined or len(copied) > 3
+    assert len(copied) > 3
 
 
 # -------------------------------------------------------------------------------- ensembles
@@ -197,19 +192,6 @@ def test_ensemble_averages_probabilities(run_cli, trained, test_data):
 
 
 # -------------------------------------------------------------------- language models and hub
-
-
-def test_eval_lm_equals_validation_in_training(run_cli, trained, corpus):
-    words = [
-        "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", trained("lm"), "--cpu",
-        "--gen-subset", "valid", "--tokens-per-sample", 32, "--sample-break-mode", "none",
-        "--batch-size", 8, "--required-batch-size-multiple", 1,
-    ]  # fmt: skip
-    result = run_cli(*words, fresh=True)
-    loss = re.search(r"Loss \(base 2\): ([\d.]+)", result.stdout + result.stderr)[1]
-    state = torch.load(trained("lm"), weights_only=True)
-    assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=0.01)
-    assert float(loss) < math.log2(24)
 
 
 HUB = """
@@ -241,6 +223,83 @@ def test_hub_interface_translates_and_scores(
     (printed,) = [line.split("\t")[1:] for line in output if line.startswith("L\t")]
     expected = scores.detach()[:-1]  # fairseq leaves out the score of EOS
     torch.testing.assert_close(torch.tensor([float(x) for x in printed]), expected)
+
+
+# ------------------------------------------------- beams, settings and lengths of trained models
+
+BEAM = 4
+# One of each kind of position; what all of them share is tested in test_stacks.py.
+DECODED = ("nopos", "abspos", "rope", "shape+synchronize", "sinpos+source", "cape+relative", "rfs")
+SHOWN = 1e-4  # the command prints four decimals, and base 2
+
+
+@pytest.fixture(scope="module")
+def decoded(run_cli, trained, test_data):
+    """Function: (source, hypothesis, scores printed) of each hypothesis, and the loaded model."""
+
+    def decode(name):
+        words = generate_words(test_data, trained(name), "--beam", BEAM, "--nbest", BEAM)
+        output = run_cli(*words).stdout
+        sources, hypos, scores = (lines(output, letter) for letter in "SHP")
+        assert sorted(sources) == sorted(hypos) == sorted(scores) == list(range(24))
+        found = [
+            (sources[i][0][0], hypo[1], torch.tensor([float(x) for x in score[0].split()]))
+            for i in hypos
+            for hypo, score in zip(hypos[i], scores[i], strict=True)
+        ]
+        return found, *load(trained(name), test_data)
+
+    return decode
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_beam_search_equals_teacher_forcing(name, decoded):
+    found, model, task = decoded(name)
+    assert len(found) == 24 * BEAM
+    assert len({hypothesis for _, hypothesis, _ in found}) > 24
+    for source, hypothesis, scores in found:
+        forced = forced_scores(model, task, source, hypothesis)
+        torch.testing.assert_close(forced, scores, atol=1.5 * SHOWN, rtol=0)
+    # the comparison notices positions, wherever the model has any
+    worst = max(
+        (forced_scores(model, task, " ".join(reversed(source.split())), hypo) - scores).abs().max()
+        for source, hypo, scores in found[::BEAM]
+    )
+    assert (worst > 100 * SHOWN) != (name == "nopos")
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_settings_come_from_the_checkpoint(name, trained, corpus, test_data):
+    expected = {
+        key.removeprefix("position_"): value
+        for key, value in VARIANTS[name].items()
+        if key != "position_embedding"
+    }
+    type_name = VARIANTS[name]["position_embedding"]
+    config = PositionConfig(type_name, "text", "seq2seq", **expected)
+    if config.source_scale == "auto":
+        sides = (corpus.text / "train.de", corpus.text / "train.en")
+        counts = [len(p.read_text().split()) + len(p.read_text().splitlines()) for p in sides]
+        assert counts[0] > counts[1]
+        config = config.replace(source_scale="{}/{}".format(*counts))
+    model, _ = load(trained(name), test_data)
+    assert model.position_config == config
+    if config.encoding.adds and not config.encoding.counts:
+        assert model.encoder.embed_positions.encoder.alpha == config.alpha
+        assert model.decoder.embed_positions.encoder.alpha == 1.0
+
+
+@pytest.mark.parametrize("name", ["cape", "abspos"])
+def test_sentence_beyond_the_stock_tables_is_translated(name, run_cli, trained, test_data):
+    words = generate_words(test_data, trained(name), "--gen-subset", "test1")
+    words += ["--max-source-positions", 4000, "--min-len", 5, "--max-len-b", 20, "--beam", 2]
+    output = run_cli(*words).stdout
+    source, hypothesis = lines(output, "S")[0][0][0], lines(output, "H")[0][0][1]
+    assert len(source.split()) == LONG - 1
+    model, task = load(trained(name), test_data)
+    scores = torch.tensor([float(x) for x in lines(output, "P")[0][0][0].split()])
+    forced = forced_scores(model, task, source, hypothesis)
+    torch.testing.assert_close(forced, scores, atol=1.5 * SHOWN, rtol=0)
 
 
 # ---------------------------------------------------------------------- options of training

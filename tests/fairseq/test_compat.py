@@ -1,4 +1,4 @@
-"""fairseq's checkpoints under ``torch.load(weights_only=True)``: in memory, and in its programs."""
+"""fairseq's checkpoints under ``torch.load(weights_only=True)``."""
 
 import argparse
 import collections
@@ -14,10 +14,7 @@ from fairseq.distributed.utils import _TensorPlaceholder
 from omegaconf import OmegaConf
 
 from cape_plugins.checkpoints.fairseq_files import NUMBERS
-from fairseq_user_dir.host import compat
 from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
-
-# -------------------------------------------------------------------------------------- in memory
 
 
 @pytest.fixture
@@ -110,59 +107,3 @@ def test_files_that_run_code_are_still_refused(tmp_path):
         with pytest.raises(pickle.UnpicklingError):
             load(saved(value))
     assert not (tmp_path / "made").exists()
-
-
-def test_second_call_changes_nothing_and_others_keep_theirs(nothing_allowed):
-    torch.serialization.add_safe_globals([PurelyLocal])
-    allow_fairseq_checkpoints()
-    once = torch.serialization.get_safe_globals()
-    allow_fairseq_checkpoints()
-    assert set(torch.serialization.get_safe_globals()) == set(once)
-    assert PurelyLocal in once
-
-
-class PurelyLocal:
-    """A type that someone else has allowed."""
-
-
-def test_names_that_do_not_exist_are_passed_over(monkeypatch, nothing_allowed):
-    changed = (("argparse", ("NoSuchName",)), ("no_such_module", ("X",)), *compat._CONTAINERS)
-    monkeypatch.setattr(compat, "_CONTAINERS", changed)
-    allow_fairseq_checkpoints()
-    assert load(saved(argparse.Namespace(a=1))).a == 1
-    assert load(saved(np.ones(2))).sum() == 2
-
-
-def test_older_torch_is_left_alone(monkeypatch):
-    def refuse(_):
-        raise AssertionError("torch < 2.6 was told a type under two names")
-
-    monkeypatch.setattr(torch.serialization, "add_safe_globals", refuse)
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.5.1+cpu"))
-    allow_fairseq_checkpoints()
-    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cpu"))
-    with pytest.raises(AssertionError):
-        allow_fairseq_checkpoints()
-
-
-# -------------------------------------------------------------------------------- on command lines
-
-LOAD = """
-import sys, torch
-if sys.argv[2] == "allowed":
-    from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
-    allow_fairseq_checkpoints()
-state = torch.load(sys.argv[1], weights_only=True)
-print(type(state["cfg"]["model"]).__name__)
-"""
-
-
-@pytest.mark.slow
-def test_checkpoint_loads_after_and_not_before(run_cli, trained):
-    """One of a stock model, as everybody's existing ones. That it is used and resumed, on two ranks
-    too, is tested in test_whole_sets.py and test_resume.py."""
-    words = ("python", "-c", LOAD, trained("stock"))
-    failed = run_cli(*words, "not allowed", check=False)
-    assert failed.returncode != 0
-    assert "argparse.Namespace" in failed.stderr
-    assert run_cli(*words, "allowed").stdout == "Namespace\n"

@@ -1,17 +1,19 @@
 """Proves what is drawn, by whom and when: source and target share the shift and the scale of a
-pair, local shifts are their own, alpha moves the source but not its origin, half a model in
-training is an error, and evaluation draws nothing.
+pair, local shifts are their own, half a model in training is an error, evaluation draws nothing,
+and samples that training leaves where they are do so on both sides.
 
 The coordinates are read where they are encoded, so nothing here relies on how they get there.
 """
 
 import copy
+import math
 
 import pytest
 import torch
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
+from cape_plugins import PositionEncoder
 from tests.support.fairseq_models import (
     ALPHA,
     PAD,
@@ -28,6 +30,7 @@ from tests.support.fairseq_models import (
     record,
     sentences,
 )
+from tests.support.fairseq_speech import S2T, durations, make_model, make_task, write_manifest
 
 RANDOM = [name for name in VARIANTS if build_variant(name).position_config.random]
 EVALUATED = [*RANDOM, *(name for name in VARIANTS if name not in RANDOM)]
@@ -94,16 +97,6 @@ def test_local_shifts_are_independent_and_not_scaled_by_alpha():
         assert drawn.std() > 0.2  # U(-0.5, 0.5) has 0.29
     width = min(of_source.shape[1], of_target.shape[1])
     assert ((of_source[:, :width] - of_target[:, :width]).abs() < 1e-3).sum() == 0
-
-
-def test_alpha_scales_only_the_source_and_not_its_origin():
-    model = build(position_embedding="cape", position_source_bos=False).eval()
-    source, previous = batch()
-    recorders = record(model.encoder), record(model.decoder)
-    model(source, None, previous)
-    of_source, of_target = (recorder.seen[0].flatten() for recorder in recorders)
-    assert of_source[:4].tolist() == [2.0, 3.25, 4.5, 5.75]
-    assert of_target[:4].tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
 @pytest.mark.parametrize("name", ["shape", "cape"])
@@ -259,3 +252,57 @@ def test_retained_dropout_brings_back_no_augmentation(name):
     for ours, theirs in zip(*results, strict=True):
         assert torch.equal(ours, theirs)
     assert not torch.equal(*results[0])  # dropout is at work
+
+
+# ---------------------------------------------------------------- samples that stay where they are
+
+HALF = {"position_augment_probability": 0.5}
+
+
+def assert_share(augmented, share=0.5):
+    """Within four standard deviations of a binomial share."""
+    deviation = math.sqrt(share * (1 - share) / len(augmented))
+    assert abs(augmented.float().mean() - share) < 4 * deviation
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_source_and_target_of_a_pair_are_augmented_alike(name):
+    """Also where they draw for themselves."""
+    options = {"position_max_offset": 10_000} if name == "shape" else {}  # not 0 by chance
+    model = build_variant(name, position_source_scale=ALPHA, **HALF, **options)
+    rows = []
+    for seed in range(20):
+        source, i, target, j = coordinates(model, random_seed=seed)
+        expected = START + float(ALPHA) * i, START + j
+        # padding is nan
+        moved = [
+            ((coords - raw).abs() > 1e-5).any(1)
+            for coords, raw in zip((source, target), expected, strict=True)
+        ]
+        assert torch.equal(*moved)
+        rows.append(moved[0])
+    assert_share(torch.cat(rows))
+
+
+def test_encoder_and_decoder_of_speech_are_augmented_alike(tmp_path, monkeypatch):
+    """They have different settings: seconds and tokens."""
+    write_manifest(tmp_path, "train", durations(8))
+    task = make_task(tmp_path)
+    task.load_dataset("train")
+    data = task.dataset("train")
+    sample = data.collater([data[index] for index in range(8)])
+    model, drawn = make_model(task, S2T, "cape", **HALF).train(), []
+    draw = PositionEncoder.draw
+
+    def noted(*args):
+        drawn.append(draw(*args))
+        return drawn[-1]
+
+    monkeypatch.setattr(PositionEncoder, "draw", noted)
+    for _ in range(20):
+        model(**sample["net_input"])
+    for source, target in zip(drawn[::2], drawn[1::2], strict=True):
+        assert torch.equal(source.augmented, target.augmented)
+        assert torch.equal(target.shift != 0, source.augmented)
+        assert not (target.shift == source.shift)[source.augmented].any()
+    assert_share(torch.cat([source.augmented.flatten() for source in drawn[::2]]))

@@ -12,8 +12,6 @@ from tests.support.fairseq_models import (
     STOCK,
     batch,
     build,
-    build_lm,
-    decoder_input,
     differences,
     flags,
     parameters,
@@ -89,30 +87,6 @@ def test_each_option_makes_a_difference():
         source, previous = batch()
         assert differences(ours.state_dict(), stock.state_dict()) == []
         assert not torch.equal(ours(source, None, previous)[0], stock(source, None, previous)[0])
-
-
-@pytest.mark.parametrize("name", IDENTICAL)
-def test_language_model_equals_stock_after_updates(name):
-    learned = {
-        "sinusoid": [],
-        "table": ["--decoder-learned-pos"],
-        "none": ["--no-token-positional-embeddings"],
-    }[TYPES[name].encoding]
-    off = {
-        option: value
-        for option, value in switched_off(name).items()
-        if option not in ("position_source_scale", "position_synchronize", "position_source_bos")
-    }
-    words = flags({"position_embedding": name, **off})
-    stock, ours = build_lm(*learned, arch="transformer_lm"), build_lm(*words)
-    previous = decoder_input(9)
-    for model in (stock, ours):
-        train(model).eval()
-    assert differences(ours.state_dict(), stock.state_dict()) == []
-    assert torch.equal(ours(previous)[0], stock(previous)[0])
-    if name in RANDOM:
-        augmented = train(build_lm("--position-embedding", name))
-        assert differences(augmented.state_dict(), stock.state_dict())
 
 
 @pytest.mark.slow

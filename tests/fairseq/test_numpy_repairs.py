@@ -64,14 +64,6 @@ def test_cached_data_train_as_mapped_ones(run_cli, corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_diverse_beams_decode_several_batches(run_cli, trained, test_data):
-    words = generate_words(test_data, trained("cape"), "--beam", 4, "--diverse-beam-groups", 2)
-    whole, small = (lines(run_cli(*words, "--batch-size", size).stdout, "H") for size in (24, 5))
-    assert whole.keys() == small.keys() == set(range(24))
-    assert [whole[i][0][1] for i in whole] == [small[i][0][1] for i in whole]
-
-
-@pytest.mark.slow
 def test_a_translation_model_learns_from_bart(run_cli, corpus, tmp_path):
     task = ["--task", "translation_from_pretrained_bart", "--langs", "en,de"]
     words = train_words(corpus.binary, tmp_path, *task, arch="cape_bart_base", updates=2)

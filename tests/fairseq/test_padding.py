@@ -136,21 +136,6 @@ def test_attention_is_that_of_the_callers_tokens(name, left):
     torch.testing.assert_close(attention.sum(-1), 1 - on_bos)
 
 
-@BOTH_SIDES
-def test_reordered_encoder_output_keeps_the_alignment(left):
-    """Beam search permutes the sentences; the caller's tokens must follow."""
-    model = build().eval()
-    source, order = pad(sentences(), left), torch.tensor([2, 0, 3, 1])
-    encoded = model.encoder(source, source.ne(PAD).sum(1))
-    reordered = model.encoder.reorder_encoder_out(encoded, order)
-    previous = decoder_input()
-    _, extra = model.decoder(previous, encoder_out=encoded)
-    _, extra_reordered = model.decoder(previous[order], encoder_out=reordered)
-    attention = extra["attn"][0][order]
-    torch.testing.assert_close(extra_reordered["attn"][0], attention, atol=1e-6, rtol=1e-5)
-    assert attention.masked_select(source[order].eq(PAD)[:, None]).abs().max() == 0
-
-
 def test_stock_attention_has_the_same_form():
     """Ensembles of stock and cape models add up attentions."""
     source, previous = batch()

@@ -1,14 +1,19 @@
 """Proves that models trained by ``fairseq-hydra-train``, in float32 and bfloat16, keep their
-positional settings in the checkpoint and are used by the other commands like any other."""
+positional settings in the checkpoint and are used by the other commands like any other; the same of
+tasks without one source and one target language; and the commands of the README."""
 
 import math
 import re
+import shlex
 
 import pytest
 import torch
 
+from fairseq_user_dir.host.errors import SettingsError
 from tests.support.fairseq_models import (
+    ROOT,
     TINY,
+    TINY_FLAGS,
     USER_DIR,
     forced_scores,
     generate_words,
@@ -94,3 +99,74 @@ def test_bad_value_is_refused(run_cli, corpus, tmp_path):
     assert any(line.startswith(message) for line in result.stderr.splitlines())
     assert "Traceback" not in result.stdout + result.stderr
     assert list(tmp_path.rglob("*.pt")) == []
+
+
+# ------------------------------------------------------------------------------- other tasks
+
+LANGUAGES = ["--lang-pairs", "en-de", "--langs", "en,de", "--decoder-langtok"]
+TASKS = {
+    "denoising": [
+        "--arch", "cape_bart_base", "--mask", 0.3, "--mask-length", "span-poisson",
+        "--poisson-lambda", 3, "--replace-length", 1, "--tokens-per-sample", 32,
+    ],
+    "translation_multi_simple_epoch": [
+        "--arch", "cape_transformer_tiny", "--sampling-method", "concat", *LANGUAGES,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_alpha_is_one_without_a_language_pair(
+    task, fairseq_train, run_cli, corpus, test_data, tmp_path, caplog
+):
+    data = corpus.lm if task == "denoising" else corpus.binary
+    words = [
+        "fairseq-train", data, "--user-dir", USER_DIR, "--task", task, *TASKS[task], *TINY_FLAGS,
+        "--save-dir", tmp_path, "--max-update", 2, "--batch-size", 8, "--optimizer", "adam",
+        "--lr", 0.001, "--cpu", "--num-workers", 0, "--no-epoch-checkpoints",
+        "--required-batch-size-multiple", 1, "--skip-invalid-size-inputs-valid-test",
+    ]  # fmt: skip
+    with pytest.raises(
+        SettingsError, match="--position-source-scale auto cannot count .* no single"
+    ):
+        fairseq_train([*words, "--position-source-scale", "auto"])
+    assert not (tmp_path / "checkpoint_last.pt").exists()
+    caplog.clear()
+    fairseq_train(words)
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert any("alpha = 1; another one by --position-source-scale" in text for text in warnings)
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    model = torch.load(checkpoint, weights_only=True)["cfg"]["model"]
+    assert model.position_source_scale == "1"
+    assert model.position_source_bos
+    if task != "denoising":
+        languages = ["--task", task, *LANGUAGES, "-s", "en", "-t", "de", "--max-len-b", 3]
+        output = run_cli(*generate_words(test_data, checkpoint, *languages)).stdout
+        assert len(lines(output, "H")) == 24
+
+
+# ------------------------------------------------------------------------------- the README
+
+
+def commands_of_the_readme():
+    """The words of each command line of the section."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    section = text.partition("\n## fairseq\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^ {4}(fairseq-.*)$", section, re.MULTILINE)
+    return [shlex.split(command.removesuffix("...")) for command in commands]
+
+
+def test_readme_trains_and_generates(run_cli, corpus, tmp_path):
+    train, generate = commands_of_the_readme()
+    assert (train[0], generate[0]) == ("fairseq-train", "fairseq-generate")
+    places = {
+        "data-bin/iwslt14": corpus.binary,
+        "checkpoints/checkpoint_best.pt": tmp_path / "checkpoint_best.pt",
+    }
+    train, generate = ([places.get(word, word) for word in words] for words in (train, generate))
+    small = ["--save-dir", tmp_path, "--max-update", 2, "--cpu", *TINY_FLAGS]
+    run_cli(*train, *small, cwd=ROOT)
+    model, _ = load(tmp_path / "checkpoint_best.pt", corpus.binary)
+    assert model.position_config.type == "cape"
+    output = run_cli(*generate, "--cpu", "--max-len-b", 9, cwd=ROOT).stdout
+    assert len(lines(output, "H")) == 24
