@@ -5,20 +5,25 @@ import pytest
 import torch
 
 from cape_plugins import TYPES
+from cape_plugins.mathematics import encodings
 from tests.support.expected import EXPECTED
 from tests.support.fairseq_models import (
     IDENTICAL,
     SINUSOID,
     STOCK,
+    VARIANTS,
     batch,
     build,
+    build_variant,
     differences,
     flags,
+    loss_of,
     parameters,
     switched_off,
     train,
     train_words,
 )
+from tests.support.operations import operations
 
 RANDOM = [name for name in SINUSOID if EXPECTED[name].random]
 SETTINGS = {
@@ -97,3 +102,35 @@ def test_fairseq_train_writes_the_stock_parameters(run_cli, corpus, trained, tmp
     for checkpoint in (tmp_path / "checkpoint_last.pt", trained("sinpos")):
         assert differences(parameters(checkpoint), stock) == []
     assert differences(parameters(trained("shape")), stock)
+
+
+# -------------------------------------------------------------------- what a step asks of a GPU
+
+ADDED = 40  # operations of a step of cape beyond those of the stock model, at most
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch):
+    """Frequencies that other tests have made are not there."""
+    monkeypatch.setattr(encodings, "_FREQUENCIES_AND_PHASES", {})
+
+
+def step(model):
+    """A training step, the first one."""
+    return operations(lambda: loss_of(model.train(), 0).backward())
+
+
+@pytest.fixture(scope="module")
+def stock():
+    return step(build("transformer_tiny"))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_step_waits_no_more_often_than_that_of_the_stock_model(stock, name):
+    own = step(build_variant(name))
+    assert own.read.total() <= stock.read.total(), own.read
+
+
+def test_a_step_of_cape_launches_few_operations_more_than_that_of_the_stock_model(stock):
+    own = step(build())
+    assert 0 < own.launched.total() - stock.launched.total() <= ADDED
