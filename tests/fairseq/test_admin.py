@@ -299,7 +299,7 @@ def test_unsuitable_models_are_refused_untouched(options, message):
     assert set(model.state_dict()) == keys
 
 
-def test_other_layers_and_an_order_of_another_kind_are_refused():
+def test_other_layers_and_calls_in_another_order_are_refused():
     model = build()
     with pytest.raises(ValueError, match="no ADMIN weights"):
         profile_admin(model, *batch(), seed=3)

@@ -192,28 +192,13 @@ def test_a_shard_that_is_none_is_refused_by_every_command(command, capsys):
 # ---------------------------------------------------------------------------------- the commands
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["train", "interactive", "validate", "eval-lm"])
-def test_command_stops_with_one_line(command, run_cli, corpus, trained, tmp_path):
-    words = [f"fairseq-{command}", corpus.binary, "--user-dir", USER_DIR, "--cpu"]
-    overrides = ["--model-overrides", "{'position_max_local_shift': 2}"]
-    message = "--position-max-local-shift 2"
-    if command == "train":
-        flags = ["--position-embedding", "sinpos", "--position-max-offset", 3]
-        words = train_words(corpus.binary, tmp_path / "run", *flags)
-        message = "--position-max-offset 3 has no effect on position embedding 'sinpos'"
-    elif command == "eval-lm":
-        words = ["fairseq-eval-lm", corpus.lm, *words[2:], "--path", trained("lm"), *overrides]
-    else:
-        words += ["--path", trained("cape"), "--batch-size", 1, *overrides]
-    result = run_cli(*words, check=False, input="eins\n")
-    assert result.returncode == 1
-    assert "Traceback" not in result.stderr + result.stdout
-    assert result.stderr.splitlines()[-1].startswith(f"fairseq-{command}: error: {message}")
-
-
 # Words after the data, and what the line has to say. {speech}, {cape} ... are made by fixtures.
 REFUSED = {
+    "positions": (
+        ["fairseq-validate", "{binary}", "--path", "{cape}", "--batch-size", 1,
+         "--model-overrides", "{{'position_max_local_shift': 2}}"],
+        "--position-max-local-shift 2",
+    ),
     "translation model for speech": (
         ["fairseq-generate", "{speech}", "--task", "cape_asr", "--path", "{cape}"],
         "was trained with --task translation, not cape_asr",
@@ -278,6 +263,10 @@ def test_what_does_not_belong_together_is_refused_in_one_line(name, run_cli, pla
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--position-embedding", "sinpos", "--position-max-offset", 3],
+            "fairseq-train: error: --position-max-offset 3 has no effect on position embedding",
+        ),
         (["--finetune-from-model", "gone.pt"], "gone.pt does not exist"),
         (["--restore-file", "gone.pt"], "--restore-file gone.pt: no such file"),
         (["--share-all-embeddings"], "--joined-dictionary"),
