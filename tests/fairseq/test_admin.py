@@ -1,13 +1,14 @@
 """ADMIN: formula, profiling, and the ways in which fairseq runs a layer."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
 from fairseq_user_dir.admin import (
-    AdminProfile,
     attach_admin,
     profile_admin,
 )
@@ -94,51 +95,34 @@ def test_without_cross_attention_there_are_two_sublayers():
 # -------------------------------------------------------------------------------------- profiling
 
 
+def observe(layer):
+    """Lists of the residuals (layer inputs and layer-norm outputs) and of the branches (what leaves
+    the dropout module) of a layer, which its next forward fills."""
+    residuals, branches = [], []
+    layer.register_forward_pre_hook(lambda _, args: residuals.append(args[0]))
+    for norm in (layer.self_attn_layer_norm, getattr(layer, "encoder_attn_layer_norm", None)):
+        if norm is not None:
+            norm.register_forward_hook(lambda _, args, out: residuals.append(out))
+    layer.dropout_module.register_forward_hook(lambda _, args, out: branches.append(out))
+    return residuals, branches
+
+
 def recurrence_by_hand(model, data, seed):
     """Constants that follow from what flows through a profiled model, seen from outside.
 
-    Residuals are layer inputs and layer-norm outputs, branches are what leaves the dropout module.
     Returns a list [(constant the sub-layer should have, its omega)] per stack.
     """
-    observed = []
-    for stack in (model.encoder, model.decoder):
-        for layer in stack.layers:
-            seen = {"residual": [], "branch": []}
-            norms = [layer.self_attn_layer_norm, getattr(layer, "encoder_attn_layer_norm", None)]
-            hooks = [
-                layer.register_forward_pre_hook(
-                    lambda _, args, seen=seen: seen["residual"].append(args[0])
-                ),
-                layer.dropout_module.register_forward_hook(
-                    lambda _, args, out, seen=seen: seen["branch"].append(out)
-                ),
-            ]
-            hooks += [
-                norm.register_forward_hook(
-                    lambda _, args, out, seen=seen: seen["residual"].append(out)
-                )
-                for norm in norms
-                if norm is not None
-            ]
-            observed.append((stack, layer, seen, hooks))
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        run(model.train(), data)
-    torch.set_rng_state(state)
-
+    model = copy.deepcopy(model).train()
+    stacks = [model.encoder.layers, model.decoder.layers]
+    seen = [[observe(layer) for layer in layers] for layers in stacks]
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        run(model, data)
     results = []
-    for stack in (model.encoder, model.decoder):
+    for layers, flows in zip(stacks, seen, strict=True):
         s, pairs = 1.0, []
-        for owner, layer, seen, hooks in observed:
-            for hook in hooks:
-                hook.remove()
-            if owner is not stack:
-                continue
-            assert len(seen["branch"]) == len(seen["residual"]) == len(layer.admin.omega)
-            for r, f, omega in zip(
-                seen["residual"], seen["branch"], layer.admin.omega, strict=True
-            ):
+        for layer, (residuals, branches) in zip(layers, flows, strict=True):
+            for r, f, omega in zip(residuals, branches, layer.admin.omega, strict=True):
                 pairs.append((s, omega))
                 f, r = f.numpy().astype("float64"), r.numpy().astype("float64")
                 s = math.sqrt(((s * r) ** 2).mean() - (s * r).mean() ** 2 + f.var())
@@ -180,13 +164,6 @@ def test_profile_has_dropout_from_its_seed_only():
     assert constants(3, 0.0, ambient=1) == constants(4, 0.0, ambient=1)
 
 
-def test_profile_can_be_repeated_and_does_not_depend_on_the_omegas_found():
-    model = attached(dropout=0.3)
-    first = profile_admin(model, *batch(), seed=3)
-    assert profile_admin(model, *batch(), seed=3) == first
-    assert first == AdminProfile(*first)
-
-
 def test_profile_leaves_random_numbers_modes_and_gradients_alone():
     model = attached(dropout=0.3)
     model.eval()
@@ -194,11 +171,12 @@ def test_profile_leaves_random_numbers_modes_and_gradients_alone():
     modes = [module.training for module in model.modules()]
     torch.manual_seed(8)
     state = torch.get_rng_state()
-    profile_admin(model, *batch(), seed=3)
+    first = profile_admin(model, *batch(), seed=3)
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in model.modules()] == modes
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(parameter.requires_grad for parameter in model.parameters())
+    assert profile_admin(model, *batch(), seed=3) == first, "whatever the omegas found"
 
 
 def test_profile_measures_layers_that_layer_drop_would_skip():
@@ -224,9 +202,81 @@ def test_failed_profile_leaves_the_omegas_as_they_were():
     assert model.encoder.layers[0].residual_connection == model.encoder.layers[0].admin.combine
 
 
-def test_profile_needs_attached_weights():
-    with pytest.raises(ValueError, match="no ADMIN weights"):
-        profile_admin(build(), *batch(), seed=3)
+# ------------------------------------------------------------- the ways in which layers are run
+
+
+def gradients(model, data, seed=4):
+    torch.manual_seed(seed)
+    model.train().zero_grad()
+    loss = loss_of(model, data)
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_same_gradients(actual, expected):
+    torch.testing.assert_close(actual[0], expected[0], atol=1e-6, rtol=1e-5)
+    assert actual[1].keys() == expected[1].keys()
+    for name, value in expected[1].items():
+        torch.testing.assert_close(actual[1][name], value, atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_recomputed_activations_give_the_same_gradients(offload):
+    plain = attached(dropout=0.2)
+    recomputing = attached(dropout=0.2, checkpoint_activations=True, offload_activations=offload)
+    assert hasattr(recomputing.encoder.layers[0], "precheckpoint_forward")
+    expected = gradients(plain, batch())
+    assert_same_gradients(gradients(recomputing, batch()), expected)
+    with torch.no_grad():
+        recomputing.encoder.layers[1].admin.omega[1].mul_(1.1)
+    with pytest.raises(AssertionError):
+        assert_same_gradients(gradients(recomputing, batch()), expected)
+
+
+@pytest.mark.parametrize(("place", "recompute"), [("encoder_attn", True), ("fc2", False)])
+def test_exception_inside_a_layer_leaves_no_trace(place, recompute):
+    """Raised in another forward, before the backward of the first; the batch after it, too."""
+    model = attached(dropout=0.0, checkpoint_activations=recompute)
+    expected = gradients(model, batch())
+    model.zero_grad()
+    loss = loss_of(model, batch())
+
+    def fail(*_):
+        raise MemoryError
+
+    hook = getattr(model.decoder.layers[1], place).register_forward_pre_hook(fail)
+    with pytest.raises(MemoryError):
+        run(model, batch())
+    hook.remove()
+    loss.backward()
+    assert_same_gradients(
+        (loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}), expected
+    )
+    assert_same_gradients(gradients(model, batch()), expected)
+
+
+@pytest.mark.parametrize(
+    ("duplicate", "recompute"),
+    [(copy.deepcopy, True), (lambda model: pickle.loads(pickle.dumps(model)), False)],
+)
+def test_copies_are_independent_and_states_carry_the_weights(duplicate, recompute):
+    model = attached(dropout=0.0, checkpoint_activations=recompute).eval()
+    expected = run(model, batch())
+    double = duplicate(model)
+    assert torch.equal(run(double, batch()), expected)
+    other = attached(seed=2, dropout=0.0)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(run(other.eval(), batch()), expected)
+    with torch.no_grad():
+        for omega in omegas(model).values():
+            omega.mul_(2.0)
+    assert not torch.allclose(run(model, batch()), expected, atol=1e-3)
+    assert torch.equal(run(double, batch()), expected)
+    with torch.no_grad():
+        for omega in omegas(double).values():
+            omega.zero_()
+    assert not torch.allclose(run(double, batch()), expected, atol=1e-3)
+    assert_same_gradients(gradients(duplicate(model), batch()), gradients(model, batch()))
 
 
 # --------------------------------------------------------------------------------------- refusals
@@ -249,8 +299,12 @@ def test_unsuitable_models_are_refused_untouched(options, message):
     assert set(model.state_dict()) == keys
 
 
-def test_other_layers_are_refused():
+def test_other_layers_and_calls_in_another_order_are_refused():
     model = build()
+    with pytest.raises(ValueError, match="no ADMIN weights"):
+        profile_admin(model, *batch(), seed=3)
+    with pytest.raises(ValueError, match="already"):
+        attach_admin(attached())
     decoder_only = nn.ModuleDict({"decoder": model.decoder})
     with pytest.raises(ValueError, match=r"--admin-init: ModuleDict has no stack encoder\.layers"):
         attach_admin(decoder_only)
@@ -258,9 +312,3 @@ def test_other_layers_are_refused():
     with pytest.raises(ValueError, match=r"decoder\.layers\.1 is a Linear.*--base-layers"):
         attach_admin(model)
     assert not hasattr(model.encoder.layers[0], "admin")
-
-
-def test_second_attachment_is_refused():
-    model = attached()
-    with pytest.raises(ValueError, match="already"):
-        attach_admin(model)

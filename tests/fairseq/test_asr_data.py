@@ -2,7 +2,6 @@
 
 import gc
 import io
-import logging
 import multiprocessing
 import sys
 import zipfile
@@ -13,6 +12,7 @@ import pytest
 pytest.importorskip("soundfile")
 import soundfile
 import torch
+from fairseq import utils
 from torch.utils.data import get_worker_info
 
 from cape_plugins.speech.features import log_mel
@@ -81,41 +81,6 @@ def epoch_iterator(folder, **given):
     return task.get_batch_iterator(task.dataset("train"), max_tokens=600, seed=7, **given)
 
 
-def contents(batches):
-    return [sorted(batch["id"].tolist()) for batch in batches if batch]
-
-
-def test_ranks_share_an_epoch(folder):
-    whole = contents(epoch_iterator(folder).next_epoch_itr())
-    parts = [
-        contents(epoch_iterator(folder, num_shards=2, shard_id=rank).next_epoch_itr())
-        for rank in range(2)
-    ]
-    assert sorted(parts[0] + parts[1]) == sorted(whole)
-
-
-@pytest.mark.usefixtures("ended_loaders")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_in_mid_epoch_gives_the_remaining_batches(folder, workers):
-    """The batches after the interruption are the same, to the last bit, with any workers."""
-    iterator = epoch_iterator(folder)
-    epoch = iterator.next_epoch_itr()
-    expected = list(epoch)
-    interrupted = epoch_iterator(folder, num_workers=workers)
-    epoch = interrupted.next_epoch_itr()
-    for _ in range(3):
-        next(epoch)
-    state = interrupted.state_dict()
-    assert state["iterations_in_epoch"] == 3
-    resumed = epoch_iterator(folder, num_workers=workers)
-    resumed.load_state_dict(state)
-    rest = list(resumed.next_epoch_itr())
-    assert len(rest) == len(expected) - 3
-    for batch, other in zip(rest, expected[3:], strict=True):
-        for key, value in batch["net_input"].items():
-            assert torch.equal(value, other["net_input"][key]), key
-
-
 @pytest.mark.usefixtures("ended_loaders")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_epochs_of_a_training_are_those_of_new_trainings(folder, workers, monkeypatch, capfd):
@@ -149,15 +114,6 @@ def test_epochs_of_a_training_are_those_of_new_trainings(folder, workers, monkey
         gc.enable()
     assert "can only test a child process" not in capfd.readouterr().err
     assert len(processes) == workers
-
-
-def test_log_says_how_much_padding_is_saved(folder, caplog):
-    dataset = training_set(folder, "--padding-free")
-    with caplog.at_level(logging.INFO):
-        batches = make_batches(dataset)
-    (message,) = [r.message for r in caplog.records if "without padding" in r.message]
-    assert message.startswith(f"{len(batches)} batches without padding; sorted batches")
-    assert 0 < float(message.split()[-2]) < 30
 
 
 def test_padded_batches_keep_every_recording(folder):
@@ -213,8 +169,9 @@ def test_subwords_are_encoded_and_decoded(tmp_path):
     assert len(make_task(tmp_path).target_dictionary) == len(task.target_dictionary), "read again"
 
 
-def test_manifest_of_fairseq_is_read(tmp_path):
-    """Parts of an uncompressed zip, audio or features, and the names of files in config.yaml."""
+def test_manifest_of_fairseq_is_read(tmp_path, caplog):
+    """Parts of an uncompressed zip, audio or features; and config.yaml, of which the names of files
+    and the number of features are used."""
     tone = np.random.default_rng(0).normal(0, 0.1, RATE).astype("f")
     flac, frames = io.BytesIO(), io.BytesIO()
     soundfile.write(flac, tone, RATE, format="FLAC")
@@ -227,8 +184,10 @@ def test_manifest_of_fairseq_is_read(tmp_path):
     header = "audio\tn_frames\ttgt_text"
     (tmp_path / "train.tsv").write_text("\n".join([header, *lines]) + "\n")
     (tmp_path / "vocab.txt").write_text("a 1\nb 1\n| 1\n")
-    (tmp_path / "config.yaml").write_text("vocab_filename: vocab.txt\n")
-    task = make_task(tmp_path)
+    settings = "vocab_filename: vocab.txt\ninput_feat_per_channel: 8\nspecaugment: {a: 1}\n"
+    (tmp_path / "config.yaml").write_text(settings)
+    task = make_task(tmp_path, input_feat_per_channel=None)
+    assert "specaugment not used" in caplog.text
     assert not (tmp_path / "dict.txt").exists()
     task.load_dataset("train")
     dataset = task.dataset("train")
@@ -290,20 +249,14 @@ def test_training_needs_texts(tmp_path, folder):
     reason = r"2 recordings can be used \(2 without a text\).*transcribed by fairseq-generate"
     with pytest.raises(ValueError, match=reason):  # for dict.txt
         make_task(tmp_path)
+    with pytest.raises(ValueError, match=r"dict.txt: no such dictionary.*copy the dictionary"):
+        make_task(tmp_path, train_subset="gone")
     (tmp_path / "dict.txt").write_bytes((folder / "dict.txt").read_bytes())
     task = make_task(tmp_path, criterion="cape_ctc", target_norm=False)
-    with pytest.raises(ValueError, match=reason):
-        task.load_dataset("train")
-    task.load_dataset("valid")
     task.build_criterion(task.args)
-    with pytest.raises(ValueError, match="columns audio and 1 lines.* transcribed by fairseq-gen"):
-        task.load_dataset("valid")
-
-
-def test_folder_without_dictionary_and_training_data(tmp_path):
-    write_manifest(tmp_path, "test", [1.0])
-    with pytest.raises(ValueError, match=r"dict.txt: no such dictionary.*copy the dictionary"):
-        make_task(tmp_path)
+    for split in ("train", "valid"):
+        with pytest.raises(ValueError, match="transcribed by fairseq-generate"):
+            task.load_dataset(split)
 
 
 # ---- sets ----------------------------------------------------------------------------------------
@@ -323,15 +276,10 @@ def test_training_sets_of_any_name(tmp_path):
     assert not task.dataset("two").training
     task.load_dataset("one,two", task_cfg=task.args)
     assert not task.dataset("one,two").training, "a training set that is decoded"
-
-
-def test_validation_sets_are_combined_if_asked(tmp_path):
-    for name, count in (("train", 3), ("valid", 2), ("valid1", 4), ("valid3", 5)):
-        write_manifest(tmp_path, name, durations(count))
-    task = make_task(tmp_path)
-    for combine, count in ((False, 2), (True, 6)):
-        task.load_dataset("valid", combine=combine)
-        assert len(task.dataset("valid")) == count
+    write_manifest(tmp_path, "one1", durations(3))
+    for combine, count in ((False, 5), (True, 8)):
+        task.load_dataset("one", combine=combine)
+        assert len(task.dataset("one")) == count
 
 
 def test_recordings_longer_than_a_batch(tmp_path):
@@ -344,10 +292,107 @@ def test_recordings_longer_than_a_batch(tmp_path):
     assert [len(batch) for batch in make_batches(free, max_tokens=200)] == [1, 1]
 
 
-def test_configuration_that_is_not_used_is_named(tmp_path, caplog):
-    write_manifest(tmp_path, "train", [1.0])
-    (tmp_path / "config.yaml").write_text("input_feat_per_channel: 40\nspecaugment: {a: 1}\n")
-    task = make_task(tmp_path, input_feat_per_channel=None)
-    assert "specaugment not used" in caplog.text
+# ---- what is broken
+
+
+def break_body(path):
+    """A flac file whose header is right and whose body is damaged."""
+    samples, rate = soundfile.read(path)
+    flac = path.with_suffix(".flac")
+    soundfile.write(flac, samples, rate)
+    data = flac.read_bytes()
+    half = len(data) // 2
+    flac.write_bytes(data[:half] + bytes(20) + data[half + 20 :])
+    path.unlink()
+    return flac
+
+
+def broken_set(tmp_path, split):
+    manifest = write_manifest(tmp_path, split, [1.0, 0.5, 0.9])
+    break_body(tmp_path / split / "000.wav")
+    manifest.write_text(manifest.read_text().replace("000.wav", "000.flac"))
+    if split != "train":
+        write_manifest(tmp_path, "train", [1.0])
+    task = make_task(tmp_path)
+    task.load_dataset(split)
+    return task.dataset(split)
+
+
+def test_in_training_it_is_replaced(tmp_path, caplog):
+    dataset = broken_set(tmp_path, "train")
+    sample = dataset.collater([dataset[0], dataset[1]])
+    assert sample["nsentences"] == 2
+    assert sample["net_input"]["src_lengths"].tolist() == [88, 48]
+    assert torch.equal(sample["target"][0, :2], dataset.targets[2][:2]), "text of the substitute"
+    dataset[0]
+    assert sum("000.flac" in record.message for record in caplog.records) == 1, "reported once"
+
+
+def test_in_evaluation_it_is_left_out(tmp_path, caplog):
+    dataset = broken_set(tmp_path, "test")
+    for _ in range(2):
+        assert dataset.collater([dataset[0], dataset[1]])["id"].tolist() == [1]
+    assert sum("000.flac" in record.message for record in caplog.records) == 1, "reported once"
+    assert "skipped" in caplog.text
+    empty = dataset.collater([dataset[0]])
+    assert (empty["id"].tolist(), empty["texts"], empty["nsentences"]) == ([], [], 0)
+    assert dataset.collater([]) == {}, "what fairseq fills shards with"
+
+
+REFUSED = {
+    "no manifest": (None, "no such manifest"),
+    "no text column": ("audio\twords\na.wav\thello\n", "needed: audio and tgt_text"),
+    "nothing usable": ("audio\ttext\ngone.wav\ta\n", "none of its 1 recordings"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_manifests_are_refused(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "train.tsv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        make_task(tmp_path)
+
+
+def test_recording_of_an_untrue_duration_is_reported_and_replaced(tmp_path, caplog):
+    """The hop of its batch would be wrong, and the batch cut to pieces."""
+    manifest = write_manifest(tmp_path, "train", [1.0, 1.1])
+    lines = ["audio\ttext\tseconds", "train/000.wav\ta\t5.0", "train/001.wav\tb\t1.1"]
+    manifest.write_text("\n".join(lines) + "\n")
+    dataset = training_set(tmp_path, "--padding-free")
+    assert dataset[0].text == "b"
+    assert "has 1.00 s, its manifest says 5.00" in caplog.text
+
+
+def test_recordings_that_do_not_fit_a_batch_are_counted_with_the_limit_that_fits(tmp_path, caplog):
+    """Thirty, of 18, 28 ... 308 frames; a training that would leave out almost all is refused."""
+    write_manifest(tmp_path, "train", [0.2 + 0.1 * n for n in range(30)])
+    task = make_task(tmp_path)
     task.load_dataset("train")
-    assert task.dataset("train").num_mel_bins == 40
+    dataset = task.dataset("train")
+
+    def fitting(limit):
+        limits = utils.resolve_max_positions(task.max_positions(), None, limit)
+        return task.filter_indices_by_size(dataset.ordered_indices(), dataset, limits, True)
+
+    assert len(fitting(100)) == 9
+    (said,) = (r.getMessage() for r in caplog.records if "--max-tokens" in r.getMessage())
+    assert said.startswith("21 of 30 recordings have more than 100 frames or 100 units")
+    assert "--max-tokens 308 fits all" in said
+    with pytest.raises(ValueError, match="28 of 30 recordings have more.*--max-tokens 308 fits"):
+        fitting(30)
+
+
+def test_units_that_the_dictionary_lacks_are_reported(tmp_path, caplog):
+    write_manifest(tmp_path, "train", [1.0])
+    (tmp_path / "train.tsv").write_text("audio\ttext\ntrain/000.wav\tabc abc abc abc\n")
+    (tmp_path / "test.tsv").write_text("audio\ttext\ntrain/000.wav\tabé\n")
+    task = make_task(tmp_path)
+    task.load_dataset("test")
+    assert "1 of 3 units of the texts are not in the dictionary, such as in 'abé'" in caplog.text
+    reference = task.target_dictionary.string(task.dataset("test").targets[0], escape_unk=True)
+    assert len(reference) == 3, "one letter"
+    assert reference != task.target_dictionary.string(task.dataset("test").targets[0])
+    (tmp_path / "train.tsv").write_text("audio\ttext\ntrain/000.wav\tABC\n")
+    with pytest.raises(ValueError, match="3 of 3 units .* Do case, subword model and dict.txt"):
+        task.load_dataset("train")

@@ -1,6 +1,7 @@
 """Proves that every fairseq command works on a cape checkpoint, with ``--user-dir`` and nothing
 about positions: interactive, validate, alignment, unknown words, ensembles, language models, the
-hub interface. Results are compared with an independent computation or with another command."""
+hub interface, sentences longer than the tables of the stock models. Results are compared with an
+independent computation or with another command."""
 
 import math
 import re
@@ -8,9 +9,11 @@ import re
 import pytest
 import torch
 
-from tests.fairseq.conftest import TARGET_WORDS
+from cape_plugins import PositionConfig
+from tests.fairseq.conftest import LONG, TARGET_WORDS
 from tests.support.fairseq_models import (
     USER_DIR,
+    VARIANTS,
     encode,
     forced_scores,
     generate_words,
@@ -38,12 +41,6 @@ def generated(run_cli, trained, test_data):
     return run_cli(*generate_words(test_data, trained("cape"), "--beam", 3), fresh=True).stdout
 
 
-def test_generation_learned_something(generated):
-    texts = {text for _, text in hypotheses(generated).values()}
-    assert len(texts) > 5
-    assert set(" ".join(texts).split()) >= {"und"}
-
-
 # ----------------------------------------------------------------------------- other commands
 
 
@@ -57,6 +54,7 @@ def test_interactive_equals_generate(run_cli, trained, corpus, test_data, genera
     ours, expected = hypotheses(output), hypotheses(generated)
     assert ours.keys() == expected.keys() == set(range(24))
     assert [ours[i][1] for i in range(24)] == [expected[i][1] for i in range(24)]
+    assert len({text for _, text in ours.values()}) > 5
     for i in ours:
         assert ours[i][0] == pytest.approx(expected[i][0], abs=1e-4)
 
@@ -70,16 +68,6 @@ def test_validate_equals_validation_in_training(run_cli, trained, corpus):
     loss = re.search(r"valid.*\| loss ([\d.]+)", result.stdout + result.stderr)[1]
     state = torch.load(trained("cape"), weights_only=True)
     assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=2e-3)
-
-
-def test_score_reference_equals_one_pass(run_cli, trained, test_data):
-    words = generate_words(test_data, trained("cape"), "--score-reference")
-    output = run_cli(*words).stdout
-    model, task = load(trained("cape"), test_data)
-    for i, [[source]] in lines(output, "S").items():
-        target = lines(output, "T")[i][0][0].replace("<<unk>>", "<unk>")
-        scores = forced_scores(model, task, source, target)
-        torch.testing.assert_close(scores, printed_scores(output, i), atol=1.5e-4, rtol=0)
 
 
 # -------------------------------------------------------------------------------- attention
@@ -118,78 +106,78 @@ def test_printed_alignment_is_that_of_the_words(alignment, run_cli, trained, tes
     assert alignment == "soft" or moved > 20  # an alignment shifted by one would be noticed
 
 
-@pytest.mark.parametrize("options", [[], ["--print-alignment", "soft"]])
-def test_unknown_words_are_replaced_by_the_aligned_source(options, run_cli, trained, corpus):
-    """The first words of the reference force unknown ones: its names are not in the dictionary."""
-    options = ["--prefix-size", 3, "--dataset-impl", "raw", *options]
-    words = generate_words(corpus.raw, trained("cape"), *options)
-    plain, replaced = run_cli(*words).stdout, run_cli(*words, "--replace-unk").stdout
-    model, task = load(trained("cape"), corpus.raw)
+def test_unknown_words_are_replaced_by_the_aligned_source(run_cli, trained, corpus, tmp_path):
+    """By a hard or a soft alignment, or by what a dictionary has for it. The first words of the
+    reference force unknown ones: its names are not in the dictionary."""
     text = (corpus.text / "test.en").read_text().splitlines()
+    dictionary = tmp_path / "words"
+    names = sorted({name for line in text for name in line.split()})
+    dictionary.write_text("".join(f"{name} NEW{name}\n" for name in names))
+    words = generate_words(corpus.raw, trained("cape"), "--prefix-size", 3, "--dataset-impl", "raw")
+    plain, replaced, soft, mapped = (
+        hypotheses(run_cli(*words, *more).stdout)
+        for more in (
+            [],
+            ["--replace-unk"],
+            ["--replace-unk", "--print-alignment", "soft"],
+            ["--replace-unk", dictionary],
+        )
+    )
+    assert soft == replaced
+    model, task = load(trained("cape"), corpus.raw)
     copied = 0
-    for i, (_, hypothesis) in hypotheses(plain).items():
+    for i, (_, hypothesis) in plain.items():
         source = text[i].split()
         attention = attention_of(model, task, text[i], hypothesis)[:, : len(source)]
-        words = hypotheses(replaced)[i][1].split()
+        copies, others = replaced[i][1].split(), mapped[i][1].split()
         for place, word in enumerate(hypothesis.split()):
             if word == "<unk>":
-                equal = [i for i, name in enumerate(source) if name == words[place]]
+                equal = [i for i, name in enumerate(source) if name == copies[place]]
                 assert attention[place, equal].max() >= attention[place].max() - 1e-4
+                assert others[place] == f"NEW{copies[place]}"
                 copied += 1
             else:
-                assert words[place] == word
+                assert copies[place] == others[place] == word
     assert copied > 5
 
 
-@pytest.mark.parametrize("joined", [[], ["--post-process", "sentencepiece"]])
-def test_typed_words_are_copied(joined, run_cli, trained, test_data):
-    """Lines that differ in unknown words alone, around one that is left out as too long; also
-    where subwords are joined in what is printed of the source: here all words, having no marks."""
+def test_typed_words_are_copied(run_cli, trained, test_data):
+    """Lines that differ in unknown words alone, around one that is left out as too long; also where
+    subwords are joined in what is printed of the source: here all words, having no marks."""
     names = {0: "anna eva", 2: "bert udo", 3: "carl max", 4: "dora ida"}
-    typed = [names.get(i, "one " * 1100) for i in range(5)]
+    typed = "\n".join(names.get(i, "one " * 1100) for i in range(5))
     words = [
         "fairseq-interactive", test_data, "--user-dir", USER_DIR, "--path", trained("cape"),
         "-s", "en", "-t", "de", "--beam", 3, "--nbest", 2, "--max-len-b", 8, "--cpu",
         "--buffer-size", 9, "--batch-size", 9, "--skip-invalid-size-inputs-valid-test",
-        "--replace-unk", "--print-alignment", "hard", *joined,
+        "--replace-unk", "--print-alignment", "hard",
     ]  # fmt: skip
-    output = run_cli(*words, input="\n".join(typed)).stdout
-    assert lines(output, "H").keys() == names.keys()
-    texts = {i: [text for _, text in hypotheses] for i, hypotheses in lines(output, "H").items()}
-    assert "<unk>" not in str(texts)
+    plain, joined = (
+        run_cli(*words, *more, input=typed).stdout
+        for more in ([], ["--post-process", "sentencepiece"])
+    )
+    assert lines(plain, "A") == lines(joined, "A")
     copied = set()
-    for i, alignments in lines(output, "A").items():
-        sources = typed[i].split()
-        for (alignment,), text in zip(alignments, texts[i], strict=True):
+    for i, alignments in lines(plain, "A").items():
+        for (alignment,), (_, text), (_, same) in zip(
+            alignments, lines(plain, "H")[i], lines(joined, "H")[i], strict=True
+        ):
+            assert text.replace(" ", "") == same
             pairs = [tuple(map(int, pair.split("-"))) for pair in alignment.split()]
-            for word, (source, _) in [] if joined else zip(text.split(), pairs, strict=True):
-                assert word in {"und", *TARGET_WORDS, sources[source]}
+            for word, (source, _) in zip(text.split(), pairs, strict=True):
+                assert word in {"und", *TARGET_WORDS, names[i].split()[source]}
                 copied |= {word} - {"und", *TARGET_WORDS}
-    assert joined or len(copied) > 3
-
-
-def test_words_are_replaced_by_a_dictionary(run_cli, trained, corpus, tmp_path):
-    dictionary = tmp_path / "words"
-    names = set((corpus.text / "test.en").read_text().split())
-    dictionary.write_text("".join(f"{name} NEW{name}\n" for name in sorted(names)))
-    options = ["--prefix-size", 3, "--dataset-impl", "raw", "--replace-unk"]
-    words = generate_words(corpus.raw, trained("cape"), *options)
-    copied, mapped = (hypotheses(run_cli(*words, *end).stdout) for end in ([], [dictionary]))
-    both = [(copied[i][1].split(), mapped[i][1].split()) for i in copied]
-    changed = [(a, b) for words in both for a, b in zip(*words, strict=True) if a != b]
-    assert changed
-    assert all(b == f"NEW{a}" for a, b in changed)
+    assert len(copied) > 3
 
 
 # -------------------------------------------------------------------------------- ensembles
 
 
-@pytest.mark.parametrize("other", ["stock", "shape"])
-def test_ensemble_averages_probabilities(other, run_cli, trained, test_data):
-    paths = f"{trained('cape')}:{trained(other)}"
+def test_ensemble_averages_probabilities(run_cli, trained, test_data):
+    paths = f"{trained('cape')}:{trained('stock')}"
     options = ("--beam", 3, "--print-alignment", "soft")
     output = run_cli(*generate_words(test_data, paths, *options)).stdout
-    members = [load(trained(name), test_data) for name in ("cape", other)]
+    members = [load(trained(name), test_data) for name in ("cape", "stock")]
     for i, [[source]] in lines(output, "S").items():
         hypothesis = hypotheses(output)[i][1]
         scores = torch.stack([forced_scores(*member, source, hypothesis) for member in members])
@@ -204,19 +192,6 @@ def test_ensemble_averages_probabilities(other, run_cli, trained, test_data):
 
 
 # -------------------------------------------------------------------- language models and hub
-
-
-def test_eval_lm_equals_validation_in_training(run_cli, trained, corpus):
-    words = [
-        "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", trained("lm"), "--cpu",
-        "--gen-subset", "valid", "--tokens-per-sample", 32, "--sample-break-mode", "none",
-        "--batch-size", 8, "--required-batch-size-multiple", 1,
-    ]  # fmt: skip
-    result = run_cli(*words, fresh=True)
-    loss = re.search(r"Loss \(base 2\): ([\d.]+)", result.stdout + result.stderr)[1]
-    state = torch.load(trained("lm"), weights_only=True)
-    assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=0.01)
-    assert float(loss) < math.log2(24)
 
 
 HUB = """
@@ -250,18 +225,92 @@ def test_hub_interface_translates_and_scores(
     torch.testing.assert_close(torch.tensor([float(x) for x in printed]), expected)
 
 
+# ------------------------------------------------- beams, settings and lengths of trained models
+
+BEAM = 4
+# One of each kind of position; what all of them share is tested in test_stacks.py.
+DECODED = ("nopos", "abspos", "rope", "shape+synchronize", "sinpos+source", "cape+relative", "rfs")
+SHOWN = 1e-4  # the command prints four decimals, and base 2
+
+
+@pytest.fixture(scope="module")
+def decoded(run_cli, trained, test_data):
+    """Function: (source, hypothesis, scores printed) of each hypothesis, and the loaded model."""
+
+    def decode(name):
+        words = generate_words(test_data, trained(name), "--beam", BEAM, "--nbest", BEAM)
+        output = run_cli(*words).stdout
+        sources, hypos, scores = (lines(output, letter) for letter in "SHP")
+        assert sorted(sources) == sorted(hypos) == sorted(scores) == list(range(24))
+        found = [
+            (sources[i][0][0], hypo[1], torch.tensor([float(x) for x in score[0].split()]))
+            for i in hypos
+            for hypo, score in zip(hypos[i], scores[i], strict=True)
+        ]
+        return found, *load(trained(name), test_data)
+
+    return decode
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_beam_search_equals_teacher_forcing(name, decoded):
+    found, model, task = decoded(name)
+    assert len(found) == 24 * BEAM
+    assert len({hypothesis for _, hypothesis, _ in found}) > 24
+    for source, hypothesis, scores in found:
+        forced = forced_scores(model, task, source, hypothesis)
+        torch.testing.assert_close(forced, scores, atol=1.5 * SHOWN, rtol=0)
+    # the comparison notices positions, wherever the model has any
+    worst = max(
+        (forced_scores(model, task, " ".join(reversed(source.split())), hypo) - scores).abs().max()
+        for source, hypo, scores in found[::BEAM]
+    )
+    assert (worst > 100 * SHOWN) != (name == "nopos")
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_settings_come_from_the_checkpoint(name, trained, corpus, test_data):
+    expected = {
+        key.removeprefix("position_"): value
+        for key, value in VARIANTS[name].items()
+        if key != "position_embedding"
+    }
+    type_name = VARIANTS[name]["position_embedding"]
+    config = PositionConfig(type_name, "text", "seq2seq", **expected)
+    if config.source_scale == "auto":
+        sides = (corpus.text / "train.de", corpus.text / "train.en")
+        counts = [len(p.read_text().split()) + len(p.read_text().splitlines()) for p in sides]
+        assert counts[0] > counts[1]
+        config = config.replace(source_scale="{}/{}".format(*counts))
+    model, _ = load(trained(name), test_data)
+    assert model.position_config == config
+    if config.encoding.adds and not config.encoding.counts:
+        assert model.encoder.embed_positions.encoder.alpha == config.alpha
+        assert model.decoder.embed_positions.encoder.alpha == 1.0
+
+
+@pytest.mark.parametrize("name", ["cape", "abspos"])
+def test_sentence_beyond_the_stock_tables_is_translated(name, run_cli, trained, test_data):
+    words = generate_words(test_data, trained(name), "--gen-subset", "test1")
+    words += ["--max-source-positions", 4000, "--min-len", 5, "--max-len-b", 20, "--beam", 2]
+    output = run_cli(*words).stdout
+    source, hypothesis = lines(output, "S")[0][0][0], lines(output, "H")[0][0][1]
+    assert len(source.split()) == LONG - 1
+    model, task = load(trained(name), test_data)
+    scores = torch.tensor([float(x) for x in lines(output, "P")[0][0][0].split()])
+    forced = forced_scores(model, task, source, hypothesis)
+    torch.testing.assert_close(forced, scores, atol=1.5 * SHOWN, rtol=0)
+
+
 # ---------------------------------------------------------------------- options of training
 
 TRAINED = {
-    "shared embeddings": ["--share-all-embeddings"],
     "checkpoint activations": ["--checkpoint-activations", "--position-relative-context", 3],
-    "ema": ["--store-ema"],
     "admin": ["--admin-init"],
     "align": ["--alignment-heads", 1],
-    "layer drop": ["--encoder-layerdrop", 0.3, "--position-relative-context", 3],
     "fp16": ["--fp16", "--fp16-no-flatten-grads"],
-    "memory-efficient fp16": ["--memory-efficient-fp16"],
-    "bleu": [
+    "ema, bleu, shared embeddings": [
+        "--store-ema", "--share-all-embeddings",
         "--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--eval-bleu-remove-bpe",
         "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric",
     ],
@@ -282,11 +331,11 @@ def test_model_trained_with_the_option_decodes(name, run_cli, corpus, test_data,
         scores = forced_scores(model, task, lines(output, "S")[i][0][0], hypothesis)
         torch.testing.assert_close(scores, printed_scores(output, i), atol=1.5e-4, rtol=0)
     assert "loss nan" not in log
-    assert ("| bleu " in log) == (name == "bleu")
+    assert ("| bleu " in log) == ("bleu" in name)
     state = torch.load(checkpoint, weights_only=True)
     half = holds(state["model"]["decoder.layers.0.fc1.weight"], torch.float16)
     assert half == ("fp16" in name)
     assert any("admin" in key for key in state["model"]) == (name == "admin")
-    assert ("ema" in state["extra_state"]) == (name == "ema")
+    assert ("ema" in state["extra_state"]) == ("ema" in name)
     embeddings = [state["model"][f"{side}.embed_tokens.weight"] for side in ("encoder", "decoder")]
-    assert torch.equal(*embeddings) == (name == "shared embeddings")
+    assert torch.equal(*embeddings) == ("shared" in name)

@@ -1,20 +1,19 @@
 """Proves what is drawn, by whom and when: source and target share the shift and the scale of a
-pair, local shifts are their own, alpha moves the source but not its origin, half a model in
-training is an error, and evaluation draws nothing.
+pair, local shifts are their own, half a model in training is an error, evaluation draws nothing,
+and samples that training leaves where they are do so on both sides.
 
 The coordinates are read where they are encoded, so nothing here relies on how they get there.
 """
 
-import argparse
 import copy
+import math
 
 import pytest
 import torch
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 
+from cape_plugins import PositionEncoder
 from tests.support.fairseq_models import (
     ALPHA,
     PAD,
@@ -26,18 +25,13 @@ from tests.support.fairseq_models import (
     build_lm,
     build_variant,
     decoder_input,
-    make_dictionary,
     pad,
     random_numbers_untouched,
     record,
     sentences,
 )
+from tests.support.fairseq_speech import S2T, durations, make_model, make_task, write_manifest
 
-SHARED = {
-    "shift": {"position_max_global_shift": 20},
-    "scale": {"position_max_global_shift": 0, "position_max_global_scale": 3},
-    "shift and scale": {"position_max_global_shift": 20, "position_max_global_scale": 3},
-}
 RANDOM = [name for name in VARIANTS if build_variant(name).position_config.random]
 EVALUATED = [*RANDOM, *(name for name in VARIANTS if name not in RANDOM)]
 
@@ -63,28 +57,19 @@ def coordinates(model, seed=0, left=True, random_seed=3):
     return result
 
 
-def spread(values):
-    """Largest difference within a row, padding left out."""
-    low = torch.where(values.isnan(), torch.inf, values).amin(1)
-    high = torch.where(values.isnan(), -torch.inf, values).amax(1)
-    return (high - low).max().item()
-
-
-@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
-@pytest.mark.parametrize("bos", [True, False], ids=["bos", "no bos"])
-@pytest.mark.parametrize("shared", SHARED)
-def test_source_and_target_share_shift_and_scale(shared, bos, left):
-    model = build(position_max_local_shift=0, position_source_bos=bos, **SHARED[shared])
+@pytest.mark.parametrize(
+    ("left", "bos"), [(True, True), (False, False)], ids=["left, bos", "right, no bos"]
+)
+def test_source_and_target_share_shift_and_scale(left, bos):
+    drawn = {"position_max_global_shift": 20, "position_max_global_scale": 3}
+    model = build(position_max_local_shift=0, position_source_bos=bos, **drawn)
     source, i, target, j = coordinates(model, left=left)
     # scale * (START + index + shift): read off the target, then expected of the source
     scale = target[:, 1] - target[:, 0]
     shift = target[:, 0] / scale - START
-    for name, drawn, neutral in (("shift", shift, 0.0), ("scale", scale, 1.0)):
-        if name in shared:
-            assert drawn.unique().numel() == 4
-            assert (drawn - neutral).abs().min() > 1e-3
-        else:
-            torch.testing.assert_close(drawn, torch.full((4,), neutral))
+    for values, neutral in ((shift, 0.0), (scale, 1.0)):
+        assert values.unique().numel() == 4
+        assert (values - neutral).abs().min() > 1e-3
     assert shift.abs().max() <= 20.001
     assert 1 / 3.001 <= scale.min() <= scale.max() <= 3.001
     expected = scale[:, None] * (START + shift[:, None] + j)
@@ -107,16 +92,6 @@ def test_local_shifts_are_independent_and_not_scaled_by_alpha():
     assert ((of_source[:, :width] - of_target[:, :width]).abs() < 1e-3).sum() == 0
 
 
-def test_alpha_scales_only_the_source_and_not_its_origin():
-    model = build(position_embedding="cape", position_source_bos=False).eval()
-    source, previous = batch()
-    recorders = record(model.encoder), record(model.decoder)
-    model(source, None, previous)
-    of_source, of_target = (recorder.seen[0].flatten() for recorder in recorders)
-    assert of_source[:4].tolist() == [2.0, 3.25, 4.5, 5.75]
-    assert of_target[:4].tolist() == [2.0, 3.0, 4.0, 5.0]
-
-
 @pytest.mark.parametrize("name", ["shape", "cape"])
 @pytest.mark.parametrize("synchronize", [True, False])
 def test_synchronize_decides_whether_draws_are_shared(name, synchronize):
@@ -124,9 +99,10 @@ def test_synchronize_decides_whether_draws_are_shared(name, synchronize):
     model = build(position_embedding=name, position_synchronize=synchronize, **off)
     source, i, target, _ = coordinates(model)
     alpha = float(ALPHA) if name == "cape" else 1.0
-    of_source = (source - START - alpha * i).nanmean(1)
+    shifts = source - START - alpha * i
+    of_source = shifts.nanmean(1)
     of_target = target[:, 0] - START
-    assert spread(source - START - alpha * i) < 1e-5
+    assert (shifts - of_source[:, None]).nan_to_num().abs().max() < 1e-5
     assert of_target.unique().numel() == 4  # each pair has its own
     if name == "shape":
         assert torch.equal(of_source.round(), of_source)
@@ -137,15 +113,14 @@ def test_synchronize_decides_whether_draws_are_shared(name, synchronize):
         assert (of_source - of_target).abs().min() > 1e-3
 
 
-@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
 @pytest.mark.parametrize("name", SAMPLED)
-def test_source_and_target_share_one_function_of_the_index(name, left):
+def test_source_and_target_share_one_function_of_the_index(name):
     """Drawn positions: target token j is at f(j), source token i at f(alpha i)."""
     model = build_variant(name, position_max_position=40)
     draws = []
     draw = model.encoder.embed_positions.draw
     model.encoder.embed_positions.draw = lambda *args: draws.append(draw(*args)) or draws[-1]
-    source, i, target, j = coordinates(model, left=left)
+    source, i, target, j = coordinates(model)
     alpha = float(ALPHA)
     for row, order in enumerate(draws[0].order):
         here, there = (values[row][~values[row].isnan()] for values in (i * alpha, j))
@@ -156,13 +131,6 @@ def test_source_and_target_share_one_function_of_the_index(name, left):
         torch.testing.assert_close(source[row][~source[row].isnan()], expected)
         assert torch.equal(target[row][~target[row].isnan()], START + taken[there.long()])
     assert len(draws) == 1
-
-
-def test_sides_with_draws_of_their_own_count_for_themselves():
-    model = build_variant("randpos", position_synchronize=False)
-    source, _, target, _ = coordinates(model)
-    width = min(source.shape[1], target.shape[1])
-    assert (source[:, :width] == target[:, :width]).sum() <= 1
 
 
 def test_an_encoder_that_runs_alone_counts_for_itself():
@@ -179,14 +147,6 @@ def test_an_encoder_that_runs_alone_counts_for_itself():
     assert torch.equal(of_target[1], order[1, :12].sort().values)
 
 
-def test_a_sentence_longer_than_the_range_is_refused_in_training():
-    model = build_variant("rfs", position_max_position=6, position_source_scale="1")
-    source, previous = batch()
-    with pytest.raises(ValueError, match=r"max_position=6 .*8 positions"):
-        model(source, None, previous)
-    model.eval()(source, None, previous)
-
-
 @pytest.mark.parametrize("name", RANDOM)
 def test_each_forward_and_each_sentence_draws_anew(name):
     model = build_variant(name)
@@ -197,19 +157,6 @@ def test_each_forward_and_each_sentence_draws_anew(name):
     assert not torch.isclose(first, second).any()
     shifts = first.nan_to_num(torch.inf).amin(1)
     assert shifts.unique().numel() == 4
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_draw_follows_the_random_numbers_of_the_update(name):
-    """Two forwards after one seed, as the micro-batches of ``--update-freq 2``, differ."""
-    model = build_variant(name)
-    recorder = record(model.encoder)
-    source, previous = batch()
-    torch.manual_seed(3)
-    for _ in range(2):
-        model(source, None, previous)
-    # two drawn positions may be alike by chance, most of a sentence may not
-    assert torch.isclose(*recorder.seen).float().mean() < 0.5
 
 
 def test_language_model_draws_for_itself():
@@ -249,41 +196,22 @@ def test_decoder_in_training_without_the_encoders_draw_is_refused(name):
     model.decoder(previous, encoder_out=encoded)
 
 
-@pytest.mark.parametrize("name", [name for name in RANDOM if name not in SYNCHRONIZED])
-def test_decoder_that_draws_for_itself_needs_no_encoder_draw(name):
-    model = build_variant(name)
-    source, previous = batch()
-    model.decoder(previous, encoder_out=model.encoder.eval()(source, None))
-
-
-def test_incremental_decoding_in_training_is_refused():
-    """Each step would move the positions that the steps before have seen."""
-    model = build().train()
+def test_positions_in_training_without_a_draw_are_refused():
+    """Also after a forward that failed; each step of a decoding would move the positions that the
+    steps before have seen."""
+    model = build()
     source, previous = batch()
     encoded = model.encoder(source, source.ne(1).sum(1))
     with pytest.raises(ValueError, match="in training needs a draw"):
         model.decoder(previous, encoded, incremental_state={})
-
-
-@pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_embedding_in_training_without_a_draw_is_refused(stack):
-    seam = getattr(build(), stack).embed_positions
-    with pytest.raises(ValueError, match=r"in training needs a draw.*\.eval\(\)"):
-        seam(pad(sentences(), left=True))
-    seam.eval()(pad(sentences(), left=True))
-
-
-def test_a_failed_forward_leaves_no_draw_behind():
-    model = build()
-    source, previous = batch()
     layer = model.encoder.layers[0]
     model.encoder.layers[0] = torch.nn.Identity()  # takes other arguments: raises
     with pytest.raises(TypeError):
         model(source, None, previous)
     model.encoder.layers[0] = layer
-    seam = model.encoder.embed_positions
-    with pytest.raises(ValueError, match="needs a draw"):
-        seam(source)
+    for stack in (model.encoder, model.decoder):
+        with pytest.raises(ValueError, match=r"in training needs a draw.*\.eval\(\)"):
+            stack.embed_positions(source)
     model(source, None, previous)
 
 
@@ -320,22 +248,55 @@ def test_retained_dropout_brings_back_no_augmentation(name):
     assert not torch.equal(*results[0])  # dropout is at work
 
 
-@pytest.mark.parametrize("name", EVALUATED)
-def test_validation_leaves_the_random_numbers_of_training_alone(name):
-    dictionary = make_dictionary()
-    task = TranslationTask(TranslationConfig(), dictionary, dictionary)
-    criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
-    source, previous = batch()
-    sample = {
-        "net_input": {"src_tokens": source, "src_lengths": None, "prev_output_tokens": previous},
-        "target": previous.roll(-1, 1),
-        "ntokens": 20,
-    }
-    model = build_variant(name, dropout=0.1)
-    with random_numbers_untouched():
-        loss, *_ = task.valid_step(sample, model, criterion)
-    assert loss.isfinite()
-    before = torch.get_rng_state()
-    optimizer = argparse.Namespace(backward=lambda loss: loss.backward())
-    task.train_step(sample, model, criterion, optimizer, update_num=0)
-    assert not torch.equal(before, torch.get_rng_state())
+# ---------------------------------------------------------------- samples that stay where they are
+
+HALF = {"position_augment_probability": 0.5}
+
+
+def assert_share(augmented, share=0.5):
+    """Within four standard deviations of a binomial share."""
+    deviation = math.sqrt(share * (1 - share) / len(augmented))
+    assert abs(augmented.float().mean() - share) < 4 * deviation
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_source_and_target_of_a_pair_are_augmented_alike(name):
+    """Also where they draw for themselves."""
+    options = {"position_max_offset": 10_000} if name == "shape" else {}  # not 0 by chance
+    model = build_variant(name, position_source_scale=ALPHA, **HALF, **options)
+    rows = []
+    for seed in range(20):
+        source, i, target, j = coordinates(model, random_seed=seed)
+        expected = START + float(ALPHA) * i, START + j
+        # padding is nan
+        moved = [
+            ((coords - raw).abs() > 1e-5).any(1)
+            for coords, raw in zip((source, target), expected, strict=True)
+        ]
+        assert torch.equal(*moved)
+        rows.append(moved[0])
+    assert_share(torch.cat(rows))
+
+
+def test_encoder_and_decoder_of_speech_are_augmented_alike(tmp_path, monkeypatch):
+    """They have different settings: seconds and tokens."""
+    write_manifest(tmp_path, "train", durations(8))
+    task = make_task(tmp_path)
+    task.load_dataset("train")
+    data = task.dataset("train")
+    sample = data.collater([data[index] for index in range(8)])
+    model, drawn = make_model(task, S2T, "cape", **HALF).train(), []
+    draw = PositionEncoder.draw
+
+    def noted(*args):
+        drawn.append(draw(*args))
+        return drawn[-1]
+
+    monkeypatch.setattr(PositionEncoder, "draw", noted)
+    for _ in range(20):
+        model(**sample["net_input"])
+    for source, target in zip(drawn[::2], drawn[1::2], strict=True):
+        assert torch.equal(source.augmented, target.augmented)
+        assert torch.equal(target.shift != 0, source.augmented)
+        assert not (target.shift == source.shift)[source.augmented].any()
+    assert_share(torch.cat([source.augmented.flatten() for source in drawn[::2]]))

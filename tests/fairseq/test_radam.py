@@ -1,7 +1,6 @@
-"""Proves that the optimizer radam is that of Liu et al., resumes bit for bit, and trains in half
-precision."""
+"""Proves that the optimizer radam is that of Liu et al. and trains in half precision. What a
+resumed training takes up again is tested in test_resume.py, for Adam."""
 
-import shutil
 from argparse import Namespace
 
 import numpy as np
@@ -11,7 +10,7 @@ from fairseq import optim
 
 from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.radam import FairseqRAdam, RAdamConfig
-from tests.support.fairseq_models import holds, train_words
+from tests.support.fairseq_models import final_state, holds, train_words
 
 RADAM = ["--optimizer", "radam", "--adam-betas", "(0.9,0.98)", "--weight-decay", 0.01]
 
@@ -71,7 +70,6 @@ def test_fairseq_knows_it_by_name():
     ("options", "message"),
     [
         ({"adam_betas": "(0.9)"}, r"--adam-betas '\(0.9\)' .* two numbers from 0 to less than 1"),
-        ({"adam_betas": "(0.9,1.0)"}, "--adam-betas .* less than 1"),
         ({"adam_betas": "__import__('os')"}, "--adam-betas"),
         ({"adam_eps": -1.0}, "--adam-eps -1 .* >= 0"),
         ({"weight_decay": float("nan")}, "--weight-decay nan .* >= 0"),
@@ -82,36 +80,11 @@ def test_bad_options_are_named(options, message):
         make(torch.nn.Parameter(torch.ones(2)), **options)
 
 
-def optimizer_state(folder):
-    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
-    return state["model"], state["last_optimizer_state"]["state"]
-
-
-@pytest.mark.slow
-def test_training_resumes_bit_for_bit(run_cli, corpus, tmp_path):
-    """Weights and moments, from an update behind the first five."""
-
-    def train(folder):
-        options = [*RADAM, "--save-interval-updates", 10, "--disable-validation"]
-        run_cli(*train_words(corpus.binary, tmp_path / folder, *options, updates=20))
-
-    train("whole")
-    (tmp_path / "again").mkdir()
-    shutil.copy(tmp_path / "whole/checkpoint_1_10.pt", tmp_path / "again/checkpoint_last.pt")
-    before = optimizer_state(tmp_path / "again")
-    train("again")
-    whole, again = (optimizer_state(tmp_path / name) for name in ("whole", "again"))
-    torch.testing.assert_close(again, whole, rtol=0, atol=0)
-    with pytest.raises(AssertionError):  # it did go on
-        torch.testing.assert_close(before, whole, rtol=0, atol=0)
-    assert {int(moments["step"]) for moments in whole[1].values()} == {20}
-
-
 @pytest.mark.slow
 def test_half_precision_has_float32_moments(run_cli, corpus, tmp_path):
     half = ["--fp16", "--fp16-init-scale", 4, "--fp16-no-flatten-grads"]  # flat ones need a GPU
     log = run_cli(*train_words(corpus.binary, tmp_path, *RADAM, *half, updates=8)).stdout
-    model, moments = optimizer_state(tmp_path)
+    model, moments, _ = final_state(tmp_path)
     assert holds(model["decoder.layers.0.fc1.weight"], torch.float16)
     assert {moment["exp_avg_sq"].dtype for moment in moments.values()} == {torch.float32}
     assert sum(moment["exp_avg_sq"].sum() for moment in moments.values()) > 0
@@ -133,14 +106,3 @@ def test_all_parameters_may_be_one_tensor():
         apart.step()
         together.step()
     assert torch.equal(torch.cat([part.detach() for part in parts]), flat.detach())
-
-
-@pytest.mark.slow
-def test_hydra_takes_it(run_cli, corpus, tmp_path):
-    from tests.fairseq.test_hydra import hydra_words, translation
-
-    words = hydra_words("cape_transformer_tiny", tmp_path / "run", *translation(corpus.binary))
-    words = ["+optimizer._name=radam" if word == "optimizer=adam" else word for word in words]
-    run_cli(*words, "+optimizer.adam_betas=[0.9,0.98]", cwd=tmp_path)
-    state = torch.load(tmp_path / "run/checkpoint_last.pt", weights_only=True)
-    assert state["last_optimizer_state"]["param_groups"][0]["betas"] == (0.9, 0.98)

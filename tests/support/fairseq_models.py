@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import socket
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -283,6 +285,31 @@ def lines(output: str, letter: str) -> dict[int, list[list[str]]]:
         if start == letter and number.isdigit():
             fields.setdefault(int(number), []).append(rest.split("\t"))
     return fields
+
+
+def run_ranks(run_cli: Callable[..., Any], words: Sequence[object], **kwargs: Any) -> list[str]:
+    """Output of two ranks on CPUs; each is a ``fairseq-train`` of its own."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    distributed = [
+        "--distributed-world-size", 2, "--distributed-init-method", address,
+        "--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp",
+    ]  # fmt: skip
+
+    def run(rank: int) -> str:
+        done = run_cli(*words, *distributed, "--distributed-rank", rank, **kwargs)
+        return done.stdout + done.stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, (0, 1)))
+
+
+def final_state(folder: Path) -> tuple[dict[str, Tensor], Any, int]:
+    """Model, moments of the optimizer and number of updates at the end of a training."""
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=True)
+    history = state["optimizer_history"][-1]
+    return state["model"], state["last_optimizer_state"]["state"], history["num_updates"]
 
 
 def holds(values: Tensor, dtype: torch.dtype) -> bool:

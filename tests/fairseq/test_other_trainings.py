@@ -1,0 +1,172 @@
+"""Proves that models trained by ``fairseq-hydra-train``, in float32 and bfloat16, keep their
+positional settings in the checkpoint and are used by the other commands like any other; the same of
+tasks without one source and one target language; and the commands of the README."""
+
+import math
+import re
+import shlex
+
+import pytest
+import torch
+
+from fairseq_user_dir.host.errors import SettingsError
+from tests.support.fairseq_models import (
+    ROOT,
+    TINY,
+    TINY_FLAGS,
+    USER_DIR,
+    forced_scores,
+    generate_words,
+    holds,
+    lines,
+    load,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def hydra_words(arch, save_dir, *extra):
+    """Called from an empty folder: hydra changes to a run folder there, so paths are absolute."""
+    sizes = {k: v for k, v in TINY.items() if "decoder" in k or "lm" not in arch}
+    return [
+        "fairseq-hydra-train", f"+model._name={arch}",
+        *(f"+model.{name}={value}" for name, value in sizes.items()),
+        f"common.user_dir={USER_DIR}", "common.cpu=true", "common.no_progress_bar=true",
+        f"checkpoint.save_dir={save_dir}", "checkpoint.no_epoch_checkpoints=true",
+        "dataset.batch_size=16", "dataset.required_batch_size_multiple=1", "dataset.num_workers=0",
+        "optimization.max_update=30",
+        "optimization.lr=[0.005]", "optimizer=adam", "+optimizer.lr=[0.005]",
+        "criterion=cross_entropy", *extra,
+    ]  # fmt: skip
+
+
+def translation(data):
+    return ["task=translation", f"task.data={data}", "task.source_lang=en", "task.target_lang=de"]
+
+
+def test_translation_model_of_hydra_decodes(run_cli, corpus, test_data, tmp_path):
+    settings = ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
+    settings += ["+model.position_relative_context=3", "common.bf16=true"]
+    words = hydra_words("cape_transformer_tiny", tmp_path / "run", *settings)
+    run_cli(*words, *translation(corpus.binary), cwd=tmp_path)
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    state = torch.load(checkpoint, weights_only=True)
+    assert state["optimizer_history"][-1]["num_updates"] == 30
+    assert holds(state["model"]["decoder.layers.0.fc1.weight"], torch.bfloat16)
+    output = run_cli(*generate_words(test_data, checkpoint, "--beam", 3)).stdout
+    model, task = load(checkpoint, test_data)
+    config = model.position_config
+    assert (config.type, config.max_global_shift, config.relative_context) == ("cape", 7.0, 3)
+    target, source = map(int, config.source_scale.split("/"))
+    assert 1.0 < target / source < 1.3
+    assert len(lines(output, "H")) == 24
+    model.float()
+    for i, [[source]] in lines(output, "S").items():
+        hypothesis = lines(output, "H")[i][0][1]
+        scores = torch.tensor([float(x) for x in lines(output, "P")[i][0][0].split()])
+        forced = forced_scores(model, task, source, hypothesis)
+        torch.testing.assert_close(forced, scores, atol=1.5e-4, rtol=0)
+
+
+def test_language_model_of_hydra_by_radam_is_scored(run_cli, corpus, tmp_path):
+    settings = ["task=language_modeling", f"task.data={corpus.lm}", "task.tokens_per_sample=32"]
+    settings += ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
+    words = hydra_words("cape_transformer_lm", tmp_path / "run", *settings)
+    words = ["+optimizer._name=radam" if word == "optimizer=adam" else word for word in words]
+    run_cli(*words, "+optimizer.adam_betas=[0.9,0.98]", cwd=tmp_path)
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    result = run_cli(
+        "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
+        "--gen-subset", "valid", "--tokens-per-sample", 32, "--batch-size", 8,
+        "--required-batch-size-multiple", 1,
+    )  # fmt: skip
+    loss = re.search(r"Loss \(base 2\): ([\d.]+)", result.stdout + result.stderr)[1]
+    state = torch.load(checkpoint, weights_only=True)
+    assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=0.01)
+    assert float(loss) < math.log2(24)
+    assert state["last_optimizer_state"]["param_groups"][0]["betas"] == (0.9, 0.98)
+    model, _ = load(checkpoint, corpus.lm)
+    assert model.position_config.max_global_shift == 7.0
+    assert model.decoder.position_config.type == "cape"
+
+
+def test_bad_value_is_refused(run_cli, corpus, tmp_path):
+    settings = ["+model.position_embedding=cape", "+model.position_max_local_shift=0.9"]
+    words = hydra_words("cape_transformer_tiny", tmp_path / "run", *settings)
+    result = run_cli(*words, *translation(corpus.binary), cwd=tmp_path, check=False)
+    assert result.returncode == 1
+    message = "--position-max-local-shift 0.9 is not allowed; allowed: 0 to 0.5 grid steps"
+    assert any(line.startswith(message) for line in result.stderr.splitlines())
+    assert "Traceback" not in result.stdout + result.stderr
+    assert list(tmp_path.rglob("*.pt")) == []
+
+
+# ------------------------------------------------------------------------------- other tasks
+
+LANGUAGES = ["--lang-pairs", "en-de", "--langs", "en,de", "--decoder-langtok"]
+TASKS = {
+    "denoising": [
+        "--arch", "cape_bart_base", "--mask", 0.3, "--mask-length", "span-poisson",
+        "--poisson-lambda", 3, "--replace-length", 1, "--tokens-per-sample", 32,
+    ],
+    "translation_multi_simple_epoch": [
+        "--arch", "cape_transformer_tiny", "--sampling-method", "concat", *LANGUAGES,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_alpha_is_one_without_a_language_pair(
+    task, fairseq_train, run_cli, corpus, test_data, tmp_path, caplog
+):
+    data = corpus.lm if task == "denoising" else corpus.binary
+    words = [
+        "fairseq-train", data, "--user-dir", USER_DIR, "--task", task, *TASKS[task], *TINY_FLAGS,
+        "--save-dir", tmp_path, "--max-update", 2, "--batch-size", 8, "--optimizer", "adam",
+        "--lr", 0.001, "--cpu", "--num-workers", 0, "--no-epoch-checkpoints",
+        "--required-batch-size-multiple", 1, "--skip-invalid-size-inputs-valid-test",
+    ]  # fmt: skip
+    with pytest.raises(
+        SettingsError, match="--position-source-scale auto cannot count .* no single"
+    ):
+        fairseq_train([*words, "--position-source-scale", "auto"])
+    assert not (tmp_path / "checkpoint_last.pt").exists()
+    caplog.clear()
+    fairseq_train(words)
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert any("alpha = 1; another one by --position-source-scale" in text for text in warnings)
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    model = torch.load(checkpoint, weights_only=True)["cfg"]["model"]
+    assert model.position_source_scale == "1"
+    assert model.position_source_bos
+    if task != "denoising":
+        languages = ["--task", task, *LANGUAGES, "-s", "en", "-t", "de", "--max-len-b", 3]
+        output = run_cli(*generate_words(test_data, checkpoint, *languages)).stdout
+        assert len(lines(output, "H")) == 24
+
+
+# ------------------------------------------------------------------------------- the README
+
+
+def commands_of_the_readme():
+    """The words of each command line of the section."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    section = text.partition("\n## fairseq\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^ {4}(fairseq-.*)$", section, re.MULTILINE)
+    return [shlex.split(command.removesuffix("...")) for command in commands]
+
+
+def test_readme_trains_and_generates(run_cli, corpus, tmp_path):
+    train, generate = commands_of_the_readme()
+    assert (train[0], generate[0]) == ("fairseq-train", "fairseq-generate")
+    places = {
+        "data-bin/iwslt14": corpus.binary,
+        "checkpoints/checkpoint_best.pt": tmp_path / "checkpoint_best.pt",
+    }
+    train, generate = ([places.get(word, word) for word in words] for words in (train, generate))
+    small = ["--save-dir", tmp_path, "--max-update", 2, "--cpu", *TINY_FLAGS]
+    run_cli(*train, *small, cwd=ROOT)
+    model, _ = load(tmp_path / "checkpoint_best.pt", corpus.binary)
+    assert model.position_config.type == "cape"
+    output = run_cli(*generate, "--cpu", "--max-len-b", 9, cwd=ROOT).stdout
+    assert len(lines(output, "H")) == 24
