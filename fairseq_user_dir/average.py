@@ -7,7 +7,7 @@ any of them. fairseq's own script is not in its wheel and does not load under to
     cape-average-checkpoints --inputs run/checkpoint8.pt run/checkpoint9.pt --output avg.pt
 
 The result holds the averaged ``model``; everything else, such as the configuration from which the
-model is rebuilt, is that of the checkpoint trained longest. The optimizer state is left out: it
+model is rebuilt, comes from the checkpoint trained longest. The optimizer state is left out: it
 belongs to one point of the training, and is two thirds of the file.
 """
 
@@ -49,9 +49,9 @@ def select_checkpoints(folder: Path, which: str, count: int, upper: int | None) 
     """The last checkpoints of a folder.
 
     Args:
-        folder: What ``fairseq-train --save-dir`` wrote.
+        folder: Folder that ``fairseq-train --save-dir`` wrote.
         which: ``epoch`` (``checkpoint12.pt``) or ``update`` (``checkpoint_3_4000.pt``).
-        count: How many.
+        count: Number of checkpoints.
         upper: Number of the last epoch or update to use; None for no bound.
 
     Returns:
@@ -301,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run ``cape-average-checkpoints``.
 
     Args:
-        argv: the command line without the program's name; None for that of the process.
+        argv: the command line without the program's name; None for the command line of the process.
 
     Raises:
         SystemExit: with status 2 and a message if an option or an input is unusable; the output is

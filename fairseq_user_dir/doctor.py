@@ -1,5 +1,5 @@
-"""What ``cape-plugins doctor`` does for models of fairseq: a twin of the stock model with its own
-type computes the same, also step by step with a cache; with any other type it trains."""
+"""Checks of ``cape-plugins doctor`` for models of fairseq: a model of this package with the type of
+the stock model computes the same, also step by step with a cache; with any other type it trains."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class Subject(NamedTuple):
     """A model to check.
 
     Attributes:
-        name: Of the stock model, such as "transformer".
-        arguments: With which it was built.
-        model: Stock, or of this package; in evaluation mode and float32.
-        task: With its dictionaries.
+        name: Name of the stock model, such as "transformer".
+        arguments: Arguments that the model was built from.
+        model: Stock model or model of this package, in evaluation mode and float32.
+        task: Task with its dictionaries.
     """
 
     name: str
@@ -75,9 +75,9 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
     """Checks a checkpoint of a translation or language model, or a tiny Transformer.
 
     Args:
-        args: Of ``cape-plugins doctor``.
-        settings: ``{"type": ..., option: value}`` to train with; None for the default type, and one
-            with relative attention.
+        args: Arguments of ``cape-plugins doctor``.
+        settings: ``{"type": ..., option: value}`` to train with; None for the default type, and a
+            type with relative attention.
 
     Raises:
         ValueError: for models of other kinds, files that cannot be read, missing dictionaries, and
@@ -87,7 +87,7 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
     subject = _built_in() if args.model is None else _loaded(Path(args.model), args.data)
     config = position_config(subject.model)
     level = logging.root.manager.disable
-    logging.disable(logging.INFO)  # each model that is built tells its settings
+    logging.disable(logging.INFO)  # each model logs its settings when it is built
     try:
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -179,7 +179,7 @@ def _stock(subject: Subject, config: PositionConfig) -> Any:
 
 def _with_weights(model: Any, source: nn.Module) -> Any:
     weights = source.state_dict()
-    # without fairseq's own, which refuses weights of another position embedding
+    # not fairseq's method, which refuses weights of another position embedding
     nn.Module.load_state_dict(model, weights, strict=False)
     with torch.no_grad():
         for name, table in model.named_parameters():
@@ -189,15 +189,18 @@ def _with_weights(model: Any, source: nn.Module) -> Any:
 
 
 def _differs(subject: Subject, config: PositionConfig) -> str:
-    """In what the model computes otherwise than the stock one has to; empty if in nothing."""
+    """The settings by which the model computes something else than the stock model; empty if there
+    are none."""
     family = find_fairseq_family(subject.model.state_dict())
     values = stock_values(config, *family.sides)
     stock_type = family.stock_type(values, next(iter(family.sides)))
     stock = PositionConfig(stock_type, config.domain, config.architecture)
     if config.architecture != stock.architecture or not (changes := config.changes(stock)):
         return ""
-    words = ", ".join(f"{name} {here} (stock {there})" for name, (here, there) in changes.items())
-    return f"not compared, because the settings differ: {words}"
+    differences = ", ".join(
+        f"{name} {here} (stock {there})" for name, (here, there) in changes.items()
+    )
+    return f"not compared, because the settings differ: {differences}"
 
 
 # ---- comparisons ---------------------------------------------------------------------------------

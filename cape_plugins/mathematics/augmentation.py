@@ -326,5 +326,5 @@ def _check_shape(name: str, part: Tensor | None, coords: Tensor) -> None:
 
 
 def _generator_kwargs(generator: torch.Generator | None) -> dict[str, torch.Generator]:
-    """Keyword arguments for torch: torch.compile with dynamic shapes takes no ``generator=None``."""
+    """Keyword arguments for torch; torch.compile with dynamic shapes refuses ``generator=None``."""
     return {} if generator is None else {"generator": generator}

@@ -64,8 +64,8 @@ def build_position_encoder(
             like these; default the domain's.
         layout: One of :data:`~cape_plugins.mathematics.encodings.LAYOUTS`; default the paper's.
         table_size: Rows of a learned table. For a grid the size of the inputs, (height, width) in
-            patches; sinusoids use it to warn of a grid that is too coarse. Default 1024, or the grid
-            of the domain.
+            patches; sinusoids warn if it is too coarse for them. Default 1024, or the grid of the
+            domain.
         table_std: Standard deviation of the initial table; default ``dim ** -0.5``.
 
     Raises:

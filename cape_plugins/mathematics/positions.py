@@ -76,7 +76,7 @@ class Positions(NamedTuple):
         if self.in_steps:
             return self.elements(self.rows)[..., 0]
         if self.first is not None and self.index is not None:
-            # after some frames were skipped, the remaining ones are counted: the first, the second ...
+            # after some frames were skipped, the remaining ones are counted: first, second ...
             return self.numbers.float()
         return None
 

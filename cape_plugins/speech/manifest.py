@@ -42,7 +42,7 @@ class Utterance(NamedTuple):
             speaker, if there are several.
         audio: The recording: a path or part of a zip file as in a manifest, or anything else that
             its reader understands.
-        text: Empty where it is not known.
+        text: Text that is spoken; empty if it is not known.
         seconds: Duration; None before it was measured.
     """
 
@@ -64,12 +64,12 @@ class Unusable(AudioError):
 
 
 class LeftOut:
-    """Counts what is left out, by reason.
+    """Counts recordings that are left out, by reason.
 
     Attributes:
         reasons: Number of recordings for each reason.
         examples: The first recording for each reason, with details.
-        entries: All of them, each with its reason.
+        entries: All recordings that are left out, each with its reason.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Repairs what fairseq 0.12 does not do as it says, for every model.
+"""Repairs faults of fairseq 0.12, for every model.
 
 * ``--replace-unk`` takes its own default for the name of a file and, given an empty one, stops at
   the first unknown word, because nobody asks the generator for an alignment. In

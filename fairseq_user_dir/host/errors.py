@@ -1,8 +1,8 @@
 """Mistakes of people in settings, data and checkpoints, as fairseq's commands show them.
 
-In Python they are ValueErrors that a module of this project raises, or what fairseq itself refuses
-by a statement with a reason. A command prints their message in one line and ends with status 1;
-every other error keeps its traceback, because it may be a fault of a program.
+In Python they are ValueErrors that a module of this project raises, or errors that fairseq itself
+raises with a reason. A command prints their message in one line and ends with status 1; every other
+error keeps its traceback, because it may be a fault of a program.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
     """Turns a ValueError of the core into a SettingsError that names options by their flags.
 
     Args:
-        place: What the message begins with, such as a file.
+        place: Beginning of the message, such as a file.
         prefix: Prefix of the flags.
     """
     try:

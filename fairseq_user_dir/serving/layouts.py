@@ -23,11 +23,11 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Layout:
-    """What the layers of a stock class are like.
+    """Properties of the layers of a stock class.
 
     Attributes:
-        model_type: In its configuration.
-        name: Of the class.
+        model_type: Model type in the configuration of the class.
+        name: Name of the class.
         pre_norm: Whether norms stand before the sub-layers, and one behind the last layer.
         embedding_norm: Whether there is a norm on the embeddings.
         first_row: Rows of its table before the first position.
@@ -49,7 +49,7 @@ LAYOUTS = (
     Layout("blenderbot", "BlenderbotForConditionalGeneration", True, False),
     Layout("marian", "MarianMTModel", False, False, drops_tables=True),
 )
-# fairseq's name to that of transformers
+# fairseq's name to the name in transformers
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -62,7 +62,7 @@ _SAME = re.compile(
     r"(encoder|decoder)\.(layers\.\d+\.((self_attn|encoder_attn)\.(q|k|v|out)_proj|fc1|fc2"
     r"|\w+_layer_norm)|layer_norm|layernorm_embedding)\.(weight|bias)"
 )
-# in the file under other names, or without weights
+# parts that the file holds under other names, or that have no weights
 _ELSEWHERE = re.compile(
     r"(encoder|decoder)\.(version|embed_tokens\.weight|embed_positions\.weight)"
     r"|decoder\.output_projection\.weight"
@@ -75,11 +75,12 @@ def write_hugging_face(
     """Writes weights, configuration and a tokenizer of segmented text.
 
     Args:
-        plain: Of :func:`~fairseq_user_dir.serving.folding.folded`, with tables of `rows` rows.
-        arguments: Of the model in fairseq.
-        words: Of both sides.
+        plain: Result of :func:`~fairseq_user_dir.serving.folding.folded`, with tables of `rows`
+            rows.
+        arguments: Arguments of the model in fairseq.
+        words: Dictionary of both sides.
         rows: Positions of either side.
-        folder: Empty.
+        folder: Empty folder.
 
     Raises:
         ValueError: if no stock class has these layers.
@@ -113,7 +114,7 @@ def write_hugging_face(
 
 
 def _layout(plain: nn.Module) -> Layout:
-    """The stock class whose layers are those of the model."""
+    """The stock class that has the layers of the model."""
     if not hasattr(plain, "encoder"):
         _refuse("it is a language model")
     encoder, decoder = plain.encoder, plain.decoder
@@ -188,8 +189,8 @@ def _config(
 
 
 def _generation(words: Dictionary, rows: int) -> dict[str, Any]:
-    """What fairseq-generate does by default: five beams, at least one word, no padding, EOS at the
-    limit of 200 tokens."""
+    """The defaults of fairseq-generate: five beams, at least one word, no padding, EOS at the limit
+    of 200 tokens."""
     return {
         "bos_token_id": words.bos(),
         "pad_token_id": words.pad(),
@@ -206,7 +207,8 @@ def _generation(words: Dictionary, rows: int) -> dict[str, Any]:
 
 
 def _max_length(rows: int) -> int:
-    """Numbers of a translation at most: the start, 200 tokens and EOS, or all of the table."""
+    """Largest number of token ids in a translation: the start, 200 tokens and EOS, or as many as
+    the table has rows."""
     return min(202, rows + 1)
 
 
