@@ -44,7 +44,7 @@ MODELS: dict[str, type] = {}  # by name
 
 
 def register_family(family: FamilyClasses) -> None:
-    """Makes a family known, or further heads of one: to the Auto classes, to :func:`switch` and to
+    """Registers a family, or more heads of a known family, with the Auto classes, :func:`switch` and
     the commands.
 
     Args:

@@ -5,8 +5,9 @@
     python -m hf_models.convert google/vit-base-patch16-224 vit-cape --position-embedding cape
     python -m hf_models.convert vit-cape vit-stock --stock
 
-Weights, configuration, tokenizer and processor files go to a new folder. What the model computes
-otherwise than before, until it is fine-tuned, is printed; with --neutral there is nothing.
+Weights, configuration, tokenizer and processor files go to a new folder. The command prints the
+settings by which the model computes something else until it is fine-tuned; with --neutral there are
+none.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from hf_models.storage.stock_model import build_stock, fill_table, parts_of
 from hf_models.switching.install import stock_class
 from hf_models.switching.settings import FIELD
 
-# Files that the result has itself, or that belong to a training that has ended.
+# Files that the new folder gets anyway, or that belong to a training that has ended.
 LEFT_BEHIND = (
     "*.safetensors",
     "*.bin",
@@ -78,7 +79,7 @@ def convert(
     neutral: bool = False,
 ) -> PreTrainedModel:
     """Writes the checkpoint `source` to the new folder `target` with another position embedding,
-    and prints what it computes otherwise before it is fine-tuned.
+    and prints the settings by which it computes something else until it is fine-tuned.
 
     Args:
         source: Folder or hub name of a stock or cape checkpoint.
@@ -247,8 +248,7 @@ def _new_weights(stock: Mapping[str, torch.Tensor], model: PreTrainedModel) -> l
 def _begin_relative_at_zero(
     model: PreTrainedModel, new: Sequence[str], changes: dict[str, str]
 ) -> dict[str, str]:
-    """Sets new relative embeddings to zero, where they add nothing, and returns the changes that
-    are left."""
+    """Sets new relative embeddings to zero, so that they add nothing; returns the other changes."""
     tables = {name: table for name, table in model.named_parameters() if ".relative." in name}
     if not tables or not tables.keys() <= set(new):
         return changes

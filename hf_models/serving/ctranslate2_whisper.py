@@ -28,15 +28,15 @@ from hf_models.serving.ctranslate2_loaders import (
 )
 from hf_models.serving.source_folder import saved_beside
 
-_CHECKED_TOKENS = 64  # at most, of a recording in a check
+_CHECKED_TOKENS = 64  # largest number of tokens in the check of a recording
 _PROMPT = ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>")
 
 
 class Recognition(NamedTuple):
-    """A model of recognition and what belongs to it.
+    """A recognition model with its processor.
 
     Attributes:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         tokenizer: Its tokenizer.
     """
 
@@ -47,7 +47,7 @@ class Recognition(NamedTuple):
 def export_recognition(
     model: PreTrainedModel, source: Path, folder: Path, args: argparse.Namespace
 ) -> Exported:
-    """Writes the folder of a model, with tables at least as long as those of the stock model.
+    """Writes the folder of a model, with tables at least as long as in the stock model.
 
     Raises:
         ValueError: for positions that do not fit, and if a check finds a difference.
@@ -81,13 +81,13 @@ def export_recognition(
 def write_recognition(
     recognition: Recognition, folder: Path, rows: dict[str, int], quantization: str | None = None
 ) -> None:
-    """Writes the model, and leaves it as it is: conversion to int8 writes into its tensors, so that
-    a copy is converted.
+    """Writes a copy of the model: conversion to int8 writes into the tensors of the model that it
+    converts.
 
     Args:
         recognition: The model and its tokenizer.
-        folder: Empty.
-        rows: Side ("source", "target") to positions of its table; of the source, 20 ms each.
+        folder: Empty folder.
+        rows: Side ("source", "target") to positions of its table; 20 ms each on the source side.
         quantization: Precision of the weights; None for float32.
     """
     model, tokenizer = recognition
@@ -118,19 +118,19 @@ def _fitted(features: Tensor, model: PreTrainedModel, rows: int) -> Tensor:
 def check(
     recognition: Recognition, folder: Path, features: Tensor, quantization: str | None = None
 ) -> str:
-    """Encodes a recording and writes its text, token by token, by the model and by the folder. Each
-    token of the folder's text is compared with what the model says behind the tokens before it: how
-    likely the token is, and how likely the one that the model would choose.
+    """Encodes a recording and writes its text, token by token, by the model and by the folder. For
+    each token of the folder's text, given the tokens before it, compares the probabilities that
+    model and folder give to this token, and how likely the token is that the model would choose.
 
     Args:
         recognition: The model and its tokenizer.
-        folder: Written by :func:`write_recognition`.
+        folder: Folder that :func:`write_recognition` wrote.
         features: ``[1, bins, T]``, T even.
         quantization: Precision of the weights.
 
     Raises:
-        ValueError: if states or log-probabilities differ by more than rounding, and the weights are
-            as they were.
+        ValueError: if states or log-probabilities differ by more than rounding although the weights
+            were not rounded.
     """
     model = recognition.model
     engine = ctranslate2.models.Whisper(str(folder), device="cpu")

@@ -47,7 +47,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     Args:
         source: Folder of a model of this package.
         folder: Empty folder to write into.
-        args: `opset`, and `check`: compare at other sizes than that of the sample, too.
+        args: `opset`, and `check`: compare also at other sizes than the sample's.
 
     Raises:
         ValueError: if the model cannot be exported, or if a graph does not compute the same.
@@ -99,7 +99,7 @@ def load(source: Path) -> Any:
 
 
 def graphs(model: Any) -> list[Graph]:
-    """The graphs of a model, by what it takes and does.
+    """The graphs of a model, by its inputs and its task.
 
     Raises:
         ValueError: for a model that none of them fits.
@@ -159,7 +159,7 @@ def write(graph: Graph, path: Path, opset: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of its own parts and of modules that it lacks."""
+    """Silences messages of torch about its own parts and about missing modules."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -172,7 +172,7 @@ def _quiet() -> Iterator[None]:
 
 
 def compared(graph: Graph, session: Any, sizes: list[dict[str, int]]) -> str:
-    """How far the graph is from the module at these sizes and with each padding, in words.
+    """Differences of graph and module at these sizes and with each padding, in words.
 
     Raises:
         ValueError: if it differs by more than :data:`TOLERANCE` of the largest value.

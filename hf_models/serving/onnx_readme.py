@@ -1,5 +1,5 @@
-"""The README of a folder for ONNX Runtime: inputs and outputs, conventions, and a program that runs
-as it stands."""
+"""The README of a folder for ONNX Runtime: inputs and outputs, conventions, and a complete
+program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Puts = Sequence[tuple[str, str, Sequence[Any]]]
 
 
 class Described(NamedTuple):
-    """A file as ONNX Runtime sees it: name, type and axes of what goes in and comes out."""
+    """A file as ONNX Runtime sees it: name, type and axes of its inputs and outputs."""
 
     file: str
     inputs: Puts
@@ -27,7 +27,7 @@ class Described(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of the inputs."""
+        """Names of the inputs."""
         return [name for name, _, _ in self.inputs]
 
 
@@ -35,7 +35,7 @@ def readme(model: Any, files: Sequence[Described], opset: int) -> str:
     """Markdown for the folder of a model.
 
     Args:
-        model: What was exported.
+        model: The exported model.
         files: Its graphs.
         opset: Version of the operators.
     """
@@ -123,7 +123,7 @@ def _of_search(model: Any) -> dict[str, Any]:
 
 
 def first_tokens(model: Any) -> list[int]:
-    """What a target begins with: the start, and what generation is told of language and task."""
+    """Beginning of a target: the start token, and the tokens of language and task."""
     settings = model.generation_config
     starts = (settings.decoder_start_token_id, model.config.decoder_start_token_id)
     (start, *_) = listed(next(token for token in starts if token is not None))
@@ -138,7 +138,7 @@ def first_tokens(model: Any) -> list[int]:
     return [*tokens, *listed(getattr(settings, "no_timestamps_token_id", None))]
 
 
-# Settings that change what comes out and that a greedy program of ten lines does not have.
+# Settings that change the result and that a greedy program of ten lines does not have.
 _MORE = (
     *("num_beams", "do_sample", "min_length", "min_new_tokens", "repetition_penalty"),
     *("encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),

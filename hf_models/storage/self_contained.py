@@ -1,4 +1,4 @@
-"""Checkpoints that carry their own code.
+"""Checkpoints with a copy of the code of their models.
 
 transformers loads code from a folder if its files stand side by side and import each other
 relatively. The sources of both packages are copied under flat names, nothing else is changed.
@@ -100,7 +100,7 @@ def _map_processors(folder: Path) -> None:
 
 
 def _change_card(folder: Path, config: dict[str, Any]) -> None:
-    """Says how the folder loads now, in a card that nobody has changed."""
+    """Says how the folder loads now, in a model card that has not been edited."""
     path, settings = folder / "README.md", config["position_embedding"]
     name = (config.get("architectures") or [""])[0]
     autos = [

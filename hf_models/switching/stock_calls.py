@@ -22,10 +22,10 @@ from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced
 
 
 def accept_position_embeddings(configs: Collection[Any]) -> None:
-    """Changes the calls, once and for all.
+    """Changes the calls, for the whole process.
 
     Args:
-        configs: Configurations of this package; those that are added later count as well.
+        configs: Configurations of this package; configurations that are added later count, too.
     """
     AutoConfig.from_pretrained = _with_cape_configurations(AutoConfig.from_pretrained, configs)
     for name in ("from_pretrained", "_from_config"):
