@@ -123,14 +123,14 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
 def _check_distinct(paths: Sequence[str | Path]) -> None:
     if not paths:
         raise ValueError("no checkpoint given; name at least one file")
-    seen: set[str] = set()
+    real_paths: set[str] = set()
     for path in paths:
         real = os.path.realpath(path)
-        if real in seen:
+        if real in real_paths:
             raise ValueError(
                 f"{path} is given twice, and would count twice in the mean; name it once"
             )
-        seen.add(real)
+        real_paths.add(real)
 
 
 def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, Any]) -> None:
@@ -218,8 +218,8 @@ def _share_again(model: Mapping[str, Any], means: dict[str, Any]) -> dict[str, A
     for key, value in model.items():
         if not isinstance(value, Tensor) or value.numel() == 0:
             continue
-        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        owner = owners.setdefault(place, key)
+        memory = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        owner = owners.setdefault(memory, key)
         if owner != key and torch.equal(means[owner], means[key]):
             means[key] = means[owner]
     return means

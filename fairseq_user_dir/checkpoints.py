@@ -158,8 +158,10 @@ def position_config(model: nn.Module) -> PositionConfig | None:
 def _decoder_config(model: nn.Module) -> PositionConfig | None:
     """Settings of a decoder that does not share the settings of its encoder."""
     config = getattr(getattr(model, "decoder", None), "position_config", None)
-    own = config is not None and config.architecture == "decoder" and hasattr(model, "encoder")
-    return config if own else None
+    is_separate = (
+        config is not None and config.architecture == "decoder" and hasattr(model, "encoder")
+    )
+    return config if is_separate else None
 
 
 def _with_record(stock: Any) -> Any:
@@ -199,24 +201,24 @@ def _same_ratio(old: str, new: str) -> bool:
 
 def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bool) -> None:
     """Stops a resumed training whose position settings differ from the checkpoint."""
-    stored, model = fairseq_arguments(state), trainer._model
+    stored_arguments, model = fairseq_arguments(state), trainer._model
     current = position_config(model)
-    if current is None and TYPE_ARG not in stored:
+    if current is None and TYPE_ARG not in stored_arguments:
         return  # two stock models
     if current is None:
         arguments = fairseq_arguments({"cfg": {"model": trainer.cfg.model}})
         current = fairseq_config(arguments, model.state_dict())
     with named_by_flags(f"{path}: "):
-        trained = fairseq_config(stored, state["model"])
+        trained = fairseq_config(stored_arguments, state["model"])
     if (trained.domain, trained.architecture) != (current.domain, current.architecture):
         return  # another kind of model, whose weights do not fit
-    changed = changed_settings(trained, current)
+    differences = changed_settings(trained, current)
     decoder = _decoder_config(model)
     if decoder is not None and trained.type == current.type:
         with named_by_flags(f"{path}: "):
-            before = fairseq_config(stored, state["model"], "decoder")
-        changed += changed_settings(before, decoder, DECODER_PREFIX)
-    changes = "; ".join(changed)
+            before = fairseq_config(stored_arguments, state["model"], "decoder")
+        differences += changed_settings(before, decoder, DECODER_PREFIX)
+    changes = "; ".join(differences)
     if not changes:
         return
     if not resuming or getattr(trainer.cfg.model, ALLOW_ARG, False):
@@ -274,9 +276,11 @@ class PositionalModel:
         for name in [n for n in state_dict if n.endswith(_OLD_TABLES)]:
             del state_dict[name]
         if self.starts_tables:
-            own = self.state_dict()
-            fresh = [name for name in own if _RELATIVE in name and name not in state_dict]
-            state_dict.update((name, own[name]) for name in fresh)
+            model_parameters = self.state_dict()
+            fresh = [
+                name for name in model_parameters if _RELATIVE in name and name not in state_dict
+            ]
+            state_dict.update((name, model_parameters[name]) for name in fresh)
             if fresh:
                 logger.info("%d relative tables start anew: %s", len(fresh), ", ".join(fresh))
         check_state_dict(state_dict, self)
@@ -302,10 +306,10 @@ def check_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module) -> None
     Raises:
         SettingsError: naming the difference, the flags of the model and what to do.
     """
-    own = model.state_dict()
+    model_parameters = model.state_dict()
     for part, flags in _PARTS.items():
         theirs = {name: value for name, value in state_dict.items() if part in name}
-        ours = {name: value for name, value in own.items() if part in name}
+        ours = {name: value for name, value in model_parameters.items() if part in name}
         if bool(ours) != bool(theirs):
             has, has_not = ("this model", "the checkpoint")
             if theirs:

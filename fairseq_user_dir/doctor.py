@@ -83,7 +83,7 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
         ValueError: for models of other kinds, files that cannot be read, missing dictionaries, and
             settings that the model cannot have.
     """
-    place = args.model or "fairseq transformer"
+    model_name = args.model or "fairseq transformer"
     subject = _built_in() if args.model is None else _loaded(Path(args.model), args.data)
     config = position_config(subject.model)
     level = logging.root.manager.disable
@@ -92,7 +92,7 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
         with torch.random.fork_rng():
             torch.manual_seed(0)
             for row in _checks(subject, config, settings):
-                yield place, row
+                yield model_name, row
     finally:
         logging.disable(level)
 
@@ -128,11 +128,11 @@ def _checks(
 
 
 def _built_in() -> Subject:
-    words = Dictionary()
+    dictionary = Dictionary()
     for number in range(20):
-        words.add_symbol(f"w{number}")
+        dictionary.add_symbol(f"w{number}")
     settings = TranslationConfig(source_lang="a", target_lang="b")
-    task = TranslationTask(settings, words, words)
+    task = TranslationTask(settings, dictionary, dictionary)
     arguments = argparse.Namespace(arch="transformer", **_TINY)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -151,10 +151,10 @@ def _loaded(path: Path, data: str | None) -> Subject:
             "translation and language models of fairseq (transformer, transformer_lm, and with "
             "cape_ in front). Compare others by fairseq-generate."
         )
-    stored = cfg.model
-    if not isinstance(stored, argparse.Namespace):
-        stored = argparse.Namespace(**OmegaConf.to_container(stored, enum_to_str=True))
-    return Subject(name, dict(vars(stored)), model.float().eval(), task)
+    arguments = cfg.model
+    if not isinstance(arguments, argparse.Namespace):
+        arguments = argparse.Namespace(**OmegaConf.to_container(arguments, enum_to_str=True))
+    return Subject(name, dict(vars(arguments)), model.float().eval(), task)
 
 
 def _twin(subject: Subject, settings: Mapping[str, Any]) -> Any:
@@ -163,17 +163,17 @@ def _twin(subject: Subject, settings: Mapping[str, Any]) -> Any:
     options = {PREFIX + name: value for name, value in settings.items() if name != "type"}
     ours = {name for name in subject.arguments if name.startswith(PREFIX)}
     arguments = {name: value for name, value in subject.arguments.items() if name not in ours}
-    built = argparse.Namespace(**{**arguments, TYPE_ARG: settings["type"], **options})
-    model = CLASSES[subject.name].build_model(built, subject.task)
+    new_arguments = argparse.Namespace(**{**arguments, TYPE_ARG: settings["type"], **options})
+    model = CLASSES[subject.name].build_model(new_arguments, subject.task)
     return _with_weights(model, subject.model)
 
 
 def _stock(subject: Subject, config: PositionConfig) -> Any:
     """The stock model with the weights of one of this package."""
     sides = [side for side in ("encoder", "decoder") if hasattr(subject.model, side)]
-    built = argparse.Namespace(**{**subject.arguments, **stock_values(config, *sides)})
+    new_arguments = argparse.Namespace(**{**subject.arguments, **stock_values(config, *sides)})
     return _with_weights(
-        MODEL_REGISTRY[subject.name].build_model(built, subject.task), subject.model
+        MODEL_REGISTRY[subject.name].build_model(new_arguments, subject.task), subject.model
     )
 
 
@@ -252,8 +252,8 @@ class Sample(NamedTuple):
 def _samples(subject: Subject) -> list[Sample]:
     generator = torch.Generator().manual_seed(1)
 
-    def draw(words: Dictionary, length: int) -> Tensor:
-        return torch.randint(words.nspecial, len(words), (1, length), generator=generator)
+    def draw(dictionary: Dictionary, length: int) -> Tensor:
+        return torch.randint(dictionary.nspecial, len(dictionary), (1, length), generator=generator)
 
     target = subject.task.target_dictionary
     source, samples = getattr(subject.task, "source_dictionary", None) or target, []

@@ -158,14 +158,14 @@ def _changes(before: Settings, after: Settings) -> dict[str, str]:
     changes = {}
     for field, old_settings in before.items():
         for option, (old, new) in old_settings.changes(after[field]).items():
-            text = f"{option_names.get(option, option)}: {_show(old)} -> {_show(new)}"
+            change = f"{option_names.get(option, option)}: {_show(old)} -> {_show(new)}"
             if option == "type":
-                text = f"position embedding {old!r} -> {new!r}"
+                change = f"position embedding {old!r} -> {new!r}"
                 if old_settings.encoding.counts:
-                    text += ", the learned table is dropped"
+                    change += ", the learned table is dropped"
             if len(before) > 1:
-                text += " (encoder)" if field == FIELD else " (decoder)"
-            changes[f"{field} {option}"] = text
+                change += " (encoder)" if field == FIELD else " (decoder)"
+            changes[f"{field} {option}"] = change
     return changes
 
 
@@ -254,7 +254,7 @@ def _begin_relative_at_zero(
         return changes
     for table in tables.values():
         table.zero_()
-    return {key: text for key, text in changes.items() if " relative_" not in key}
+    return {key: change for key, change in changes.items() if " relative_" not in key}
 
 
 def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
@@ -271,7 +271,7 @@ def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
     if embeddings is not None:  # the table of one image size can hold all that is added
         table_options = ("type", "gamma", "mean_normalize")
         changes = {
-            key: text for key, text in changes.items() if key.split()[1] not in table_options
+            key: change for key, change in changes.items() if key.split()[1] not in table_options
         }
     if changes:
         raise ValueError(
@@ -314,21 +314,21 @@ def _forget_code(settings: dict[str, Any]) -> None:
         settings.pop("auto_map", None)
 
 
-def _source_scale(text: str, model: str) -> str:
+def _source_scale(argument: str, model: str) -> str:
     """Alpha, a number or counted from two texts."""
-    files = text.split(",")
+    files = argument.split(",")
     if len(files) == 2:
         counts = count_texts(*files, model)
         print(f"alpha = {counts} = {counts.alpha:.4f} target tokens per source token")
         return str(counts)
     try:
-        if text in COUNTED or len(files) > 2:
+        if argument in COUNTED or len(files) > 2:
             raise ValueError
-        return parse_option("source_scale", text)
+        return parse_option("source_scale", argument)
     except ValueError:
         raise ValueError(
-            f"--position-source-scale {text} is not allowed; allowed: a number > 0, TARGET/SOURCE "
-            "tokens, or two texts to count, SOURCE.txt,TARGET.txt."
+            f"--position-source-scale {argument} is not allowed; allowed: a number > 0, "
+            "TARGET/SOURCE tokens, or two texts to count, SOURCE.txt,TARGET.txt."
         ) from None
 
 

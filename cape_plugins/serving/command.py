@@ -17,8 +17,14 @@ _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
 SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
 # ctranslate2's own names; "auto" and "default" are for loading
 QUANTIZATIONS = (
-    *("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16"),
-    *("float16", "bfloat16", "float32"),
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+    "int16",
+    "float16",
+    "bfloat16",
+    "float32",
 )
 
 SHORTEST = 8  # rows of a table

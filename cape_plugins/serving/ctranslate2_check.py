@@ -76,12 +76,10 @@ def read_sentences(path: Path, length: Callable[[str], int] = len) -> list[str]:
         raise ValueError(f"--check {path} has no sentence; give a text, one sentence a line.")
     if len(sentences) <= CHECKED:
         return sentences
-    ranked = sorted(range(len(sentences)), key=lambda number: length(sentences[number]))
-    others = sorted(ranked[:-LONGEST])
-    spread = [
-        others[place * len(others) // (CHECKED - LONGEST)] for place in range(CHECKED - LONGEST)
-    ]
-    return [sentences[number] for number in sorted((*ranked[-LONGEST:], *spread))]
+    by_length = sorted(range(len(sentences)), key=lambda number: length(sentences[number]))
+    shorter = sorted(by_length[:-LONGEST])
+    spread = [shorter[i * len(shorter) // (CHECKED - LONGEST)] for i in range(CHECKED - LONGEST)]
+    return [sentences[number] for number in sorted((*by_length[-LONGEST:], *spread))]
 
 
 def translate(
@@ -136,29 +134,29 @@ def compare(
         ValueError: if translations differ although the weights were not rounded: in their scores,
             or in their tokens, except tokens that are equally likely, where rounding decides.
     """
-    pairs, compared, others = [], [], []
+    pairs, compared_lengths, other_lengths = [], [], []
     for ours, theirs, length in zip(host, engine, lengths, strict=True):
         if ours.ended and theirs.ended:
             pairs.append((ours, theirs))
-            compared.append(length)
+            compared_lengths.append(length)
         else:
-            others.append(length)
+            other_lengths.append(length)
     if not pairs:
         raise ValueError(
             f"--check compares translations that end by themselves, and of {len(host)} none did "
             "within the length. Give sentences such as those of training, a longer table "
             "(--max-target-tokens), or a model that is trained."
         )
-    same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
+    num_same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
     largest = largest_of(abs(ours.score - theirs.score) for ours, theirs in pairs)
     report = (
-        f"check: {same} of {len(pairs)} translations of sources of up to {max(compared)} tokens "
-        f"are the same, scores differ by at most {largest:.1e}"
+        f"check: {num_same} of {len(pairs)} translations of sources of up to "
+        f"{max(compared_lengths)} tokens are the same, scores differ by at most {largest:.1e}"
     )
-    if others:
+    if other_lengths:
         report += (
-            f"; {len(others)} more, of up to {max(others)} tokens, not compared, came to the limit "
-            "of length or have padding, which the host never chooses"
+            f"; {len(other_lengths)} more, of up to {max(other_lengths)} tokens, not compared, "
+            "came to the limit of length or have padding, which the host never chooses"
         )
     refuse_difference(largest, report, quantization)
     return report

@@ -158,12 +158,13 @@ def read_manifest(
     columns, *cells = (line.split("\t") for line in text_lines(path) if line)
     rows = [dict(zip(columns, row, strict=False)) for row in cells]
     column = next((name for name in TEXT_COLUMNS if name in columns), None)
-    needed = "audio and tgt_text" if texts else "audio"
+    needed_columns = "audio and tgt_text" if texts else "audio"
     if AUDIO_COLUMN not in columns or not rows or (texts and column is None):
         names = ", ".join(map(str, columns)) or "none"
         raise ValueError(
-            f"{path} has the columns {names} and {len(rows)} lines below; needed: {needed}, "
-            "tab-separated, named in the first line, and at least one line below."
+            f"{path} has the columns {names} and {len(rows)} lines below; needed: "
+            f"{needed_columns}, tab-separated, named in the first line, and at least one line "
+            "below."
         )
     utterances, left_out = [], LeftOut()
     for number, row in enumerate(progress(rows)):

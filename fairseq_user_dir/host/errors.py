@@ -83,22 +83,22 @@ def print_without_traceback() -> None:
 def _message(error: BaseException, trace: TracebackType | None) -> str | None:
     """The error in one line; None for other errors."""
     if isinstance(error, SettingsError):
-        text = str(error)
+        message = str(error)
     elif isinstance(error, ValueError) and _raised_here(trace):
-        text = text_in_flags(error)
+        message = text_in_flags(error)
     elif _refused_by_fairseq(error, trace):
-        text = str(error)
-        remedies = (remedy for start, remedy in _REMEDIES.items() if text.startswith(start))
-        text = "; ".join([text, *remedies])
+        message = str(error)
+        remedies = (remedy for start, remedy in _REMEDIES.items() if message.startswith(start))
+        message = "; ".join([message, *remedies])
     elif isinstance(error, ProcessRaisedException):
         # a process of a training on several GPUs raised it; its text ends a printed traceback
         name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
-        _, mark, text = str(error).rpartition(name)
+        _, mark, message = str(error).rpartition(name)
         if not mark:
             return None
     else:
         return None
-    return " ".join(text.split())
+    return " ".join(message.split())
 
 
 def _in_command(trace: TracebackType | None) -> bool:

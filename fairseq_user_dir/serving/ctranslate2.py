@@ -201,18 +201,18 @@ class _Converter(Converter):
 def _sizes(stack: nn.Module) -> dict[str, Any]:
     """Arguments of a specification that encoders and decoders share."""
     layers, activation = layers_of(stack), stack.cfg.activation_fn
-    known = stock._SUPPORTED_ACTIVATIONS
-    if activation not in known:
+    activations = stock._SUPPORTED_ACTIVATIONS
+    if activation not in activations:
         raise SettingsError(
             f"--activation-fn {activation} is not in ctranslate2; allowed: "
-            f"{', '.join(known)}. Serve the model by fairseq-generate."
+            f"{', '.join(activations)}. Serve the model by fairseq-generate."
         )
     return {
         "num_layers": len(layers),
         "num_heads": layers[0].self_attn.num_heads,
         "pre_norm": layers[0].normalize_before,
         "no_final_norm": stack.layer_norm is None,
-        "activation": known[activation],
+        "activation": activations[activation],
         "layernorm_embedding": stack.layernorm_embedding is not None,
     }
 
@@ -364,7 +364,7 @@ def _readme(
     source: Source, title: str, limits: dict[str, int | None], quantization: str | None
 ) -> str:
     is_translation = "encoder" in source.stacks
-    words = source.task.source_dictionary if is_translation else source.task.target_dictionary
+    dictionary = source.task.source_dictionary if is_translation else source.task.target_dictionary
     if is_translation:
         values = {
             "segmented": True,
@@ -382,8 +382,8 @@ def _readme(
         quantization,
         title=title,
         packages="ctranslate2",
-        bos=words.bos_word,
-        eos=words.eos_word,
-        unk=words.unk_word,
+        bos=dictionary.bos_word,
+        eos=dictionary.eos_word,
+        unk=dictionary.unk_word,
         **values,
     )

@@ -127,15 +127,15 @@ def _unfit(path: Path, data: str | None, reasons: Sequence[str]) -> SettingsErro
         data: Folder of the dictionaries, if the command line names one.
         reasons: Lines of torch, each about some of the weights.
     """
-    why = reasons[0].strip().rstrip(".")
-    if why.startswith("size mismatch") and ("embed_tokens" in why or "output_proj" in why):
+    causes = reasons[0].strip().rstrip(".")
+    if causes.startswith("size mismatch") and ("embed_tokens" in causes or "output_proj" in causes):
         return SettingsError(
             f"{path} does not fit the dictionaries in {data or 'the folder of its training'} "
-            f"({why}); give --data DIR, a folder with those of its training."
+            f"({causes}); give --data DIR, a folder with those of its training."
         )
     return SettingsError(
-        f"the weights of {path} do not fit its settings ({why}): it is damaged, or was written by "
-        "another version of its code. Give another checkpoint of the training."
+        f"the weights of {path} do not fit its settings ({causes}): it is damaged, or was written "
+        "by another version of its code. Give another checkpoint of the training."
     )
 
 

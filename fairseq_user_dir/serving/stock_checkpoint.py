@@ -89,8 +89,8 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
 
 
 def _to_hugging_face(trained: Trained, folder: Path, limit: int | None) -> Exported:
-    words, others = trained.task.target_dictionary, trained.task.source_dictionary
-    if words != others:
+    dictionary = trained.task.target_dictionary
+    if dictionary != trained.task.source_dictionary:
         raise ValueError(
             "--to hugging-face has no stock class for two dictionaries; allowed: one of both "
             "sides (fairseq-preprocess --joined-dictionary). Leave --to out for a stock checkpoint "
@@ -98,7 +98,7 @@ def _to_hugging_face(trained: Trained, folder: Path, limit: int | None) -> Expor
         )
     rows = max(table_rows(trained, limit).values())
     plain = folded(trained.model, rows, rows)
-    return write_hugging_face(plain, trained.cfg["model"], words, rows, folder)
+    return write_hugging_face(plain, trained.cfg["model"], dictionary, rows, folder)
 
 
 def load(source: Path, data: str | None) -> Trained:
@@ -188,11 +188,11 @@ def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str
 def _stock_arguments(trained: Trained, plain: nn.Module, limits: dict[str, int]) -> dict[str, Any]:
     """Arguments of the stock model."""
     arguments = trained.cfg["model"]
-    own = [name for name in arguments if name.startswith(PREFIX) or name in _OWN_ARGS]
+    own_arguments = [name for name in arguments if name.startswith(PREFIX) or name in _OWN_ARGS]
     learned = {f"{side}_learned_pos": True for side in ("encoder", "decoder")}
     names = {"arch": trained.stock, "_name": trained.stock, "data": "."}
     changes = {**learned, **limits, **_sharing(plain), **names, **dict.fromkeys(_PATHS[1:])}
-    return _changed(arguments, changes, without=own)
+    return _changed(arguments, changes, without=own_arguments)
 
 
 def _changed(
@@ -236,12 +236,12 @@ def _compare(trained: Trained, folder: Path) -> float:
         ValueError: if the stock model computes something else.
     """
     (stock,), _, _ = load_model_ensemble_and_task([str(folder / FILE)], {"data": str(folder)})
-    words = trained.task.target_dictionary
-    first = words.nspecial
+    dictionary = trained.task.target_dictionary
+    first = dictionary.nspecial
     generator = torch.Generator().manual_seed(1)
     source, target = (
         torch.randint(first, len(symbols), (2, SHORTEST - 1), generator=generator)
-        for symbols in (trained.task.source_dictionary, words)
+        for symbols in (trained.task.source_dictionary, dictionary)
     )
     expected = _logits(trained.model, source, target)
     got = _logits(stock.eval(), _with_hint(trained.model, source), target)

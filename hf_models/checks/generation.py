@@ -101,8 +101,8 @@ def step_difference(expected: Generated, got: Generated) -> float:
     """Largest relative difference of the logits, up to the step that first chose another token."""
     steps = expected.logits.shape[1]
     tokens = (texts.sequences[:, -steps:] for texts in (expected, got))
-    same = torch.eq(*tokens)[:, :-1].cumprod(dim=1).bool()
-    comparable = torch.cat((torch.ones_like(same[:, :1]), same), dim=1)
+    same_so_far = torch.eq(*tokens)[:, :-1].cumprod(dim=1).bool()
+    comparable = torch.cat((torch.ones_like(same_so_far[:, :1]), same_so_far), dim=1)
     difference = (expected.logits - got.logits)[comparable].abs().max()
     difference = difference / expected.logits.abs().max().clamp(min=1e-12)
     return difference.item() if difference.isfinite() else float("inf")

@@ -119,8 +119,8 @@ class CapeWhisperForConditionalGeneration(
                 frames at other distances than 10 ms.
 
         Raises:
-            ValueError: if the model is not at natural length and `one_piece` is true, or for
-                timestamps that the model cannot have.
+            ValueError: if the model is not at natural length and is to generate in one piece, or
+                for timestamps that the model cannot have.
         """
         config, stock_view = self.config, copy(self.config)
         stock_view.model_type = WhisperConfig.model_type  # stock code knows it by name

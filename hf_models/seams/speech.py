@@ -259,13 +259,13 @@ def takes_frames(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(self, *args, **kwargs)
 
     signature = inspect.signature(forward)
-    *parameters, others = signature.parameters.values()
+    *parameters, keywords = signature.parameters.values()
     names = ("hop_nanoseconds", "frame_nanoseconds")
     frame_parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names
     ]
     forward_with_frames.__signature__ = signature.replace(
-        parameters=[*parameters, *frame_parameters, others]
+        parameters=[*parameters, *frame_parameters, keywords]
     )
     return forward_with_frames
 

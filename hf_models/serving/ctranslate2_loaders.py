@@ -67,7 +67,8 @@ class TablesInPlace:
         spec.position_encodings.encodings = self.table(decoder, "decoder")
 
     def set_position_encodings(self, spec: Any, module: Any) -> None:
-        """Does nothing: the position module of a switched model has no table."""
+        """Does nothing: the module of a switched model adds embeddings that are bound to it; their
+        table is :meth:`table`."""
 
     def set_attention(self, spec: Any, attention: Any, self_attention: bool = False) -> None:
         """Sets relative keys and values as well."""
@@ -173,14 +174,14 @@ def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
     )
 
 
-def _named(tokenizer: Any, known: dict[str, int], words: Any) -> list[str]:
+def _named(tokenizer: Any, vocabulary: dict[str, int], embedding: Any) -> list[str]:
     """Different names of all rows of a table of words, of which some models have more than their
     tokenizer, and some tokenizers more than they tell (M2M100: codes of languages)."""
-    names = {number: name for name, number in known.items()}
+    names = {number: name for name, number in vocabulary.items()}
     tokens: dict[str, int] = {}
-    for number in range(words.num_embeddings):
+    for number in range(embedding.num_embeddings):
         token = names.get(number)
-        if token is None and number >= len(known):
+        if token is None and number >= len(vocabulary):
             try:
                 token = tokenizer.convert_ids_to_tokens(number)
             except IndexError:  # Marian

@@ -33,7 +33,7 @@ _PROMPT = ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>")
 
 
 class Recognition(NamedTuple):
-    """A recognition model with its processor.
+    """A recognition model with its tokenizer.
 
     Attributes:
         model: Model in evaluation mode.
@@ -118,9 +118,9 @@ def _fitted(features: Tensor, model: PreTrainedModel, rows: int) -> Tensor:
 def check(
     recognition: Recognition, folder: Path, features: Tensor, quantization: str | None = None
 ) -> str:
-    """Encodes a recording and writes its text, token by token, by the model and by the folder. For
-    each token of the folder's text, given the tokens before it, compares the probabilities that
-    model and folder give to this token, and how likely the token is that the model would choose.
+    """Encodes a recording and writes its text, token by token, by the model and by the folder. At
+    each token of the folder's text, given the tokens before it, compares the probabilities of this
+    token, and of the token that the model would choose.
 
     Args:
         recognition: The model and its tokenizer.
@@ -134,16 +134,16 @@ def check(
     """
     model = recognition.model
     engine = ctranslate2.models.Whisper(str(folder), device="cpu")
-    given = ctranslate2.StorageView.from_array(np.ascontiguousarray(features.numpy()))
-    encoded, encoded_too = model.get_encoder()(features), engine.encode(given)
-    states = encoded.last_hidden_state - torch.from_numpy(np.array(encoded_too))
+    view = ctranslate2.StorageView.from_array(np.ascontiguousarray(features.numpy()))
+    our_states, their_states = model.get_encoder()(features), engine.encode(view)
+    states = our_states.last_hidden_state - torch.from_numpy(np.array(their_states))
     prompt = prompt_of(recognition)
     longest = min(_CHECKED_TOKENS, _room(model, prompt))
     by_engine, theirs = _text_by_engine(
-        engine, encoded_too, prompt, longest, recognition.tokenizer.eos_token_id
+        engine, their_states, prompt, longest, recognition.tokenizer.eos_token_id
     )
     ids = torch.tensor([[*prompt, *by_engine[:-1]]])
-    logits = model(encoder_outputs=encoded, decoder_input_ids=ids).logits[0, len(prompt) - 1 :]
+    logits = model(encoder_outputs=our_states, decoder_input_ids=ids).logits[0, len(prompt) - 1 :]
     ours = logits.log_softmax(-1)
     by_host = ours.argmax(-1)
     same = int(by_host.eq(torch.tensor(by_engine)).sum())
@@ -187,9 +187,9 @@ def _room(model: PreTrainedModel, prompt: list[int]) -> int:
 def prompt_of(recognition: Recognition) -> list[int]:
     """Numbers of the tokens before a text without timestamps, of those that the model has."""
     model, tokenizer = recognition
-    start, *rest = tokenizer.convert_tokens_to_ids(list(_PROMPT))
+    start, *task = tokenizer.convert_tokens_to_ids(list(_PROMPT))
     languages = sorted((getattr(model.generation_config, "lang_to_id", None) or {}).values())
-    numbers = [start, *languages[:1], *rest]
+    numbers = [start, *languages[:1], *task]
     return [number for number in numbers if number not in (None, tokenizer.unk_token_id)]
 
 

@@ -78,19 +78,19 @@ def draw(
     """
     generator = torch.Generator().manual_seed(sum(sizes.values()))
     values = []
-    for given in inputs.values():
-        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in given.axes]
-        value = given.draw(shape, generator)
-        values.append(_padded(value, padding) if padding in given.paddings else value)
+    for port in inputs.values():
+        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in port.axes]
+        value = port.draw(shape, generator)
+        values.append(_padded(value, padding) if padding in port.paddings else value)
     return tuple(values)
 
 
 def _padded(mask: Tensor, side: str) -> Tensor:
     """A mask of ones ``[B, T]`` with zeros on a side, more from sample to sample, one left over."""
     batch, length = mask.shape
-    kept = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
+    num_ones = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
     number = torch.arange(length)
-    return mask * (number < kept if side == RIGHT else number >= length - kept)
+    return mask * (number < num_ones if side == RIGHT else number >= length - num_ones)
 
 
 # ---- inputs --------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ def _numbers(low: int, high: int) -> Callable[[Sequence[int], torch.Generator], 
     return lambda shape, generator: torch.randint(low, high, tuple(shape), generator=generator)
 
 
-def _tokens(words: nn.Embedding) -> Input:
-    return Input(("batch", "length"), _numbers(0, words.num_embeddings))
+def _tokens(embedding: nn.Embedding) -> Input:
+    return Input(("batch", "length"), _numbers(0, embedding.num_embeddings))
 
 
 def _mask(axis: str, *paddings: str) -> Input:
@@ -139,10 +139,10 @@ class _OneGraph(nn.Module):
         self.model, self.inputs, self.outputs = model, tuple(inputs), tuple(outputs)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.inputs, values, strict=True))
-        output = dict(self.model(**given, return_dict=True))
+        arguments = dict(zip(self.inputs, values, strict=True))
+        output = dict(self.model(**arguments, return_dict=True))
         if LENGTHS in self.outputs:
-            lengths = given["attention_mask"].sum(-1)
+            lengths = arguments["attention_mask"].sum(-1)
             output[LENGTHS] = self.model._get_feat_extract_output_lengths(lengths)
         return tuple(output[name] for name in self.outputs)
 
@@ -235,9 +235,9 @@ class _Encoder(nn.Module):
         self.model, self.inputs = model, tuple(inputs)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.inputs, values, strict=True))
-        encoder, mask = self.model.get_encoder(), given.get("attention_mask")
-        output = encoder(**given, return_dict=True)
+        arguments = dict(zip(self.inputs, values, strict=True))
+        encoder, mask = self.model.get_encoder(), arguments.get("attention_mask")
+        output = encoder(**arguments, return_dict=True)
         if getattr(encoder, "has_hint", False):
             output, _ = with_hint(output)
             mask = place_hint(mask).mask
@@ -246,7 +246,7 @@ class _Encoder(nn.Module):
             mask = output.attention_mask.long()
         elif mask is None:
             mask = torch.ones_like(states[..., 0], dtype=torch.int64)
-        elif "input_features" in given:
+        elif "input_features" in arguments:
             mask = encoder._get_feature_vector_attention_mask(states.shape[1], mask)
         pairs = []
         for layer in self.model.get_decoder().layers:

@@ -52,7 +52,7 @@ def banned_tokens(generation: Any) -> tuple[list[int], list[int]]:
     Args:
         generation: Settings of generation.
     """
-    single = (words[0] for words in generation.bad_words_ids or () if len(words) == 1)
+    single = (ids[0] for ids in generation.bad_words_ids or () if len(ids) == 1)
     never = {*single, *listed(generation.suppress_tokens)}
     return sorted(never), sorted(listed(generation.begin_suppress_tokens))
 

@@ -101,17 +101,17 @@ def _check_arguments(args: argparse.Namespace) -> None:
 def _load(source: Path) -> tuple[PreTrainedModel, Any]:
     """The model, and the stock class that it stands for."""
     config = AutoConfig.from_pretrained(source)
-    own = own_class(str(source), config)
-    name, stock_type = own.__name__.removeprefix("Cape"), stock_class(own)
+    cape_class = own_class(str(source), config)
+    name, stock_type = cape_class.__name__.removeprefix("Cape"), stock_class(cape_class)
     if not hasattr(config, "position_fields"):
         raise ValueError(f"SOURCE {source} holds a stock {name} already; there is nothing to do.")
     if stock_type is None:
         raise ValueError(
-            f"SOURCE {source} holds a {own.__name__}, which transformers has no stock class for; "
-            "allowed: the other families. `cape-plugins export onnx` takes it, and "
+            f"SOURCE {source} holds a {cape_class.__name__}, which transformers has no stock class "
+            "for; allowed: the other families. `cape-plugins export onnx` takes it, and "
             "`python -m hf_models.convert --self-contained` writes its code beside it."
         )
-    cape, _ = load_whole(own, str(source))
+    cape, _ = load_whole(cape_class, str(source))
     return cape.eval(), stock_type
 
 
@@ -157,9 +157,9 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
     """Refuses settings that the stock class cannot compute. A caller can put the BOS hint before
     the source, and a table can hold embeddings that are added."""
     changes = part.config.changes(part.stock)
-    others = sorted(changes.keys() - {"source_bos"})
-    if part.table is None and others:
-        option = others[0]
+    differences = sorted(changes.keys() - {"source_bos"})
+    if part.table is None and differences:
+        option = differences[0]
         value, of_stock = changes[option]
         raise ValueError(
             f"{option}={value!r} cannot be that of a {type(stock).__name__}, which computes its "

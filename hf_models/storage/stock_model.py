@@ -56,8 +56,8 @@ def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
         side = getattr(module, "side", "encoder")
         row = family.sides[side]
         of_stock = PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
-        places = (f"{path}.{end}" for end in switch_built.STOCK_TABLES)
-        table = next((place for place in places if place in names), None)
+        candidates = (f"{path}.{end}" for end in switch_built.STOCK_TABLES)
+        table = next((name for name in candidates if name in names), None)
         config = cape.config.position_settings(row.field)
         parts.append(Part(module, config, of_stock, table))
     return parts
@@ -142,9 +142,9 @@ def _refuse(part: Part, reason: str) -> None:
 
 def _embed_tokens(module: Any, length: int) -> Tensor:
     positions = token_positions(torch.ones(1, length, dtype=torch.bool))
-    words = getattr(module, "embed_tokens", None) or module.word_embeddings
+    embedding = getattr(module, "embed_tokens", None) or module.word_embeddings
     table: nn.Module = getattr(module, "embed_positions", None) or module.position_embeddings
     if isinstance(table, LearnedTable):
         return table.look_up(positions, 1)[0]
-    added = embed_positions(module.positions, positions, None, words.weight)
-    return words.weight.new_zeros(length, words.embedding_dim) if added is None else added[0]
+    rows = embed_positions(module.positions, positions, None, embedding.weight)
+    return embedding.weight.new_zeros(length, embedding.embedding_dim) if rows is None else rows[0]
