@@ -149,7 +149,7 @@ def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, An
         )
     marks = [(s.get("task_state") or {}).get(DICTIONARIES) for s in (state, other)]
     if None not in marks and marks[0] != marks[1]:
-        raise ValueError(f"{names} have different dictionaries; average those of one run")
+        raise ValueError(f"{names} have different dictionaries; average checkpoints of one run")
     unmatched = sorted(state["model"].keys() ^ other["model"].keys())
     if unmatched:
         raise ValueError(

@@ -225,9 +225,9 @@ def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bo
         logger.warning("%s was trained with other position settings: %s", path, changes)
         return
     raise SettingsError(
-        f"{path} was trained with other position settings: {changes}. Resume with those of the "
-        f"checkpoint, insist with {ALLOW_FLAG} (hydra: +model.{ALLOW_ARG}=true), or start a new "
-        "training from its weights by --finetune-from-model with another --save-dir."
+        f"{path} was trained with other position settings: {changes}. Resume with the settings of "
+        f"the checkpoint, insist with {ALLOW_FLAG} (hydra: +model.{ALLOW_ARG}=true), or start a "
+        "new training from its weights by --finetune-from-model with another --save-dir."
     )
 
 
@@ -354,9 +354,9 @@ def dictionary_marks(task: FairseqTask) -> dict[str, list[Any]]:
 def _check_marks(task: FairseqTask, state: Mapping[str, Any] | None, where: str) -> None:
     """Refuses a dictionary of the same size with other symbols, or in another order. If the sizes
     differ, fairseq says so itself or (as for BART) fits the embeddings."""
-    own = dictionary_marks(task)
+    marks = dictionary_marks(task)
     for side, (size, digest) in ((state or {}).get(DICTIONARIES) or {}).items():
-        if side in own and own[side][0] == size and own[side][1] != digest:
+        if side in marks and marks[side][0] == size and marks[side][1] != digest:
             raise SettingsError(
                 f"{where} was trained with other units, or in another order, than those of this "
                 f"{side} dictionary, which has as many ({size}): its embeddings would belong to "

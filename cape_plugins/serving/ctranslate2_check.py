@@ -144,7 +144,7 @@ def compare(
     if not pairs:
         raise ValueError(
             f"--check compares translations that end by themselves, and of {len(host)} none did "
-            "within the length. Give sentences such as those of training, a longer table "
+            "within the length. Give sentences like the training data, a longer table "
             "(--max-target-tokens), or a model that is trained."
         )
     num_same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)

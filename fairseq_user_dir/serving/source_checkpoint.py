@@ -131,7 +131,7 @@ def _unfit(path: Path, data: str | None, reasons: Sequence[str]) -> SettingsErro
     if causes.startswith("size mismatch") and ("embed_tokens" in causes or "output_proj" in causes):
         return SettingsError(
             f"{path} does not fit the dictionaries in {data or 'the folder of its training'} "
-            f"({causes}); give --data DIR, a folder with those of its training."
+            f"({causes}); give --data DIR, a folder with the dictionaries of its training."
         )
     return SettingsError(
         f"the weights of {path} do not fit its settings ({causes}): it is damaged, or was written "

@@ -48,7 +48,7 @@ def clear_errors(source: str) -> Iterator[None]:
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(
             f"the configuration of {source} builds no model ({type(error).__name__}: {error}). "
-            "Compare its config.json with that of a model that loads."
+            "Compare its config.json with the config.json of a model that loads."
         ) from error
 
 

@@ -56,7 +56,7 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
     entries = [e for e in hf_models.AUTO_CLASSES if e.model_type == config.get("model_type")]
     if not entries:
         raise ValueError(
-            f"{folder} holds a model of type {config.get('model_type')!r}; only those of this "
+            f"{folder} holds a model of type {config.get('model_type')!r}; only models of this "
             "package can carry its code. Convert it first."
         )
     (config_class,) = entries
