@@ -29,18 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
     Args:
-        argv: Arguments after the name of the command; None for those of the process.
+        argv: Arguments after the name of the command; None for the arguments of the process.
 
     Returns:
         Exit status 0. A bad argument or input ends the process with status 2 and one line that
-        names it; a doctor who finds a difference, with status 1.
+        names it; `doctor` ends with status 1 if it finds a difference.
     """
     args = _parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
         print(args.run(args), flush=True)
-    except BrokenPipeError:  # whoever read has enough, as head does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes
+    except BrokenPipeError:  # the reader of the pipe has ended, as head does
+        # Python flushes the rest at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {text_in_flags(error)}", file=sys.stderr)
@@ -55,8 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="cape-plugins", description=__doc__.partition(": ")[2])
     commands = parser.add_subparsers(dest="command", required=True)
 
-    text = "train small models of each type in two minutes, and see their errors on longer inputs"
-    demo = commands.add_parser("demo", help=text, description=text)
+    summary = (
+        "train small models of each type in two minutes, and see their errors on longer inputs"
+    )
+    demo = commands.add_parser("demo", help=summary, description=summary)
     add_demo_args(demo)
     demo.set_defaults(run=run_demo)
 
@@ -65,13 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     user_dir.set_defaults(run=user_dir_path)
 
-    text = "count a corpus: source scale alpha = target tokens / source tokens"
-    alpha = commands.add_parser("alpha", help=text)
+    alpha = commands.add_parser(
+        "alpha", help="count a corpus: source scale alpha = target tokens / source tokens"
+    )
     _add_alpha_args(alpha)
     alpha.set_defaults(run=alpha_report)
 
-    text = "print the type and settings for the lengths of a corpus and the longest input in use"
-    advise = commands.add_parser("advise", help=text, description=text)
+    summary = "print the type and settings for the lengths of a corpus and the longest input in use"
+    advise = commands.add_parser("advise", help=summary, description=summary)
     add_advise_args(advise)
     advise.set_defaults(run=advice)
 
@@ -88,12 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     add_plot_args(plot)
     plot.set_defaults(run=draw_picture)
 
-    text = "write a trained model for an engine that serves it without this package"
-    export = commands.add_parser("export", help=text, description=text)
+    summary = "write a trained model for an engine that serves it without this package"
+    export = commands.add_parser("export", help=summary, description=summary)
     add_export_args(export)
 
-    text = "check whether models compute what they should with the installed hosts"
-    doctor = commands.add_parser("doctor", help=text, description=text)
+    summary = "check whether models compute what they should with the installed hosts"
+    doctor = commands.add_parser("doctor", help=summary, description=summary)
     add_doctor_args(doctor)
     return parser
 
@@ -193,7 +197,7 @@ def option_table(args: argparse.Namespace) -> str:
     rows.append(
         ("`--position-embedding`", DEFAULT_TYPE, ", ".join(types), "", "type of position embedding")
     )
-    for option in option_fields():  # those of other domains say so
+    for option in option_fields():  # of all domains; the meaning names the domain
         name = option.name
         rows.append(
             (

@@ -1,5 +1,5 @@
-"""Files that are written whole or not at all, a reader never sees half of one; and folders for
-them, checked before there is anything to write."""
+"""Writes files whole or not at all, so that no reader sees half a file; checks folders before there
+is anything to write."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
         with open(partial, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # a rename may reach the disk before what was written
+            os.fsync(file.fileno())  # the rename may reach the disk before the content
         os.replace(partial, path)
     finally:
-        with contextlib.suppress(OSError):  # it has its name, or could not be made
+        with contextlib.suppress(OSError):  # it was renamed, or could not be made
             partial.unlink()
 
 
 @contextlib.contextmanager
 def editing_json(path: Path) -> Iterator[dict[str, Any]]:
-    """The object in a JSON file, for changes in place; one without changes is not written. Without
-    the file it is empty.
+    """The object in a JSON file, to be changed in place. The file is written only if the object
+    changes. Without the file the object is empty.
 
     Raises:
         ValueError: if the file holds no JSON object.
@@ -72,18 +72,18 @@ def missing_folder(folder: Path, named: str) -> Path | None:
 
     Args:
         folder: Where files are to be written.
-        named: What asked for it, for the error, such as "--output results/plot.png".
+        named: The option that asks for the folder, such as "--output results/plot.png", for errors.
 
     Raises:
         ValueError: if folders would have to be made at the root of the file system, where a typing
-            error is likelier, or in what is no folder or cannot be written to.
+            error is likelier, or in a file or a folder that cannot be written to.
     """
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if folder.is_absolute() and folder != there == Path(folder.anchor):
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if folder.is_absolute() and folder != existing == Path(folder.anchor):
         raise ValueError(
             f"{named}: {Path(*folder.parts[:2])} does not exist, and no folder is made at the root "
             "of the file system; check the path, or make that folder first"
         )
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(f"{named}: {there} is no folder that can be written to; give another")
-    return None if folder == there else folder
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ValueError(f"{named}: {existing} is no folder that can be written to; give another")
+    return None if folder == existing else folder

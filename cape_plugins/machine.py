@@ -1,4 +1,4 @@
-"""What results say of the machine that they were measured on."""
+"""Facts about the machine, for the files of results."""
 
 from __future__ import annotations
 

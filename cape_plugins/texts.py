@@ -106,8 +106,8 @@ def _open_bytes(path: Path) -> Iterator[tuple[BinaryIO, str]]:
 
 
 def _compression(path: Path) -> str:
-    """Says what a file is compressed by and how to make text of it, as in "is compressed by xz;
-    decompress it first"; empty for other files, and for those named .gz, which readers take."""
+    """Says how a file is compressed and how to make text of it, as in "is compressed by xz;
+    decompress it first"; empty for other files, and for files named .gz, which readers take."""
     if path.suffix == ".gz":
         return ""
     with path.open("rb") as file:

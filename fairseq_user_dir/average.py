@@ -7,7 +7,7 @@ any of them. fairseq's own script is not in its wheel and does not load under to
     cape-average-checkpoints --inputs run/checkpoint8.pt run/checkpoint9.pt --output avg.pt
 
 The result holds the averaged ``model``; everything else, such as the configuration from which the
-model is rebuilt, is that of the checkpoint trained longest. The optimizer state is left out: it
+model is rebuilt, comes from the checkpoint trained longest. The optimizer state is left out: it
 belongs to one point of the training, and is two thirds of the file.
 """
 
@@ -49,9 +49,9 @@ def select_checkpoints(folder: Path, which: str, count: int, upper: int | None) 
     """The last checkpoints of a folder.
 
     Args:
-        folder: What ``fairseq-train --save-dir`` wrote.
+        folder: Folder that ``fairseq-train --save-dir`` wrote.
         which: ``epoch`` (``checkpoint12.pt``) or ``update`` (``checkpoint_3_4000.pt``).
-        count: How many.
+        count: Number of checkpoints.
         upper: Number of the last epoch or update to use; None for no bound.
 
     Returns:
@@ -123,14 +123,14 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
 def _check_distinct(paths: Sequence[str | Path]) -> None:
     if not paths:
         raise ValueError("no checkpoint given; name at least one file")
-    seen: set[str] = set()
+    real_paths: set[str] = set()
     for path in paths:
         real = os.path.realpath(path)
-        if real in seen:
+        if real in real_paths:
             raise ValueError(
                 f"{path} is given twice, and would count twice in the mean; name it once"
             )
-        seen.add(real)
+        real_paths.add(real)
 
 
 def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, An
         )
     marks = [(s.get("task_state") or {}).get(DICTIONARIES) for s in (state, other)]
     if None not in marks and marks[0] != marks[1]:
-        raise ValueError(f"{names} have different dictionaries; average those of one run")
+        raise ValueError(f"{names} have different dictionaries; average checkpoints of one run")
     unmatched = sorted(state["model"].keys() ^ other["model"].keys())
     if unmatched:
         raise ValueError(
@@ -218,8 +218,8 @@ def _share_again(model: Mapping[str, Any], means: dict[str, Any]) -> dict[str, A
     for key, value in model.items():
         if not isinstance(value, Tensor) or value.numel() == 0:
             continue
-        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        owner = owners.setdefault(place, key)
+        memory = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        owner = owners.setdefault(memory, key)
         if owner != key and torch.equal(means[owner], means[key]):
             means[key] = means[owner]
     return means
@@ -301,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run ``cape-average-checkpoints``.
 
     Args:
-        argv: the command line without the program's name; None for that of the process.
+        argv: the command line without the program's name; None for the command line of the process.
 
     Raises:
         SystemExit: with status 2 and a message if an option or an input is unusable; the output is

@@ -1,8 +1,8 @@
 """Facts about a model that a checkpoint stores beside the weights: all position settings, and marks
 of the dictionaries. Both are compared when the checkpoint is used again.
 
-fairseq stores the arguments of the model and asks no one whether those of a resumed training are
-others; it stores nothing of the dictionaries but the number of their symbols.
+fairseq stores the arguments of the model, and does not check whether a resumed training has other
+arguments; of the dictionaries it stores only the number of their symbols.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PARTS = {
 
 
 def watch_checkpoints() -> None:
-    """Wraps fairseq's functions with those of this module; calling it again changes nothing."""
+    """Wraps fairseq's functions with the checks of this module; a second call changes nothing."""
     if hasattr(Trainer.load_checkpoint, "__wrapped__"):
         return
     models.build_model = _with_record(models.build_model)
@@ -75,8 +75,8 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
         SettingsError: if it cannot be read, or has a setting that fairseq would run as code, with a
             remedy.
     """
-    # again: torch.serialization.safe_globals, which transformers uses to resume, at its end also
-    # forgets what others declared
+    # Again, because torch.serialization.safe_globals, which transformers uses to resume, forgets at
+    # its end also the types that others have declared.
     allow_fairseq_checkpoints()
     try:
         return fairseq_files.read_checkpoint(path, remedy)
@@ -156,14 +156,17 @@ def position_config(model: nn.Module) -> PositionConfig | None:
 
 
 def _decoder_config(model: nn.Module) -> PositionConfig | None:
-    """Settings of a decoder that does not share those of its encoder."""
+    """Settings of a decoder that does not share the settings of its encoder."""
     config = getattr(getattr(model, "decoder", None), "position_config", None)
-    own = config is not None and config.architecture == "decoder" and hasattr(model, "encoder")
-    return config if own else None
+    is_separate = (
+        config is not None and config.architecture == "decoder" and hasattr(model, "encoder")
+    )
+    return config if is_separate else None
 
 
 def _with_record(stock: Any) -> Any:
-    """A model configured by dataclass is built from a copy of the settings that are stored."""
+    """Writes our settings into the stored ones: fairseq builds a model configured by dataclass from
+    a copy of the settings that it stores."""
 
     @functools.wraps(stock)
     def build_model(cfg: Any, *args: Any, **kwargs: Any) -> Any:
@@ -197,34 +200,34 @@ def _same_ratio(old: str, new: str) -> bool:
 
 
 def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bool) -> None:
-    """Stops a resumed training whose position settings are not those of the checkpoint."""
-    stored, model = fairseq_arguments(state), trainer._model
+    """Stops a resumed training whose position settings differ from the checkpoint."""
+    stored_arguments, model = fairseq_arguments(state), trainer._model
     current = position_config(model)
-    if current is None and TYPE_ARG not in stored:
+    if current is None and TYPE_ARG not in stored_arguments:
         return  # two stock models
     if current is None:
         arguments = fairseq_arguments({"cfg": {"model": trainer.cfg.model}})
         current = fairseq_config(arguments, model.state_dict())
     with named_by_flags(f"{path}: "):
-        trained = fairseq_config(stored, state["model"])
+        trained = fairseq_config(stored_arguments, state["model"])
     if (trained.domain, trained.architecture) != (current.domain, current.architecture):
         return  # another kind of model, whose weights do not fit
-    changed = changed_settings(trained, current)
+    differences = changed_settings(trained, current)
     decoder = _decoder_config(model)
     if decoder is not None and trained.type == current.type:
         with named_by_flags(f"{path}: "):
-            before = fairseq_config(stored, state["model"], "decoder")
-        changed += changed_settings(before, decoder, DECODER_PREFIX)
-    changes = "; ".join(changed)
+            before = fairseq_config(stored_arguments, state["model"], "decoder")
+        differences += changed_settings(before, decoder, DECODER_PREFIX)
+    changes = "; ".join(differences)
     if not changes:
         return
     if not resuming or getattr(trainer.cfg.model, ALLOW_ARG, False):
         logger.warning("%s was trained with other position settings: %s", path, changes)
         return
     raise SettingsError(
-        f"{path} was trained with other position settings: {changes}. Resume with those of the "
-        f"checkpoint, insist with {ALLOW_FLAG} (hydra: +model.{ALLOW_ARG}=true), or start a new "
-        "training from its weights by --finetune-from-model with another --save-dir."
+        f"{path} was trained with other position settings: {changes}. Resume with the settings of "
+        f"the checkpoint, insist with {ALLOW_FLAG} (hydra: +model.{ALLOW_ARG}=true), or start a "
+        "new training from its weights by --finetune-from-model with another --save-dir."
     )
 
 
@@ -273,9 +276,11 @@ class PositionalModel:
         for name in [n for n in state_dict if n.endswith(_OLD_TABLES)]:
             del state_dict[name]
         if self.starts_tables:
-            own = self.state_dict()
-            fresh = [name for name in own if _RELATIVE in name and name not in state_dict]
-            state_dict.update((name, own[name]) for name in fresh)
+            model_parameters = self.state_dict()
+            fresh = [
+                name for name in model_parameters if _RELATIVE in name and name not in state_dict
+            ]
+            state_dict.update((name, model_parameters[name]) for name in fresh)
             if fresh:
                 logger.info("%d relative tables start anew: %s", len(fresh), ", ".join(fresh))
         check_state_dict(state_dict, self)
@@ -296,15 +301,15 @@ def _new_tables(model: nn.Module) -> Iterator[None]:
 
 
 def check_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Compares the positional parameters of a checkpoint with those of the model.
+    """Compares the positional parameters of a checkpoint with the parameters of the model.
 
     Raises:
-        SettingsError: naming what differs, the flags of the model and what to do.
+        SettingsError: naming the difference, the flags of the model and what to do.
     """
-    own = model.state_dict()
+    model_parameters = model.state_dict()
     for part, flags in _PARTS.items():
         theirs = {name: value for name, value in state_dict.items() if part in name}
-        ours = {name: value for name, value in own.items() if part in name}
+        ours = {name: value for name, value in model_parameters.items() if part in name}
         if bool(ours) != bool(theirs):
             has, has_not = ("this model", "the checkpoint")
             if theirs:
@@ -339,7 +344,7 @@ def dictionary_marks(task: FairseqTask) -> dict[str, list[Any]]:
         try:
             dictionary = getattr(task, f"{side}_dictionary")
         except (AttributeError, LookupError, NotImplementedError):
-            continue  # a task without one, or of several languages
+            continue  # a task without this dictionary, or of several languages
         if isinstance(dictionary, Dictionary):
             digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()[:16]
             marks[side] = [len(dictionary), digest]
@@ -347,11 +352,11 @@ def dictionary_marks(task: FairseqTask) -> dict[str, list[Any]]:
 
 
 def _check_marks(task: FairseqTask, state: Mapping[str, Any] | None, where: str) -> None:
-    """Refuses other symbols, or another order, in as many symbols; where the number differs,
-    fairseq says so itself or (as for BART) fits the embeddings."""
-    own = dictionary_marks(task)
+    """Refuses a dictionary of the same size with other symbols, or in another order. If the sizes
+    differ, fairseq says so itself or (as for BART) fits the embeddings."""
+    marks = dictionary_marks(task)
     for side, (size, digest) in ((state or {}).get(DICTIONARIES) or {}).items():
-        if side in own and own[side][0] == size and own[side][1] != digest:
+        if side in marks and marks[side][0] == size and marks[side][1] != digest:
             raise SettingsError(
                 f"{where} was trained with other units, or in another order, than those of this "
                 f"{side} dictionary, which has as many ({size}): its embeddings would belong to "

@@ -1,5 +1,5 @@
-"""What ``cape-plugins doctor`` does for models of fairseq: a twin of the stock model with its own
-type computes the same, also step by step with a cache; with any other type it trains."""
+"""Checks of ``cape-plugins doctor`` for models of fairseq: a model of this package with the type of
+the stock model computes the same, also step by step with a cache; with any other type it trains."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class Subject(NamedTuple):
     """A model to check.
 
     Attributes:
-        name: Of the stock model, such as "transformer".
-        arguments: With which it was built.
-        model: Stock, or of this package; in evaluation mode and float32.
-        task: With its dictionaries.
+        name: Name of the stock model, such as "transformer".
+        arguments: Arguments that the model was built from.
+        model: Stock model or model of this package, in evaluation mode and float32.
+        task: Task with its dictionaries.
     """
 
     name: str
@@ -75,24 +75,24 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
     """Checks a checkpoint of a translation or language model, or a tiny Transformer.
 
     Args:
-        args: Of ``cape-plugins doctor``.
-        settings: ``{"type": ..., option: value}`` to train with; None for the default type, and one
-            with relative attention.
+        args: Arguments of ``cape-plugins doctor``.
+        settings: ``{"type": ..., option: value}`` to train with; None for the default type, and a
+            type with relative attention.
 
     Raises:
         ValueError: for models of other kinds, files that cannot be read, missing dictionaries, and
             settings that the model cannot have.
     """
-    place = args.model or "fairseq transformer"
+    model_name = args.model or "fairseq transformer"
     subject = _built_in() if args.model is None else _loaded(Path(args.model), args.data)
     config = position_config(subject.model)
     level = logging.root.manager.disable
-    logging.disable(logging.INFO)  # each model that is built tells its settings
+    logging.disable(logging.INFO)  # each model logs its settings when it is built
     try:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             for row in _checks(subject, config, settings):
-                yield place, row
+                yield model_name, row
     finally:
         logging.disable(level)
 
@@ -128,11 +128,11 @@ def _checks(
 
 
 def _built_in() -> Subject:
-    words = Dictionary()
+    dictionary = Dictionary()
     for number in range(20):
-        words.add_symbol(f"w{number}")
+        dictionary.add_symbol(f"w{number}")
     settings = TranslationConfig(source_lang="a", target_lang="b")
-    task = TranslationTask(settings, words, words)
+    task = TranslationTask(settings, dictionary, dictionary)
     arguments = argparse.Namespace(arch="transformer", **_TINY)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -151,10 +151,10 @@ def _loaded(path: Path, data: str | None) -> Subject:
             "translation and language models of fairseq (transformer, transformer_lm, and with "
             "cape_ in front). Compare others by fairseq-generate."
         )
-    stored = cfg.model
-    if not isinstance(stored, argparse.Namespace):
-        stored = argparse.Namespace(**OmegaConf.to_container(stored, enum_to_str=True))
-    return Subject(name, dict(vars(stored)), model.float().eval(), task)
+    arguments = cfg.model
+    if not isinstance(arguments, argparse.Namespace):
+        arguments = argparse.Namespace(**OmegaConf.to_container(arguments, enum_to_str=True))
+    return Subject(name, dict(vars(arguments)), model.float().eval(), task)
 
 
 def _twin(subject: Subject, settings: Mapping[str, Any]) -> Any:
@@ -163,23 +163,23 @@ def _twin(subject: Subject, settings: Mapping[str, Any]) -> Any:
     options = {PREFIX + name: value for name, value in settings.items() if name != "type"}
     ours = {name for name in subject.arguments if name.startswith(PREFIX)}
     arguments = {name: value for name, value in subject.arguments.items() if name not in ours}
-    built = argparse.Namespace(**{**arguments, TYPE_ARG: settings["type"], **options})
-    model = CLASSES[subject.name].build_model(built, subject.task)
+    new_arguments = argparse.Namespace(**{**arguments, TYPE_ARG: settings["type"], **options})
+    model = CLASSES[subject.name].build_model(new_arguments, subject.task)
     return _with_weights(model, subject.model)
 
 
 def _stock(subject: Subject, config: PositionConfig) -> Any:
     """The stock model with the weights of one of this package."""
     sides = [side for side in ("encoder", "decoder") if hasattr(subject.model, side)]
-    built = argparse.Namespace(**{**subject.arguments, **stock_values(config, *sides)})
+    new_arguments = argparse.Namespace(**{**subject.arguments, **stock_values(config, *sides)})
     return _with_weights(
-        MODEL_REGISTRY[subject.name].build_model(built, subject.task), subject.model
+        MODEL_REGISTRY[subject.name].build_model(new_arguments, subject.task), subject.model
     )
 
 
 def _with_weights(model: Any, source: nn.Module) -> Any:
     weights = source.state_dict()
-    # without fairseq's own, which refuses weights of another position embedding
+    # not fairseq's method, which refuses weights of another position embedding
     nn.Module.load_state_dict(model, weights, strict=False)
     with torch.no_grad():
         for name, table in model.named_parameters():
@@ -189,15 +189,18 @@ def _with_weights(model: Any, source: nn.Module) -> Any:
 
 
 def _differs(subject: Subject, config: PositionConfig) -> str:
-    """In what the model computes otherwise than the stock one has to; empty if in nothing."""
+    """The settings by which the model computes something else than the stock model; empty if there
+    are none."""
     family = find_fairseq_family(subject.model.state_dict())
     values = stock_values(config, *family.sides)
     stock_type = family.stock_type(values, next(iter(family.sides)))
     stock = PositionConfig(stock_type, config.domain, config.architecture)
     if config.architecture != stock.architecture or not (changes := config.changes(stock)):
         return ""
-    words = ", ".join(f"{name} {here} (stock {there})" for name, (here, there) in changes.items())
-    return f"not compared, because the settings differ: {words}"
+    differences = ", ".join(
+        f"{name} {here} (stock {there})" for name, (here, there) in changes.items()
+    )
+    return f"not compared, because the settings differ: {differences}"
 
 
 # ---- comparisons ---------------------------------------------------------------------------------
@@ -249,8 +252,8 @@ class Sample(NamedTuple):
 def _samples(subject: Subject) -> list[Sample]:
     generator = torch.Generator().manual_seed(1)
 
-    def draw(words: Dictionary, length: int) -> Tensor:
-        return torch.randint(words.nspecial, len(words), (1, length), generator=generator)
+    def draw(dictionary: Dictionary, length: int) -> Tensor:
+        return torch.randint(dictionary.nspecial, len(dictionary), (1, length), generator=generator)
 
     target = subject.task.target_dictionary
     source, samples = getattr(subject.task, "source_dictionary", None) or target, []

@@ -31,7 +31,7 @@ ALLOW_ARG = "allow_changed_settings"
 ALLOW_FLAG = "--allow-changed-settings"
 DECODER_PREFIX = f"{DECODER_FIELD}_"
 _ALLOW_HELP = (
-    "resume although the position settings, or start although the dictionary, are not those of "
+    "resume although the position settings, or start although the dictionary, differ from "
     "the checkpoint"
 )
 
@@ -89,8 +89,8 @@ def set_args(args: Any, **values: Any) -> None:
 
 
 def record(args: Any, config: PositionConfig) -> None:
-    """Writes all settings, defaults included, into the arguments that a checkpoint stores: a
-    default may change, a trained model may not."""
+    """Writes all settings, defaults included, into the arguments that a checkpoint stores: a later
+    release may have other defaults, and a trained model must not change."""
     settings = {PREFIX + o.name: getattr(config, o.name) for o in option_fields("text")}
     set_args(args, **{TYPE_ARG: config.type, **settings})
 

@@ -126,7 +126,7 @@ class _CapeNonautoregressive(_CapeSeq2Seq):
     def _target_lengths(
         self, prev_output_tokens: Tensor, tgt_tokens: Tensor, *_: Any, **__: Any
     ) -> Tensor:
-        """Some decoders read the whole target, too, after a draft with tokens left out."""
+        """Some decoders first read a draft with tokens left out, and then the whole target, too."""
         lengths = super()._target_lengths
         return torch.maximum(lengths(prev_output_tokens), lengths(tgt_tokens))
 

@@ -24,8 +24,8 @@ class _PositionStack:
 
     Attributes:
         position_config: Settings of the model.
-        position_module: The module that computes positions, with random numbers or without; None
-            where they are rows of a learned table, or nothing is added.
+        position_module: The module that computes positions, with random numbers or without; None if
+            positions are rows of a learned table, or nothing is added.
     """
 
     position_config: PositionConfig

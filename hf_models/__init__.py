@@ -44,8 +44,8 @@ MODELS: dict[str, type] = {}  # by name
 
 
 def register_family(family: FamilyClasses) -> None:
-    """Makes a family known, or further heads of one: to the Auto classes, to :func:`switch` and to
-    the commands.
+    """Registers a family, or more heads of a known family, with the Auto classes, :func:`switch`
+    and the commands.
 
     Args:
         family: See :class:`~hf_models.switching.install.FamilyClasses`.

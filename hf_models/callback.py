@@ -14,8 +14,8 @@ class RankSeedCallback(TrainerCallback):
     """Gives each process different random numbers within a training step.
 
     The Trainer seeds all processes alike, so that they would draw the same positions and the same
-    dropout masks. The models of this package draw positions by rank without this callback; those
-    that are compiled cannot, and need it. Between the steps all processes share one stream again,
+    dropout masks. The models of this package draw positions by rank without this callback;
+    compiled models cannot, and need it. Between the steps all processes share one stream again,
     on which the order of the data may rest and which checkpoints save, so that a resumed training
     draws the same numbers.
     """

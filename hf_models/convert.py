@@ -5,8 +5,9 @@
     python -m hf_models.convert google/vit-base-patch16-224 vit-cape --position-embedding cape
     python -m hf_models.convert vit-cape vit-stock --stock
 
-Weights, configuration, tokenizer and processor files go to a new folder. What the model computes
-otherwise than before, until it is fine-tuned, is printed; with --neutral there is nothing.
+Weights, configuration, tokenizer and processor files go to a new folder. The command prints the
+settings by which the model computes something else until it is fine-tuned; with --neutral there are
+none.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from hf_models.storage.stock_model import build_stock, fill_table, parts_of
 from hf_models.switching.install import stock_class
 from hf_models.switching.settings import FIELD
 
-# Files that the result has itself, or that belong to a training that has ended.
+# Files that the new folder gets anyway, or that belong to a training that has ended.
 LEFT_BEHIND = (
     "*.safetensors",
     "*.bin",
@@ -78,7 +79,7 @@ def convert(
     neutral: bool = False,
 ) -> PreTrainedModel:
     """Writes the checkpoint `source` to the new folder `target` with another position embedding,
-    and prints what it computes otherwise before it is fine-tuned.
+    and prints the settings by which it computes something else until it is fine-tuned.
 
     Args:
         source: Folder or hub name of a stock or cape checkpoint.
@@ -157,14 +158,14 @@ def _changes(before: Settings, after: Settings) -> dict[str, str]:
     changes = {}
     for field, old_settings in before.items():
         for option, (old, new) in old_settings.changes(after[field]).items():
-            text = f"{option_names.get(option, option)}: {_show(old)} -> {_show(new)}"
+            change = f"{option_names.get(option, option)}: {_show(old)} -> {_show(new)}"
             if option == "type":
-                text = f"position embedding {old!r} -> {new!r}"
+                change = f"position embedding {old!r} -> {new!r}"
                 if old_settings.encoding.counts:
-                    text += ", the learned table is dropped"
+                    change += ", the learned table is dropped"
             if len(before) > 1:
-                text += " (encoder)" if field == FIELD else " (decoder)"
-            changes[f"{field} {option}"] = text
+                change += " (encoder)" if field == FIELD else " (decoder)"
+            changes[f"{field} {option}"] = change
     return changes
 
 
@@ -247,14 +248,13 @@ def _new_weights(stock: Mapping[str, torch.Tensor], model: PreTrainedModel) -> l
 def _begin_relative_at_zero(
     model: PreTrainedModel, new: Sequence[str], changes: dict[str, str]
 ) -> dict[str, str]:
-    """Sets new relative embeddings to zero, where they add nothing, and returns the changes that
-    are left."""
+    """Sets new relative embeddings to zero, so that they add nothing; returns the other changes."""
     tables = {name: table for name, table in model.named_parameters() if ".relative." in name}
     if not tables or not tables.keys() <= set(new):
         return changes
     for table in tables.values():
         table.zero_()
-    return {key: text for key, text in changes.items() if " relative_" not in key}
+    return {key: change for key, change in changes.items() if " relative_" not in key}
 
 
 def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
@@ -271,7 +271,7 @@ def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
     if embeddings is not None:  # the table of one image size can hold all that is added
         table_options = ("type", "gamma", "mean_normalize")
         changes = {
-            key: text for key, text in changes.items() if key.split()[1] not in table_options
+            key: change for key, change in changes.items() if key.split()[1] not in table_options
         }
     if changes:
         raise ValueError(
@@ -314,21 +314,21 @@ def _forget_code(settings: dict[str, Any]) -> None:
         settings.pop("auto_map", None)
 
 
-def _source_scale(text: str, model: str) -> str:
+def _source_scale(argument: str, model: str) -> str:
     """Alpha, a number or counted from two texts."""
-    files = text.split(",")
+    files = argument.split(",")
     if len(files) == 2:
         counts = count_texts(*files, model)
         print(f"alpha = {counts} = {counts.alpha:.4f} target tokens per source token")
         return str(counts)
     try:
-        if text in COUNTED or len(files) > 2:
+        if argument in COUNTED or len(files) > 2:
             raise ValueError
-        return parse_option("source_scale", text)
+        return parse_option("source_scale", argument)
     except ValueError:
         raise ValueError(
-            f"--position-source-scale {text} is not allowed; allowed: a number > 0, TARGET/SOURCE "
-            "tokens, or two texts to count, SOURCE.txt,TARGET.txt."
+            f"--position-source-scale {argument} is not allowed; allowed: a number > 0, "
+            "TARGET/SOURCE tokens, or two texts to count, SOURCE.txt,TARGET.txt."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What ``cape-plugins doctor`` does for Hugging Face models."""
+"""``cape-plugins doctor`` for Hugging Face models."""
 
 from __future__ import annotations
 

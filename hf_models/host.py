@@ -1,4 +1,4 @@
-"""Values taken from calls of stock forwards: the one file that knows how releases differ.
+"""Reads values from calls of stock forwards: the only file with the differences of releases.
 
 Releases rename arguments: the cache is ``past_key_values`` up to transformers 5.23 and ``cache``
 from 5.24 on, and code that looks for the old name gets None. A value of a distinct type is found by
@@ -23,7 +23,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 from hf_models.releases import minor_release
 
-# What forwards of this package take from a stock call by its name.
+# Arguments that forwards of this package take from a stock call by name.
 ARGUMENTS = frozenset(
     {
         "input_ids",
@@ -45,7 +45,7 @@ ARGUMENTS = frozenset(
         "use_cache",
     }
 )
-# Not all stock forwards have annotations, which say more than names.
+# Names as well as annotations: annotations are surer, but not all stock forwards have them.
 _NAMES = {
     "the cache": ("cache", "past_key_values"),
     "the number of cached tokens": ("cache_length", "past_key_values_length"),
@@ -94,7 +94,7 @@ def past_name(forward: Any) -> str:
 
 @functools.cache
 def _name(forward: Any, meaning: str, annotation: str) -> str:
-    """The argument that is annotated so, or has one of the names that are known.
+    """The argument that has the annotation, or one of the known names.
 
     Raises:
         ValueError: unless there is exactly one.
@@ -123,7 +123,7 @@ _REMEDY = (
 
 @functools.cache
 def check_forwards(part: type[nn.Module], stock: type[nn.Module]) -> None:
-    """Refuses a part that takes from a call of its stock class what this class does not have.
+    """Refuses a part that takes arguments which its stock class does not have.
 
     Args:
         part: Class that takes the place of `stock`. Arguments in :data:`ARGUMENTS` that it adds to

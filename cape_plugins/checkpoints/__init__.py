@@ -1,1 +1,1 @@
-"""What files of trained models hold, read without their host."""
+"""Readers for the files of trained models, which need no host."""

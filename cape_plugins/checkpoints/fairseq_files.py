@@ -28,16 +28,35 @@ from cape_plugins.settings.config import PositionConfig, option_fields
 DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
 
-# Settings whose text fairseq 0.12 hands to Python's eval(), all of numbers (True and False too) ...
+# Settings whose text fairseq 0.12 hands to Python's eval(): numbers only (True and False too) ...
 _NUMBERS_IN_TEXT = (
-    *("adaptive_input_cutoff", "adaptive_softmax_cutoff", "character_filters"),
-    *("conv_aggregator_layers", "conv_feature_layers", "feature_encoder_spec"),
-    *("encoder_layers", "decoder_layers", "downsample", "pretrained", "project_input"),
-    *("encoder_attention", "decoder_attention", "self_attention", "gated_attention"),
-    *("left_pad_source", "left_pad_target"),
-    *("pipeline_balance", "pipeline_encoder_balance", "pipeline_decoder_balance"),
-    *("pipeline_devices", "pipeline_encoder_devices", "pipeline_decoder_devices"),
-    *("adam_betas", "adamax_betas", "adafactor_eps", "lamb_betas"),
+    "adaptive_input_cutoff",
+    "adaptive_softmax_cutoff",
+    "character_filters",
+    "conv_aggregator_layers",
+    "conv_feature_layers",
+    "feature_encoder_spec",
+    "encoder_layers",
+    "decoder_layers",
+    "downsample",
+    "pretrained",
+    "project_input",
+    "encoder_attention",
+    "decoder_attention",
+    "self_attention",
+    "gated_attention",
+    "left_pad_source",
+    "left_pad_target",
+    "pipeline_balance",
+    "pipeline_encoder_balance",
+    "pipeline_decoder_balance",
+    "pipeline_devices",
+    "pipeline_encoder_devices",
+    "pipeline_decoder_devices",
+    "adam_betas",
+    "adamax_betas",
+    "adafactor_eps",
+    "lamb_betas",
 )
 # ... and those that hold names or paths, too.
 _TEXTS_IN_TEXT = ("wer_args", "xformers_att_config")
@@ -49,12 +68,12 @@ _EVALUATED = re.compile(
 # omegaconf calls a function for ${NAME:...}: oc.env reads the environment, others are the user's.
 _FUNCTION_CALL = re.compile(r"\$\{.*:", re.DOTALL)
 _MOST_ENTRIES = 10_000  # of a list that a text multiplies; the longest of fairseq has 20
-_SHOWN = 60  # characters of a refused value
+_MOST_CHARACTERS = 60  # characters of a refused value
 _REMEDY = "Give a file of which you know who made it."
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be used as a checkpoint of fairseq: which, why, and what to do."""
+    """A file that cannot be used as a checkpoint of fairseq; the text says why and what to do."""
 
 
 class UnsafeSettingError(CheckpointError):
@@ -67,8 +86,8 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
     Tensors stay in the file until they are used, where its format (of torch 1.6 and later) allows.
 
     Args:
-        path: Of the file.
-        remedy: What else the caller can take; it continues "Give another checkpoint ...".
+        path: Path of the file.
+        remedy: Other inputs that the caller takes; it continues "Give another checkpoint ...".
 
     Raises:
         CheckpointError: for files that cannot be read, or hold no model.
@@ -79,8 +98,8 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
         raise CheckpointError(f"{path}: {problem}; check the path of the checkpoint.")
     allow_checkpoint_files()
     try:
-        mapped = zipfile.is_zipfile(path)
-        state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+        is_zip = zipfile.is_zipfile(path)
+        state = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
         if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
             raise ValueError("it has no entry 'model'")
     except Exception as error:  # a damaged file can stop the reader anywhere, with anything
@@ -167,7 +186,7 @@ def literal(text: str) -> Any:
 
     Raises:
         ValueError: for all other texts, none of which is run.
-        TypeError: if it is no text, as of ``eval``.
+        TypeError: if it is no text, as ``eval`` raises.
     """
     if not isinstance(text, str):
         raise TypeError(f"{text!r} is no text")
@@ -175,7 +194,7 @@ def literal(text: str) -> Any:
         return _value(ast.parse(text.strip(), mode="eval").body)
     except (ArithmeticError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
         raise ValueError(
-            f"{_shown(text)} is not allowed, because fairseq would run it as Python; allowed: "
+            f"{_short(text)} is not allowed, because fairseq would run it as Python; allowed: "
             "numbers, quoted texts, and lists, tuples and dicts of them."
         ) from None
 
@@ -195,15 +214,15 @@ def _value(node: ast.AST) -> Any:
 
 
 def _refuse_code(value: Any, name: str, path: str | Path) -> None:
-    """Goes through a section of the settings, with all that is inside.
+    """Checks a section of the settings and everything inside it.
 
     Raises:
         UnsafeSettingError: naming file, setting and value, and what is allowed.
     """
-    value = _plain(value)
+    value = _without_omegaconf(value)
     if isinstance(value, str) and _FUNCTION_CALL.search(value):
         raise UnsafeSettingError(
-            f"{path}: the setting {name} is {_shown(value)}, which calls a function of omegaconf; "
+            f"{path}: the setting {name} is {_short(value)}, which calls a function of omegaconf; "
             f"allowed: texts without ${{NAME:...}}. {_REMEDY}"
         )
     for key, inner in _entries(value):
@@ -211,7 +230,7 @@ def _refuse_code(value: Any, name: str, path: str | Path) -> None:
         if match and not _is_data(inner, texts=match["numbers"] is None):
             allowed = "numbers" if match["numbers"] else "numbers, quoted texts"
             raise UnsafeSettingError(
-                f"{path}: the setting {name}.{key} is {_shown(inner)}, which fairseq would run as "
+                f"{path}: the setting {name}.{key} is {_short(inner)}, which fairseq would run as "
                 f"Python; allowed: {allowed}, and lists or dicts of them. {_REMEDY}"
             )
         _refuse_code(inner, f"{name}.{key}", path)
@@ -222,12 +241,12 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         yield from ((str(key), inner) for key, inner in value.items())
     elif isinstance(value, list | tuple):
-        yield from ((str(place), inner) for place, inner in enumerate(value))
-    # of a Namespace, and of an OrderedDict, whose attributes fairseq reads like those of one
+        yield from ((str(index), inner) for index, inner in enumerate(value))
+    # attributes of a Namespace; fairseq reads the attributes of an OrderedDict in the same way
     yield from ((str(key), inner) for key, inner in getattr(value, "__dict__", {}).items())
 
 
-def _plain(value: Any) -> Any:
+def _without_omegaconf(value: Any) -> Any:
     """A container of omegaconf as dict, list or text; its own methods would call the functions that
     are refused here. It can only exist if a host has imported omegaconf."""
     omegaconf = sys.modules.get("omegaconf")
@@ -238,7 +257,7 @@ def _plain(value: Any) -> Any:
 
 def _is_data(value: Any, texts: bool) -> bool:
     """Whether a value, or what its text stands for, has only numbers and perhaps `texts`."""
-    value = _plain(value)
+    value = _without_omegaconf(value)
     if isinstance(value, str):
         try:
             value = literal(value) if value.strip() else None
@@ -248,7 +267,7 @@ def _is_data(value: Any, texts: bool) -> bool:
 
 
 def _holds_data(value: Any, texts: bool) -> bool:
-    value = _plain(value)
+    value = _without_omegaconf(value)
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple | set):
@@ -256,9 +275,9 @@ def _holds_data(value: Any, texts: bool) -> bool:
     return value is None or isinstance(value, Number) or (texts and isinstance(value, str))
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 # ---- types of objects ----------------------------------------------------------------------------

@@ -32,17 +32,16 @@ class Side:
         domain: Key of :data:`~cape_plugins.DOMAINS`.
         architecture: Architecture of its :class:`~cape_plugins.PositionConfig`.
         dim: Key of K among the stored settings; a dot leads into a part of them.
-        field: Key of the position settings; None if they stand among the others, as flags do.
+        field: Key of the position settings; None if they are among the others, as flags are.
         start: Coordinate of the first position.
         spacing: Distance of positions in the unit of the domain, seconds.
         unit: Distance that the model counts as 1, in that unit.
-        frequencies: Frequencies of its sinusoids; None for those of the domain.
-        layout: Order of their channels.
+        frequencies: Frequencies of its sinusoids; None for the frequencies of the domain.
+        layout: Order of the channels of sinusoids.
         table: End of the name of a learned table.
         table_first: Rows of the table before the first position, of padding or a class token.
-        grid: Sizes of the inputs of training, of images (height, width) in patches.
-        default: Type where none is given, of a side beside the main one; None for that of the main
-            one.
+        grid: Sizes of the training inputs; for images (height, width) in patches.
+        default: Default type of a side other than the main one; None for the type of the main side.
     """
 
     domain: str
@@ -91,7 +90,7 @@ def add_family_row(row: Family) -> None:
 
 
 def find_family(model_type: str) -> Family | None:
-    """The row of a model type, with or without the prefix ``cape_``; None if it is unknown."""
+    """The row of a model type, with or without the prefix ``cape_``; None for an unknown type."""
     return FAMILY_ROWS.get(model_type.removeprefix(OWN_PREFIX))
 
 
@@ -99,16 +98,16 @@ def setting_of(name: str, settings: Any) -> Any:
     """A setting by its name, such as "d_model" or "vision_config.hidden_size".
 
     Args:
-        name: Attribute of a configuration, or key of what is stored of one; a dot leads into a
+        name: Attribute of a configuration, or key of a stored configuration; a dot leads into a
             part of it.
-        settings: The configuration, or what is stored.
+        settings: The configuration, or the stored one.
 
     Raises:
         AttributeError, KeyError: if it is not there.
     """
     for part in name.split("."):
-        stored = isinstance(settings, Mapping)
-        settings = settings[part] if stored else getattr(settings, part)
+        is_stored = isinstance(settings, Mapping)
+        settings = settings[part] if is_stored else getattr(settings, part)
     return settings
 
 
@@ -275,8 +274,8 @@ def _fairseq_text(side: str, architecture: str, field: str | None = None) -> Sid
     )
 
 
-def _fairseq_audio(**place: Any) -> Side:
-    return Side("audio", "encoder", dim="encoder_embed_dim", field=None, **place)
+def _fairseq_audio(**settings: Any) -> Side:
+    return Side("audio", "encoder", dim="encoder_embed_dim", field=None, **settings)
 
 
 def _convolutions(settings: Settings) -> float:

@@ -48,11 +48,11 @@ class Stack:
         config: Its settings.
         encoder: The core's position encoder.
         spacing: Distance of neighbours in the unit of the domain: seconds of a frame.
-        grid: Sizes of the inputs of training, of images (height, width) in patches.
+        grid: Sizes of the training inputs; for images (height, width) in patches.
         name: Name of the checkpoint that it was read from.
-        relative: Label to embeddings ``[2 C + 1, K]`` of the distances -C to C from query to key,
-            of decoders ``[C + 1, K]`` to 0, where they are added to the keys or values of layers
-            instead (Shaw et al.).
+        relative: Label to relative embeddings, which layers add to keys or values (Shaw et al.):
+            ``[2 C + 1, K]`` of distances -C to C from query to key, in decoders ``[C + 1, K]``
+            of -C to 0. Empty for other types.
     """
 
     config: PositionConfig
@@ -75,7 +75,7 @@ class Stack:
         return self.encoder.encoding.dim
 
     def positions(self, size: Size) -> Positions:
-        """Raw positions of one input without padding, B = 1: so many tokens, frames or patches."""
+        """Raw positions of an input of `size` tokens, frames or patches, without padding; B = 1."""
         if self.domain.grid:
             return patch_positions(*size)
         return frame_positions(torch.tensor([size]), self.spacing, size)
@@ -180,8 +180,8 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
 
 def _name(path: Path, side: str, sides: Sequence[str]) -> str:
     """Name for titles: checkpoints are named alike in all folders."""
-    place = path.resolve()
-    name = f"{place.parent.name}/{place.name}" if path.is_file() else place.name
+    resolved = path.resolve()
+    name = f"{resolved.parent.name}/{resolved.name}" if path.is_file() else resolved.name
     return f"{name}, {side}" if len(sides) > 1 else name
 
 
@@ -200,19 +200,19 @@ def _learned(
     config: PositionConfig, row: Side, readers: Mapping[str, Any], side: str, path: Path
 ) -> dict[str, Any]:
     """ "table", ``[T, K]``, or "relative", see :class:`Stack`; float32."""
-    (other,) = set(SIDES) - {side}
-    own = {name: read for name, read in readers.items() if f"{other}." not in name}
+    (other_side,) = set(SIDES) - {side}
+    side_readers = {name: read for name, read in readers.items() if f"{other_side}." not in name}
     relative = {}
     # a table of steps is ours in all models, whatever the stock one is called
     end, first = (_STEPS, 0) if config.encoding.steps else (row.table, row.table_first)
-    for name, read in own.items():
+    for name, read in side_readers.items():
         if config.encoding.adds and name.endswith(end):
             table = read().float()
             return {"table": table.reshape(-1, table.shape[-1])[first:]}
         match = _RELATIVE.search(name)
         if not config.encoding.adds and match:
-            layer, axis, what = match.groups()
-            label = ", ".join(filter(None, (f"layer {layer}", axis, what)))
+            layer, axis, part = match.groups()
+            label = ", ".join(filter(None, (f"layer {layer}", axis, part)))
             rows = read().float().transpose(0, 1).flatten(1)  # heads side by side
             # a decoder never sees the keys to the right
             relative[label] = rows[: config.relative_context + 1] if side == "decoder" else rows

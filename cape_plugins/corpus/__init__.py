@@ -1,1 +1,1 @@
-"""What the training data say about settings."""
+"""Settings that follow from the training data: alpha, and advice by lengths."""

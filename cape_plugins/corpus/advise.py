@@ -40,7 +40,7 @@ from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY
 from cape_plugins.texts import text_lines
 
 REACHED = 0.05  # share of the training inputs that reach T
-LARGEST_SCALE = 4  # of rotary models; larger ones have not been measured
+LARGEST_SCALE = 4  # for rotary models; larger scales have not been measured
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
 AUGMENTED = 0.75  # share of the samples of text that cape augments
 PAGE = "docs/choosing.md"
@@ -50,8 +50,8 @@ class Corpus(NamedTuple):
     """Lengths of training inputs, in tokens, seconds or patches on the longer side.
 
     Attributes:
-        lengths: One for each input, the shortest first.
-        shortest_side: Patches on the shorter side of the smallest image; of grids only.
+        lengths: Length of each input, the shortest first.
+        shortest_side: Patches on the shorter side of the smallest image; grids only.
         longest: The longest input in use.
         counts: Tokens of both sides of parallel text.
     """
@@ -107,7 +107,7 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
 
 
 def advice(args: argparse.Namespace) -> str:
-    """What to print: the corpus, the settings as flags and as a dictionary, and why.
+    """The printed advice: the corpus, the settings as flags and as a dictionary, and why.
 
     Raises:
         ValueError: naming option, value, allowed range and remedy.
@@ -120,20 +120,20 @@ def advice(args: argparse.Namespace) -> str:
     corpus = _read_text(args, domain) if args.train_text else _read_lengths(args, domain)
     counts_tokens = not domain.grid and domain.spacing is None
     if args.rotary and (corpus.counts or not counts_tokens):
-        has = "source and target" if corpus.counts else f"--domain {args.domain}"
-        raise ValueError(f"--rotary is for language models, here with {has}; leave one out.")
+        conflict = "source and target" if corpus.counts else f"--domain {args.domain}"
+        raise ValueError(f"--rotary is for language models, here with {conflict}; leave one out.")
     unit = domain.steps if domain.grid or not domain.symbol else domain.symbol
     lines = [
         f"training: {len(corpus.lengths)} inputs, median {median(corpus.lengths):g}, one in "
         f"{1 / REACHED:g} has {corpus.reached:g} or more, longest {corpus.lengths[-1]:g} {unit}; "
         f"in use up to {corpus.longest:g} {unit}"
     ]
-    settings, *others, reason = choose(corpus, args.domain, args.rotary)
+    settings, *alternatives, reason = choose(corpus, args.domain, args.rotary)
     architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
-    for word, row in (("", settings), *(("or ", other) for other in others)):
-        PositionConfig.from_dict(row, args.domain, architecture)  # refuses what no model takes
-        lines.append(f"{word + 'flags:':<10}{_flags(row)}")
-        lines.append(f"{word + 'field:':<10}position_embedding={json.dumps(row)}")
+    for prefix, row in (("", settings), *(("or ", row) for row in alternatives)):
+        PositionConfig.from_dict(row, args.domain, architecture)  # refuses wrong advice
+        lines.append(f"{prefix + 'flags:':<10}{_flags(row)}")
+        lines.append(f"{prefix + 'field:':<10}position_embedding={json.dumps(row)}")
     lines.append(f"note:     {reason}")
     if corpus.counts and corpus.counts.doubt:
         lines.append(f"note:     warning: {corpus.counts.doubt}.")
@@ -146,61 +146,69 @@ def advice(args: argparse.Namespace) -> str:
 
 
 def choose(corpus: Corpus, domain_name: str, rotary: bool = False) -> tuple[Any, ...]:
-    """``{"type": ..., option: value}`` by the rule above, for some tasks another one, and why."""
+    """Settings ``{"type": ..., option: value}`` by the rule above, for some tasks alternative
+    settings, and at the end the reason."""
     domain = DOMAINS[domain_name]
     if corpus.longest <= corpus.reached:
-        within = "abspos" if domain.grid else "sinpos" if domain.spacing is None else "relpos"
-        why = "nothing in use is longer than what training sees often: no augmentation is needed"
-        return {"type": "rope" if rotary else within}, f"{why} ({PAGE}, Which type)."
+        type_name = "abspos" if domain.grid else "sinpos" if domain.spacing is None else "relpos"
+        reason = "nothing in use is longer than what training sees often: no augmentation is needed"
+        return {"type": "rope" if rotary else type_name}, f"{reason} ({PAGE}, Which type)."
     if rotary:
         return _choose_scale(corpus)
     if domain.grid:
         return _choose_on_grid(corpus, domain_name)
-    default, missing = PositionConfig(DEFAULT_TYPE, domain_name), corpus.longest - corpus.reached
+    default, added_length = (
+        PositionConfig(DEFAULT_TYPE, domain_name),
+        corpus.longest - corpus.reached,
+    )
     cape = {
         "type": default.type,
-        "max_global_shift": float(math.ceil(missing / 2 if default.mean_normalize else missing)),
+        "max_global_shift": float(
+            math.ceil(added_length / 2 if default.mean_normalize else added_length)
+        ),
         "max_local_shift": default.max_local_shift,
         "max_global_scale": default.max_global_scale,
         **({} if default.mean_normalize else {"augment_probability": AUGMENTED}),
         **({"source_scale": str(corpus.counts)} if corpus.counts else {}),
     }
-    why = (
+    reason = (
         f"relpos carries over to longer inputs in most tasks ({PAGE}, Which type). Where positions "
         f"alone lead to the answer, as in lists of numbers, take {default.type}: its shift shows "
         f"training the positions of inputs of {corpus.longest:g} ({PAGE}, Shift)."
     )
-    return {"type": "relpos"}, cape, why
+    return {"type": "relpos"}, cape, reason
 
 
 def _choose_scale(corpus: Corpus) -> tuple[Any, ...]:
     scale = min(math.ceil(corpus.longest / corpus.reached), LARGEST_SCALE)
     reach = scale * corpus.reached
-    why = f"a scale of {scale} shows training distances up to {reach:g} tokens ({PAGE}, Scale)"
+    reason = f"a scale of {scale} shows training distances up to {reach:g} tokens ({PAGE}, Scale)"
     if reach < corpus.longest:
-        why += f"; for longer ones compare nopos, randpos and rfs ({PAGE}, Which type)"
-    return {"type": DEFAULT_TYPE, "max_global_scale": float(scale)}, f"{why}."
+        reason += f"; for longer ones compare nopos, randpos and rfs ({PAGE}, Which type)"
+    return {"type": DEFAULT_TYPE, "max_global_scale": float(scale)}, f"{reason}."
 
 
 def _choose_on_grid(corpus: Corpus, domain_name: str) -> tuple[Any, ...]:
     if (share := aliasing(domain_name, corpus.shortest_side)) > COARSE:
-        why = (
+        reason = (
             f"on {corpus.shortest_side} patches a side {100 * share:.0f} % of the channels of "
             f"sinusoids turn by more than half a circle from patch to patch ({PAGE}, When not to "
             "use cape)."
         )
-        return {"type": "abspos"}, why
-    default, mixed = PositionConfig(DEFAULT_TYPE, domain_name), len(set(corpus.lengths)) > 1
+        return {"type": "abspos"}, reason
+    default, sizes_differ = PositionConfig(DEFAULT_TYPE, domain_name), len(set(corpus.lengths)) > 1
     settings = {
         "type": default.type,
         "max_global_shift": default.max_global_shift,
         "max_local_shift": default.max_local_shift,
-        "max_global_scale": 1.0 if mixed else default.max_global_scale,
+        "max_global_scale": 1.0 if sizes_differ else default.max_global_scale,
     }
-    why = f"after a short training compare sinpos and abspos ({PAGE}, Which type)."
-    if mixed:
-        why = f"training mixes sizes, so that no scale is needed (CAPE section 5.1, UniViT); {why}"
-    return settings, why
+    reason = f"after a short training compare sinpos and abspos ({PAGE}, Which type)."
+    if sizes_differ:
+        reason = (
+            f"training mixes sizes, so that no scale is needed (CAPE section 5.1, UniViT); {reason}"
+        )
+    return settings, reason
 
 
 def aliasing(domain_name: str, side: int) -> float:
@@ -211,12 +219,12 @@ def aliasing(domain_name: str, side: int) -> float:
 
 
 def _flags(settings: Mapping[str, Any]) -> str:
-    named = {TYPE_ARG if name == "type" else name: value for name, value in settings.items()}
+    by_argument = {TYPE_ARG if name == "type" else name: value for name, value in settings.items()}
     return " ".join(
         f"{option_flag(name)} {value:g}"
         if isinstance(value, float)
         else f"{option_flag(name)} {value}"
-        for name, value in named.items()
+        for name, value in by_argument.items()
     )
 
 
@@ -293,7 +301,7 @@ def _size(where: str, text: str, domain: Domain) -> tuple[float, ...]:
 
 
 def _allowed(domain: Domain) -> str:
-    """What a length may be, for error texts."""
+    """Lengths that are allowed, for error texts."""
     if domain.grid:
         example = "x".join(["10", *["14"] * (len(domain.grid) - 1)])
         return f"{domain.steps} such as 14 or {example}, whole numbers above 0"

@@ -2,10 +2,10 @@
 
 Alpha brings the positions of a source sentence and of its translation to a common scale. It is
 kept as two integers, never as a rounded number. Tokens are counted as fairseq counts them: the
-end-of-sentence token belongs to a sentence, a beginning-of-sentence token does not, so the sums are
-those that ``fairseq-preprocess`` prints and writes into preprocess.log. The paper's numbers
-(appendix D.1: 1.0337 for German, 1.1632 for French) are without end-of-sentence tokens, as its
-released notebook shows, and so are those of ``eos=False``.
+end-of-sentence token belongs to a sentence, a beginning-of-sentence token does not. The sums equal
+the numbers that ``fairseq-preprocess`` prints and writes into preprocess.log. The paper's numbers
+(appendix D.1: 1.0337 for German, 1.1632 for French) leave out end-of-sentence tokens, as its
+released notebook shows; ``eos=False`` does the same.
 
 This module needs numpy and the standard library only: fairseq's index files are read here, without
 fairseq and without touching the data files beside them.
@@ -26,7 +26,7 @@ import numpy as np
 from cape_plugins.texts import text_lines
 
 _MAX_COUNT = 2**63 - 1  # counts are stored in int64 tensors of checkpoints
-USUAL = (0.5, 2.0)  # alpha of languages; measured ones are 0.94 to 1.3
+USUAL = (0.5, 2.0)  # alpha between languages; measured values are 0.94 to 1.3
 _REMEDY = "or give the ratio yourself, for example --position-source-scale 1.05"
 
 
@@ -66,7 +66,7 @@ class TokenCounts:
 
     @property
     def doubt(self) -> str:
-        """What to check where alpha is unusual, empty where it is not."""
+        """Advice on what to check if alpha is unusual, otherwise empty."""
         low, high = USUAL
         if low <= self.alpha <= high:
             return ""
@@ -92,7 +92,7 @@ def count_token_lists(
     target: Iterable[Sequence[object]],
     names: tuple[str, str] = ("the source token lists", "the target token lists"),
 ) -> TokenCounts:
-    """Counts tokenised sentences held in memory, each as long as it is: nothing is added for EOS.
+    """Counts tokenised sentences in memory. The tokens of a sentence count; EOS is not added.
 
     Args:
         source: Source sentences, each a sequence of tokens or token ids.
@@ -151,8 +151,8 @@ def count_lengths(
 
 
 def by_tokenizer(name: str) -> Callable[..., Any]:
-    """What counts raw text by a tokenizer of transformers, by its name among the entry points of
-    Hugging Face's part, because this package knows no host.
+    """A function that counts raw text by a tokenizer of transformers, by its name among the entry
+    points of the Hugging Face part, because this package knows no host.
 
     Raises:
         ImportError: if that part is not installed.

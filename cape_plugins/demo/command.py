@@ -38,25 +38,44 @@ Rows = list[dict[str, Any]]
 def add_demo_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the demo."""
     default, *_ = TASKS
-    add, numbers = parser.add_argument, {"type": positive, "metavar": "N"}
-    add("--domain", choices=TASKS, default=default, help=f"what is labelled (default: {default})")
-    text = (
-        "what is trained: types of position embedding, with their defaults or with others as in "
-        "cape:max_global_scale=1; defaults fit the lengths of the test (default: all types)"
+    number_options = {"type": positive, "metavar": "N"}
+    parser.add_argument(
+        "--domain", choices=TASKS, default=default, help=f"what is labelled (default: {default})"
     )
-    add("--compare", nargs="+", metavar="TYPE", help=text)
-    text = "each type is trained with each of these seeds (default: 1 2 3)"
-    add("--seeds", **numbers, nargs="+", action=Distinct, default=[1, 2, 3], help=text)
-    add("--updates", **numbers, default=UPDATES, help=f"training steps (default: {UPDATES})")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        metavar="TYPE",
+        help="what is trained: types of position embedding, with their defaults or with others as "
+        "in cape:max_global_scale=1; defaults fit the lengths of the test (default: all types)",
+    )
+    parser.add_argument(
+        "--seeds",
+        **number_options,
+        nargs="+",
+        action=Distinct,
+        default=[1, 2, 3],
+        help="each type is trained with each of these seeds (default: 1 2 3)",
+    )
+    parser.add_argument(
+        "--updates", **number_options, default=UPDATES, help=f"training steps (default: {UPDATES})"
+    )
     cores = available_cores()
-    text = f"trainings side by side (default: {cores})"
-    add("--jobs", **numbers, default=cores, help=text)
-    text = "such as cpu or cuda:1 (default: cpu)"
-    add("--device", default="cpu", metavar="DEVICE", help=text)
-    add(
-        "--output", type=Path, metavar="FOLDER",
+    parser.add_argument(
+        "--jobs", **number_options, default=cores, help=f"trainings side by side (default: {cores})"
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="DEVICE",
+        help="such as cpu or cuda:1 (default: cpu)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
         help="where results are written (default: results/demo, or results/demo-DOMAIN)",
-    )  # fmt: skip
+    )
     add_position_args(parser, None, "see --compare", "encoder")
     parser.set_defaults(refuse=parser.error)
 
@@ -82,7 +101,7 @@ def run_demo(args: argparse.Namespace) -> str:
     paths = {ending: output / f"scores.{ending}" for ending in ("csv", "md", "png")}
     missing_folder(output, f"--output {output}")
     device = _device(args.device)
-    new_figure(1, "")  # without matplotlib, nobody has to wait for the error
+    new_figure(1, "")  # fails now, and not after the training, if matplotlib is missing
     print(introduction(task), flush=True)
     jobs = [
         Job(args.domain, name, settings, seed, args.updates, device)
@@ -105,7 +124,7 @@ def run_demo(args: argparse.Namespace) -> str:
 
 
 def introduction(task: Task) -> str:
-    """What the models are asked, and what the numbers are."""
+    """The task of the models, and the meaning of the numbers."""
     lengths = " / ".join(f"{task.shown(size):g}" for size in task.tests)
     return (
         f"The label of each place is {task.summary}. Symbols are drawn at random, so that nothing "
@@ -115,7 +134,7 @@ def introduction(task: Task) -> str:
 
 
 def _defaults(domain: str) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """All types, and those options of the task that each has."""
+    """All types, and for each type the options of the task that it has."""
     options = TASKS[domain].options
     # only options in the row of a type: relative attention can be added to all types, and would
     # solve the task for each
@@ -153,22 +172,22 @@ def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict
 
 
 def _with_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:
-    """Hands rows on and draws a progress bar, on terminals only: it would fill a file."""
-    start, width, terminal = time.monotonic(), 30, sys.stderr.isatty()
+    """Yields the rows and draws a progress bar, on terminals only: it would fill a file."""
+    start, width, on_terminal = time.monotonic(), 30, sys.stderr.isatty()
 
     def draw(done: int) -> None:
         seconds = time.monotonic() - start
         remaining = f", about {seconds / done * (total - done):.0f} s left" if done else ""
         bar = "#" * (width * done // total)
-        text = f"\r[{bar:<{width}}] {done} of {total} trainings{remaining}  "
+        line = f"\r[{bar:<{width}}] {done} of {total} trainings{remaining}  "
         print(
-            text if done < total else f"\r{'':{len(text)}}\r", end="", file=sys.stderr, flush=True
+            line if done < total else f"\r{'':{len(line)}}\r", end="", file=sys.stderr, flush=True
         )
 
-    if terminal:
+    if on_terminal:
         draw(0)
     for done, row in enumerate(rows, 1):
-        if terminal:
+        if on_terminal:
             draw(done)
         yield row
 
@@ -237,7 +256,7 @@ def _figure(rows: Rows, task: Task) -> Any:
     """Errors by size, a line with its band for each type."""
     figure = new_figure(4.4, f"errors where the label is {task.summary}")
     axes = figure.subplots()
-    places = [task.shown(size) for size in task.tests]
+    x_values = [task.shown(size) for size in task.tests]
     for number, (name, group) in enumerate(_by_type(rows).items()):
         values = [[row["errors"][size] for row in group] for size in task.tests]
         means = list(map(mean, values))
@@ -246,13 +265,13 @@ def _figure(rows: Rows, task: Task) -> Any:
             [m + sign * s for m, s in zip(means, deviations, strict=True)] for sign in (-1, 1)
         )
         style = {"color": f"C{number % 10}", "ls": ("-", "--")[number % 2]}
-        axes.plot(places, means, marker="o", ms=4, label=name, **style)
-        axes.fill_between(places, low, high, alpha=0.15, color=style["color"], linewidth=0)
+        axes.plot(x_values, means, marker="o", ms=4, label=name, **style)
+        axes.fill_between(x_values, low, high, alpha=0.15, color=style["color"], linewidth=0)
     axes.axhline(CHANCE, color="0.6", lw=0.8, ls=":")
-    axes.annotate("a guess", (places[-1], CHANCE), fontsize="small", ha="right", va="bottom")
+    axes.annotate("a guess", (x_values[-1], CHANCE), fontsize="small", ha="right", va="bottom")
     axes.axvline(task.shown(task.train), color="0.9", lw=8, zorder=0, label="size of training")
     axes.set(xscale="log", xlabel=task.axis, ylabel="wrong labels (%)", ylim=(-3, None))
-    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.set_xticks(x_values, [f"{x:g}" for x in x_values])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small")

@@ -77,7 +77,7 @@ class Job(NamedTuple):
         settings: ``{"type": ..., option: value}``.
         seed: Seed of initial weights, inputs and augmentation.
         updates: Training steps.
-        device: Where it trains.
+        device: Device of the training.
     """
 
     domain: str

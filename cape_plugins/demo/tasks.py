@@ -39,7 +39,7 @@ class Task(NamedTuple):
     """A row of :data:`TASKS`.
 
     Attributes:
-        summary: What is asked, for people.
+        summary: The label, in words.
         train: Size of inputs in training: frames, tokens, or patches on a side of an image.
         tests: Sizes of inputs in tests, in order.
         batch: Makes inputs: called with their number, their size and a generator.
@@ -82,8 +82,8 @@ def tokens(count: int, length: int, device: torch.device) -> Positions:
 
 
 def mosaics(count: int, side: int, generator: torch.Generator) -> Batch:
-    """Square images of CELLS x CELLS symbols, each as many patches as the size of the image gives
-    it, row by row; the label is the symbol of the cell above and to the left."""
+    """Square images of CELLS x CELLS symbols; a symbol covers (side / CELLS)^2 patches. Patches are
+    row by row; the label is the symbol of the cell above and to the left."""
     cells = torch.randint(SYMBOLS, (count, CELLS, CELLS), generator=generator)
     width = side // CELLS
     images = cells.repeat_interleave(width, 1).repeat_interleave(width, 2)

@@ -1,1 +1,1 @@
-"""``cape-plugins doctor``: what it checks and how it reports."""
+"""``cape-plugins doctor``: checks of models on the installed hosts, and their report."""

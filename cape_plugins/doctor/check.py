@@ -1,4 +1,4 @@
-"""Checks of models on the hosts that are installed: what the doctors of all hosts share."""
+"""Parts of the doctor that all hosts share: a check, its result and its settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Check(NamedTuple):
     """The result of one comparison.
 
     Attributes:
-        name: What was compared.
+        name: Name of the comparison.
         status: "ok", "FAIL" or "skip"; "note" for facts that a report of an error needs.
         text: The difference with its limit, or the reason.
     """
@@ -41,14 +41,14 @@ class Mismatch(Exception):
 
 
 class NotApplicable(Exception):
-    """Why a model has nothing to compare."""
+    """Raised where a model has nothing to compare; the text says why."""
 
 
 def check(name: str, compare: Callable[[], float | str]) -> Check:
     """Runs one comparison.
 
     Args:
-        name: What is compared.
+        name: Name of the comparison.
         compare: Returns the largest relative difference, which passes up to :data:`LIMIT`, or says
             in words what is right.
 

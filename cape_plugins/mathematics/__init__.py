@@ -1,1 +1,1 @@
-"""What is computed, in the order in which data flow through it."""
+"""Positions, their augmentation, encodings and tables, and relative attention."""

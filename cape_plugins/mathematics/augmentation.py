@@ -20,15 +20,15 @@ class Draw(NamedTuple):
 
     Attributes:
         shift: ``[B, 1, D]`` float32, added to every position of a sample; None for no shift.
-        scale: ``[B, 1, 1]`` float32, then multiplies them; None for no scale.
+        scale: ``[B, 1, 1]`` float32, multiplies the shifted positions; None for no scale.
         offset: ``[B, 1, D]`` float32 holding integers, a shift in grid steps; None for no offset.
         batch_size: B, for local shifts where the samples share their coordinates.
         order: ``[B, L]`` float32, random positions from 0 to L: a sample with n positions takes the
             first n, sorted; None where positions are counted.
-        count: ``[B]``, how many entries of `order` source and target take at least, so that a
-            number has one position on both sides; None if a side counts for itself.
-        chance: ``[B, 1, 1]`` float32 from U(0, 1) in samples that are augmented, 1 in the others,
-            whose other numbers move nothing; None if all are augmented.
+        count: ``[B]``, least number of entries of `order` that source and target take, so that a
+            number has the same position on both sides; None if each side counts for itself.
+        chance: ``[B, 1, 1]`` float32, from U(0, 1) in augmented samples and 1 in the others, whose
+            shift, scale, offset and order move nothing; None if all samples are augmented.
     """
 
     shift: Tensor | None = None
@@ -46,9 +46,9 @@ class Draw(NamedTuple):
 
     @property
     def moves(self) -> bool:
-        """Whether anything was drawn that a sample shares."""
-        shared = (self.shift, self.scale, self.offset, self.order)
-        return any(part is not None for part in shared)
+        """Whether the draw has a shift, scale, offset or order."""
+        parts = (self.shift, self.scale, self.offset, self.order)
+        return any(part is not None for part in parts)
 
     def covering(self, *counts: Tensor) -> Draw:
         """The same draw for sides with these numbers of positions, each ``[B]``, from
@@ -89,7 +89,7 @@ def draw_global(
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Draw:
-    """Draws what a sample shares. Nothing is drawn for a maximum that is off.
+    """Draws the numbers that a sample shares; none for a maximum that has no effect.
 
     Args:
         batch_size: B.
@@ -99,11 +99,11 @@ def draw_global(
             serves all axes (Appendix A).
         max_offset: Largest integer offset, inclusive, in grid steps (SHAPE).
         max_position: L, number of positions to take from, in grid steps.
-        sampling: How they are taken, a key of :data:`SAMPLINGS`; "" for not at all.
+        sampling: How positions are taken, a key of :data:`SAMPLINGS`; "" to take none.
         augment_probability: Probability with which a sample is augmented. Its chance is drawn last,
-            so that the samples that are augmented get the numbers that they get with 1.
-        partner: Draw of the other side of the same samples, whose chances are taken over: the sets
-            of samples that the two sides augment are equal, or nested if the probabilities differ.
+            so that augmented samples get the same numbers as with probability 1.
+        partner: Draw of the other side. Its chances are used again, so that both sides augment the
+            same samples; if the probabilities differ, one set of samples contains the other.
         device: Device of the positions.
         generator: Source of randomness; default the global one.
 
@@ -129,8 +129,8 @@ def draw_global(
         scale = _uniform((batch_size, 1, 1), math.log(max_global_scale), device, generator).exp()
     order = None
     if sampling and max_position:
-        # All L positions, of which a sample takes the first n: the device alone knows n, so that
-        # no training step waits for it.
+        # Positions are drawn for all L, and a sample takes the first n of them later. Only the
+        # device knows n, and no training step waits for it.
         uniform = _unit((batch_size, max_position), device, generator)
         order = SAMPLINGS[sampling](uniform)
     draw = Draw(shift, scale, offset, batch_size, order)
@@ -152,7 +152,7 @@ def _uniform_positions(unit: Tensor) -> Tensor:
     return unit * unit.shape[-1]
 
 
-# Name to what makes an order of uniform numbers ``[B, L]``.
+# Name of a sampling to the function that makes an order out of uniform numbers ``[B, L]``.
 SAMPLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "subset": _random_subset,
     "uniform": _uniform_positions,
@@ -164,14 +164,14 @@ def sorted_sample(order: Tensor, count: Tensor) -> Tensor:
 
     Args:
         order: ``[..., L]`` from a :class:`Draw`.
-        count: ``[...]``, how many are taken.
+        count: ``[...]``, number of entries to take.
 
     Returns:
         ``[..., L]`` float32; the entries after the first `count` are L.
     """
     length = order.shape[-1]
-    left_out = torch.arange(length, device=order.device) >= count[..., None]
-    return order.masked_fill(left_out, length).sort(dim=-1).values
+    is_beyond = torch.arange(length, device=order.device) >= count[..., None]
+    return order.masked_fill(is_beyond, length).sort(dim=-1).values
 
 
 def positions_at(sample: Tensor, number: Tensor) -> Tensor:
@@ -207,8 +207,8 @@ def draw_local(
         max_local_shift: Half-width in grid steps.
         batch_size: B, where `coords` is shared by the batch.
         generator: Source of randomness; default the global one.
-        augmented: ``[B, 1 or T, 1]`` bool, :attr:`Draw.augmented`: where it is False, nothing is
-            shifted; None for everywhere.
+        augmented: ``[B, 1 or T, 1]`` bool, :attr:`Draw.augmented`: positions where it is False are
+            not shifted; None to shift all.
 
     Returns:
         ``[B, T, D]`` float32.
@@ -265,8 +265,8 @@ def augment(
     if mean_normalize:
         coords = coords - _mean(coords, valid)
     shift, scale, offset = (draw or Draw())[:3]
-    shared = {"shift": shift, "scale": scale, "offset": offset, "local_shift": local_shift}
-    for name, part in shared.items():
+    parts = {"shift": shift, "scale": scale, "offset": offset, "local_shift": local_shift}
+    for name, part in parts.items():
         _check_shape(name, part, coords)
     # In this order and rounding, so that a seed gives the positions it has always given:
     # torch.lerp or addcmul would save operations and round differently.
@@ -308,7 +308,7 @@ def _unit(
 
 
 def _where(condition: Tensor, part: Tensor | None, other: Tensor | float) -> Tensor | None:
-    """`part` of a draw where the condition holds, elsewhere `other`; None where there is none."""
+    """`part` of a draw where the condition holds, elsewhere `other`; None if `part` is None."""
     return None if part is None else torch.where(condition, part, other)
 
 
@@ -326,5 +326,5 @@ def _check_shape(name: str, part: Tensor | None, coords: Tensor) -> None:
 
 
 def _generator_kwargs(generator: torch.Generator | None) -> dict[str, torch.Generator]:
-    """torch.compile with dynamic shapes does not accept ``generator=None``."""
+    """Keyword arguments for torch; torch.compile with dynamic shapes refuses ``generator=None``."""
     return {} if generator is None else {"generator": generator}

@@ -13,9 +13,9 @@ _values_of_thread = threading.local()
 
 
 class Bound:
-    """Mixin over a module: holds a value, such as the draw of a forward, while a stock forward that
-    cannot hand it on is running. Threads that share the module do not see each other's values,
-    unless torch.compile has compiled the reading part but not the part that binds.
+    """Mixin for modules: holds a value, such as the draw of a forward, while a stock forward runs
+    that has no argument for it. Threads that share the module do not see each other's values,
+    unless torch.compile has compiled the part that reads the value but not the part that binds it.
     """
 
     bound_in_graph: Any = None
@@ -33,8 +33,9 @@ class Bound:
 
 
 class Binding:
-    """A value that a module holds for a while. Each step of generation makes two, so that this is
-    no generator, and does not go through ``nn.Module.__setattr__``, which is six times as slow."""
+    """Context manager that binds a value to a module. Each step of generation makes two of them:
+    speed is why this is no generator function, and why ``nn.Module.__setattr__``, which is six
+    times as slow, is avoided."""
 
     def __init__(self, module: Bound, value: Any) -> None:
         self.module, self.value = module, value

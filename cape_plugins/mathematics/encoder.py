@@ -24,15 +24,15 @@ from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.options import OptionError
 
 SIDES = ("source", "target")
-# A source of randomness, or what makes one when it is needed.
+# A source of randomness, or a function of the device that makes one when it is needed.
 Generators = torch.Generator | Callable[[torch.device], torch.Generator | None] | None
 
 
 class PositionEncoder(nn.Module):
     """Turns :class:`Positions` into the embedding that is added to the content.
 
-    A caller hands over raw positions; what the settings say of them is done here: alpha, gamma,
-    the unit of the host, mean-normalisation, augmentation. Drawing is separate from applying: the
+    A caller hands over raw positions; this module applies the settings: alpha, gamma, the unit of
+    the host, mean-normalisation, augmentation. Drawing is separate from applying: the
     caller draws once per batch with :meth:`draw` and hands the result to every call that shares it
     (CAPE section 5.3: encoder and decoder). Evaluation is deterministic and consumes no random
     numbers.
@@ -111,7 +111,7 @@ class PositionEncoder(nn.Module):
         )
 
     def num_positions(self, valid: Tensor) -> Tensor:
-        """How many positions the tokens of a side reach over, alpha included.
+        """Number of positions that the tokens of a side span, alpha included.
 
         Args:
             valid: ``[B, T]`` bool, False on padding.
@@ -128,9 +128,9 @@ class PositionEncoder(nn.Module):
     def sampled(self, positions: Positions, draw: Draw) -> Tensor:
         """Positions that a draw with an `order` gives, in steps: ``[B, T, 1]`` float32.
 
-        A sample takes as many entries of the order as it has positions, or as its draw covers;
-        position i gets the i-th of them, the source alpha * i, linear between entries. Padding
-        takes none.
+        A sample takes as many entries of the order as it has positions, or as its draw covers.
+        Position i gets entry i, on the source side entry alpha * i, linear between entries. Padding
+        takes no entry.
 
         Raises:
             ValueError: for positions that are not counted, for more of them than the order has,
@@ -186,8 +186,8 @@ class PositionEncoder(nn.Module):
         return self._in_units(positions.step, self.config.gamma)
 
     def rows_and_step(self, positions: Positions) -> tuple[Tensor, Tensor | float]:
-        """Rows of raw positions ``[B or 1, T, D]`` where this encoder has them, ``start + alpha *
-        gamma * position / unit``, and their :meth:`step`."""
+        """Coordinates of the raw rows, ``[B or 1, T, D]``, in the unit of this encoder, ``start +
+        alpha * gamma * position / unit``, and their :meth:`step`."""
         step = self.step(positions)
         if positions.in_steps:  # one factor: frames at the hop of the host are whole numbers
             rows = times(positions.rows, self.alpha * step)
@@ -256,13 +256,13 @@ class PositionEncoder(nn.Module):
         )
 
     def _moves(self, draw: Draw | None, local_shift: Tensor | None, random: bool) -> bool:
-        """Whether any position of the batch ends up elsewhere than :meth:`rows_and_step` says."""
+        """Whether a draw, a local shift or the mean changes what :meth:`rows_and_step` gives."""
         if local_shift is not None or (random and self.max_local_shift):
             return True
         return self.config.mean_normalize or (draw is not None and draw.moves)
 
     def _embed_shared(self, positions: Positions) -> Tensor:
-        """``[T, K]`` embeddings of rows that the batch shares, where nothing moves them."""
+        """Embeddings ``[T, K]`` of rows that the batch shares and that nothing moves."""
         step = self.step(positions)
         if isinstance(self.encoding, Sinusoid) and positions.in_steps and type(step) is float:
             numbers, first = positions.rows[0], positions.first
@@ -273,7 +273,7 @@ class PositionEncoder(nn.Module):
         return self.encoding.grid(self._encoding_input(rows, positions)[0])
 
     def _encoding_input(self, coords: Tensor, positions: Positions) -> Tensor:
-        """What the encoding takes: coordinates, or numbers of steps."""
+        """Input of the encoding: coordinates, or numbers of steps."""
         if not self.config.encoding.steps:
             return coords
         return (coords - self.start) / self.step(positions)
@@ -295,7 +295,7 @@ class PositionEncoder(nn.Module):
             coords = positions.elements(rows)
         else:
             coords = self.start + times(self.sampled(positions, draw), step)
-            if augmented is not None:  # other samples as in evaluation, where skipped frames count
+            if augmented is not None:  # the others as in evaluation, where skipped frames count
                 coords = torch.where(augmented, coords, positions.elements(rows))
         max_shift = self.max_local_shift if random and local_shift is None else 0.0
         if max_shift:
@@ -314,7 +314,7 @@ class PositionEncoder(nn.Module):
 
 
 def _resolve(generator: Generators, device: torch.device | str | None) -> torch.Generator | None:
-    """The generator, made now if need be."""
+    """The generator; a function is called to make it."""
     return generator(device) if callable(generator) else generator
 
 

@@ -77,7 +77,7 @@ class Sinusoid(nn.Module):
 
     Args:
         dim: K, even and at least 4.
-        frequencies: One of :data:`FREQUENCIES`, or such a function.
+        frequencies: Key of :data:`FREQUENCIES`, or a function like these.
         layout: "cos_sin_interleaved" (the paper's equations: channel 2k cosine, 2k + 1 sine) or
             "sin_cos_blocks" (fairseq: all sines, then all cosines).
 
@@ -111,7 +111,7 @@ class Sinusoid(nn.Module):
         self.interleaved = layout == "cos_sin_interleaved"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the rows that are kept, which copies and pickles make anew."""
+        """State without the kept rows, which copies and pickles make anew."""
         return {name: value for name, value in vars(self).items() if name != "_kept_rows"}
 
     def extra_repr(self) -> str:
@@ -241,31 +241,33 @@ def _in_graph_capture(tensor: Tensor) -> bool:
 
 
 def warn_of_coarse_grid(
-    sinusoid: Sinusoid, size: Sequence[int], usual: Sequence[int], gamma: float
+    sinusoid: Sinusoid, size: Sequence[int], paper_size: Sequence[int], gamma: float
 ) -> None:
-    """Warns if more channels alias on a grid of this size than on the `usual` grid of the papers,
-    where 12 to 16 % of the channels alias already.
+    """Warns if more channels alias on a grid of this size than on the grid of the papers, where
+    12 to 16 % of the channels alias already.
 
     Args:
         sinusoid: The encoding of a model.
         size: Size of its inputs, the slowest axis first.
-        usual: Size of the inputs in the papers.
+        paper_size: Size of the inputs in the papers.
         gamma: Factor on the grid of the model.
     """
     if type(sinusoid.weights(torch.device("cpu"))) is not torch.Tensor:
         return  # a model of fake tensors, which have no values
-    count, accepted = sinusoid.aliased(*size, gamma=gamma), sinusoid.aliased(*usual)
-    if count <= accepted:
+    count, paper_count = sinusoid.aliased(*size, gamma=gamma), sinusoid.aliased(*paper_size)
+    if count <= paper_count:
         return
-    share, common_share = (100 * number / sinusoid.dim for number in (count, accepted))
-    shape, common = (" x ".join(map(str, sides)) for sides in (size, usual))
-    fits = min((n - 1) / (m - 1) for n, m in zip(size, usual, strict=True) if min(n, m) > 1)
+    share, paper_share = (100 * number / sinusoid.dim for number in (count, paper_count))
+    shape, paper_shape = (" x ".join(map(str, sides)) for sides in (size, paper_size))
+    largest_gamma = min(
+        (n - 1) / (m - 1) for n, m in zip(size, paper_size, strict=True) if min(n, m) > 1
+    )
     warnings.warn(
         f"{count} of {sinusoid.dim} channels ({share:.0f} %) of the position "
         f"embedding alias on a grid of {shape} patches (gamma={gamma:g}): their phase moves by "
         "more than pi from one patch to the next, so that they do not tell how far apart patches "
-        f"are. Of the papers' {common} patches {common_share:.0f} % do. Use smaller "
-        f"patches or larger images, or gamma={math.floor(100 * fits) / 100:g} or less.",
+        f"are. Of the papers' {paper_shape} patches {paper_share:.0f} % do. Use smaller "
+        f"patches or larger images, or gamma={math.floor(100 * largest_gamma) / 100:g} or less.",
         stacklevel=2,
     )
 

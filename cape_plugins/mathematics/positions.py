@@ -18,8 +18,8 @@ from cape_plugins.settings.domains import DOMAINS
 
 
 class Positions(NamedTuple):
-    """Positions of a batch, in the unit of the domain: few rows, and which of them
-    each element is at. Encoding the rows once is then enough for the batch.
+    """Positions of a batch, in the unit of the domain: few rows, and the row of each element.
+    Encoding the rows once is then enough for the batch.
 
     Attributes:
         rows: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares them.
@@ -27,11 +27,12 @@ class Positions(NamedTuple):
             tensor that broadcasts to `rows`.
         in_steps: Whether `rows` are multiples of `step`, such as the numbers of tokens or frames.
         index: ``[B, T]`` int64, 1 + the row of each element, 0 on padding; or bool, False on
-            padding, where element t is at row t in all samples; None if so and nothing is padded.
+            padding, where element t is at row t in all samples; None where, besides, nothing is
+            padded.
         first: Number of row 0, counted from the beginning of the sequence; a tensor without
             dimensions where the host may not read it (caches of fixed size). None if positions
             are not counted.
-        patches: Sizes of the grid, of an image (height, width) in patches.
+        patches: Sizes of the axes of a grid; for an image (height, width) in patches.
     """
 
     rows: Tensor
@@ -44,8 +45,8 @@ class Positions(NamedTuple):
     @property
     def valid(self) -> Tensor | None:
         """``[B, T]`` bool, False on padding; None if nothing is padded."""
-        in_place = self.index is None or self.index.dtype == torch.bool
-        return self.index if in_place else self.index > 0
+        is_mask = self.index is None or self.index.dtype == torch.bool
+        return self.index if is_mask else self.index > 0
 
     @property
     def shared(self) -> bool:
@@ -63,25 +64,25 @@ class Positions(NamedTuple):
 
     @property
     def numbers(self) -> Tensor:
-        """``[B or 1, T]`` int64, the row of each element; on padding some row, the last by -1."""
+        """``[B or 1, T]`` int64, the row of each element; on padding any row, or -1, the last."""
         if self.index is None or self.index.dtype == torch.bool:
             return torch.arange(self.rows.shape[1], device=self.rows.device)[None]
         return self.index - 1
 
     @property
     def counts(self) -> Tensor | None:
-        """``[B or 1, T]`` float32, the number of each element, on padding some number; None if
+        """``[B or 1, T]`` float32, the number of each element, on padding any number; None if
         positions are not counted."""
         if self.in_steps:
             return self.elements(self.rows)[..., 0]
         if self.first is not None and self.index is not None:
-            # frames of which some were skipped are the first, the second ... of those that are left
+            # after some frames were skipped, the remaining ones are counted: first, second ...
             return self.numbers.float()
         return None
 
     def elements(self, rows: Tensor) -> Tensor:
         """``[B or 1, T, D]``, the row of each element out of `rows` ``[B or 1, T, D]``; on padding
-        some row."""
+        any row."""
         if self.index is None or self.index.dtype == torch.bool or rows.shape[0] > 1:
             return rows
         return rows[0][self.numbers]
@@ -97,8 +98,8 @@ class Positions(NamedTuple):
         return embedding * valid[..., None]
 
     def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """``[B or 1, T, K]``, the embedding of each element out of those ``[T, K]`` of the shared
-        rows, in `dtype`; zero on padding."""
+        """``[B or 1, T, K]``, the embedding of each element in `dtype`, taken from the embeddings
+        `rows` ``[T, K]`` of the shared rows; zero on padding."""
         rows = rows.to(dtype)
         if self.index is None:
             return rows[None]
@@ -153,8 +154,8 @@ def frame_positions(
         max_frames: T; default the largest of `num_frames` (which costs a device synchronisation).
 
     Raises:
-        ValueError: if a shape is wrong or a number is not positive; numbers in a tensor are not
-            looked at, which would wait for the device.
+        ValueError: if a shape is wrong or a number is not positive. Numbers in a tensor are not
+            checked, because reading them would wait for the device.
     """
     if (
         not isinstance(num_frames, Tensor)
@@ -195,8 +196,8 @@ def timed_frame_positions(
         seconds_per_frame: Step of a sample that has one frame only, a number or ``[B]``.
 
     Raises:
-        ValueError: if a shape is wrong; the times themselves are not looked at, which would wait
-            for the device.
+        ValueError: if a shape is wrong. The times themselves are not checked, because reading them
+            would wait for the device.
     """
     if times.dim() != 2 or num_frames.shape != times.shape[:1]:
         raise ValueError(

@@ -258,8 +258,8 @@ def _grid_values(
     first = weights.dim() - len(patches)
     output = None
     for number, (axis, index) in enumerate(zip(positions.axes, indices, strict=True)):
-        others = [first + other for other in range(len(patches)) if other != number]
-        by_axis = weights.sum(others) if others else weights
+        other_axes = [first + other for other in range(len(patches)) if other != number]
+        by_axis = weights.sum(other_axes) if other_axes else weights
         values = _gathered_values(by_axis, getattr(positions, axis), index)
         output = values if output is None else output + values
     return output

@@ -87,7 +87,7 @@ class RelativeGridPositions(nn.Module):
 
     @property
     def values(self) -> Tensor | None:
-        """None without embeddings added to the values."""
+        """Embeddings of the first axis that are added to the values; None without them."""
         return getattr(self, self.axes[0]).values
 
 

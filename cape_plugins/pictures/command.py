@@ -95,10 +95,14 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
             "--draws", type=int, metavar="N",
             help=f"draws of the augmentation, {low} to {high} (default: {default} if it is random)",
         )  # fmt: skip
-        text = "of the random numbers that are drawn (default: 1)"
-        command.add_argument("--seed", type=int, default=1, metavar="N", help=text)
-        text = "where results are written (default: PICTURE-TYPE-DOMAIN.png)"
-        command.add_argument("--output", type=Path, metavar="FILE.png", help=text)
+        command.add_argument(
+            "--seed", type=int, default=1, metavar="N",
+            help="of the random numbers that are drawn (default: 1)",
+        )  # fmt: skip
+        command.add_argument(
+            "--output", type=Path, metavar="FILE.png",
+            help="where results are written (default: PICTURE-TYPE-DOMAIN.png)",
+        )  # fmt: skip
         if name == "components":
             command.add_argument(
                 "--channels", nargs="+", type=int, metavar="K",
@@ -117,8 +121,10 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model_args(parser: argparse.ArgumentParser) -> None:
-    text = "trained model whose own settings are used: Hugging Face folder or fairseq checkpoint"
-    parser.add_argument("--model", metavar="PATH", help=text)
+    parser.add_argument(
+        "--model", metavar="PATH",
+        help="trained model whose own settings are used: Hugging Face folder or fairseq checkpoint",
+    )  # fmt: skip
     parser.add_argument(
         "--side", choices=SIDES, help="side of a model that has both (default: encoder)"
     )
@@ -142,7 +148,7 @@ def _spacings() -> str:
 
 
 def draw_picture(args: argparse.Namespace) -> str:
-    """Writes the picture; returns what to print: numbers that belong to it, and the file.
+    """Writes the picture; returns the text to print: numbers that belong to it, and the file.
 
     Raises:
         ValueError: naming option, value, allowed range and remedy.
@@ -177,7 +183,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     elif args.picture == "similarity":
         patch = _patch(args.patch, sizes, stack)
         tables = _relative_views(args, stack)
-        # keys without values, or rows without columns; of many layers three
+        # keys without values, or rows without columns; three of many layers
         parts = [table.state.partition(", ")[2] for table in tables]
         tables = [table for table, part in zip(tables, parts, strict=True) if part == parts[0]]
         indices = sorted({0, len(tables) // 2, len(tables) - 1}) if tables else []

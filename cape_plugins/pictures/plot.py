@@ -144,8 +144,8 @@ def similarity_figure(
         title: Title of the figure.
         unit: Unit of the axes.
         step: Distance of neighbours in this unit.
-        start: Place of the first row, in this unit. The zoom begins at 0; of distances, which begin
-            below, it shows those nearest to 0.
+        start: Position of the first row, in this unit. The zoom begins at 0; distances begin below
+            0, and the zoom shows the ones nearest to 0.
     """
     row_name, distance_name = "positions", f"distance, {unit}"
     if start:

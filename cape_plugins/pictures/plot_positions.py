@@ -50,7 +50,7 @@ def _grids(
     size: tuple[int, ...],
     title: str,
 ) -> Any:
-    """Rows are draws, columns stages; of more than two axes the first plane."""
+    """Rows are draws, columns are stages; a grid of more than two axes shows its first plane."""
     draws = len(next(iter(stages.values())))
     figure = new_figure(0.9 + draws * (WIDTH / len(stages) + 0.3), title)
     axes = figure.subplots(draws, len(stages), squeeze=False, sharex=True, sharey=True)

@@ -80,7 +80,7 @@ def augmentation_stages(
 def training_positions(
     stack: Stack, size: Size, draws: int, generator: torch.Generator
 ) -> np.ndarray:
-    """``[draws, T, D]``, or ``[1, T, D]`` where nothing is random: what training encodes."""
+    """Positions that training encodes: ``[draws, T, D]``, or ``[1, T, D]`` if nothing is random."""
     positions = stack.positions(size)
     draw_and_shift = draw_positions(stack.encoder, positions, draws, generator)
     *_, last = augmentation_stages(stack.encoder, positions, *draw_and_shift).values()
@@ -88,7 +88,7 @@ def training_positions(
 
 
 def evaluation_positions(stack: Stack, size: Size) -> np.ndarray:
-    """``[T, D]``: what evaluation encodes."""
+    """Positions that evaluation encodes, ``[T, D]``."""
     stages = augmentation_stages(stack.encoder, stack.positions(size), Draw(), None)
     *_, last = stages.values()
     return last[0].numpy()

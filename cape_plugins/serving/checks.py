@@ -1,4 +1,4 @@
-"""What the exporters of both hosts refuse before they begin to write."""
+"""Checks of the exporters of both hosts, made before they begin to write."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ LARGEST = 2**30  # bytes of a table in float32; exporters hold a few copies at a
 
 
 def refuse_not_finite(model: nn.Module, source: object) -> None:
-    """Refuses weights that are no numbers, with which every output is none, and a comparison with
-    the result blames that.
+    """Refuses weights that are not finite. All outputs would be NaN, and the comparison with the
+    exported model would blame the export.
 
     Args:
-        model: What was loaded.
-        source: Where from.
+        model: The loaded model.
+        source: Its file or folder, for the error.
 
     Raises:
         ValueError: naming the first such weight.

@@ -17,13 +17,19 @@ _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
 SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
 # ctranslate2's own names; "auto" and "default" are for loading
 QUANTIZATIONS = (
-    *("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16"),
-    *("float16", "bfloat16", "float32"),
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+    "int16",
+    "float16",
+    "bfloat16",
+    "float32",
 )
 
 SHORTEST = 8  # rows of a table
 
-# Writes what `source` holds into an empty folder, as the arguments say.
+# Writes the model at `source` into an empty folder, as the arguments say.
 Exporter = Callable[[Path, Path, argparse.Namespace], Exported]
 
 
@@ -86,14 +92,14 @@ def _add_stock_args(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=_table_length,
         metavar="N",
-        help="rows of a table of token positions (default: those of the stock model)",
+        help="rows of a table of token positions (default: as in the stock model)",
     )
     size.add_argument(
         "--image-size",
         type=positive,
         nargs=2,
         metavar=("H", "W"),
-        help="size in pixels of the images that a table is for (default: that of the model)",
+        help="size in pixels of the images that a table is for (default: as in the model)",
     )
 
 
@@ -111,7 +117,7 @@ def _add_paths(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def run_export(args: argparse.Namespace) -> str:
-    """Writes the folder and tells what is in it.
+    """Writes the folder and describes its content.
 
     Raises:
         ValueError: if the source cannot be exported, with the reason and the way that works.
@@ -148,7 +154,7 @@ def _host(source: Path) -> str:
     """The host whose checkpoint stands at `source`."""
     try:
         exists = source.exists()
-    except OSError as error:  # a name that is too long, a folder that lets nobody in
+    except OSError as error:  # a name that is too long, a folder without permission
         raise ValueError(
             f"SOURCE {source} cannot be read ({error.strerror}); check the path."
         ) from None

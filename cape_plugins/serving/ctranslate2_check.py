@@ -26,11 +26,12 @@ class Hypothesis(NamedTuple):
     """The best translation of a sentence by beam search.
 
     Attributes:
-        tokens: Without EOS.
+        tokens: Tokens without EOS.
         score: Mean natural log-probability of the tokens and EOS.
-        ended: Whether EOS came by itself, and nothing is padding. At the limit of length a host
-            forces EOS, and the engine returns the hypothesis open; no host chooses padding, which
-            the engine may, of a model that is hardly trained. These say nothing about the folder.
+        ended: Whether EOS came by itself, and no token is padding. At the limit of length a host
+            forces EOS, and the engine returns an open hypothesis. No host chooses padding; the
+            engine may, if the model is hardly trained. Such hypotheses say nothing about the
+            folder.
     """
 
     tokens: tuple[str, ...]
@@ -53,13 +54,13 @@ def search_options(max_tokens: int) -> dict[str, Any]:
 
 
 def read_sentences(path: Path, length: Callable[[str], int] = len) -> list[str]:
-    """Lines of a text that are not empty, in their order: the :data:`LONGEST` longest, where
-    positions differ most from those of training, and others evenly spread over the text, whose
-    parts may differ; :data:`CHECKED` at most.
+    """Lines of a text that are not empty, in their order; :data:`CHECKED` at most. The
+    :data:`LONGEST` longest are among them, because their positions differ most from the positions
+    of training. The others are evenly spread over the text, whose parts may differ.
 
     Args:
-        path: Of a text in UTF-8.
-        length: Of a line, by which the longest are found.
+        path: Text in UTF-8.
+        length: Function that measures a line, to find the longest ones.
 
     Raises:
         ValueError: if the file cannot be read as UTF-8, or has none.
@@ -75,12 +76,10 @@ def read_sentences(path: Path, length: Callable[[str], int] = len) -> list[str]:
         raise ValueError(f"--check {path} has no sentence; give a text, one sentence a line.")
     if len(sentences) <= CHECKED:
         return sentences
-    ranked = sorted(range(len(sentences)), key=lambda number: length(sentences[number]))
-    others = sorted(ranked[:-LONGEST])
-    spread = [
-        others[place * len(others) // (CHECKED - LONGEST)] for place in range(CHECKED - LONGEST)
-    ]
-    return [sentences[number] for number in sorted((*ranked[-LONGEST:], *spread))]
+    by_length = sorted(range(len(sentences)), key=lambda number: length(sentences[number]))
+    shorter = sorted(by_length[:-LONGEST])
+    spread = [shorter[i * len(shorter) // (CHECKED - LONGEST)] for i in range(CHECKED - LONGEST)]
+    return [sentences[number] for number in sorted((*by_length[-LONGEST:], *spread))]
 
 
 def translate(
@@ -99,7 +98,7 @@ def translate(
         max_tokens: See :func:`search_options`.
         eos: End of a translation.
         pad: Name of padding.
-        options: Others of ``translate_batch``, such as a target prefix.
+        options: Other options of ``translate_batch``, such as a target prefix.
     """
     results = translator.translate_batch(
         [list(source) for source in sources],
@@ -123,41 +122,41 @@ def compare(
     lengths: Sequence[int],
     quantization: str | None = None,
 ) -> str:
-    """A line of report on the translations that ended by themselves.
+    """Compares translations that ended by themselves; returns a line for the report.
 
     Args:
-        host: By the model that was exported.
-        engine: By the folder, of the same sentences.
-        lengths: Tokens of their sources, BOS and EOS included.
+        host: Translations by the exported model.
+        engine: Translations of the same sentences by the folder.
+        lengths: Tokens of the source sentences, BOS and EOS included.
         quantization: Precision of the weights of the folder.
 
     Raises:
-        ValueError: if the weights are as they were and the translations are not: other tokens
-            (two that are equally likely excepted, between which rounding decides), or other scores.
+        ValueError: if translations differ although the weights were not rounded: in their scores,
+            or in their tokens, except tokens that are equally likely, where rounding decides.
     """
-    pairs, compared, others = [], [], []
+    pairs, compared_lengths, other_lengths = [], [], []
     for ours, theirs, length in zip(host, engine, lengths, strict=True):
         if ours.ended and theirs.ended:
             pairs.append((ours, theirs))
-            compared.append(length)
+            compared_lengths.append(length)
         else:
-            others.append(length)
+            other_lengths.append(length)
     if not pairs:
         raise ValueError(
             f"--check compares translations that end by themselves, and of {len(host)} none did "
-            "within the length. Give sentences such as those of training, a longer table "
+            "within the length. Give sentences like the training data, a longer table "
             "(--max-target-tokens), or a model that is trained."
         )
-    same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
+    num_same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
     largest = largest_of(abs(ours.score - theirs.score) for ours, theirs in pairs)
     report = (
-        f"check: {same} of {len(pairs)} translations of sources of up to {max(compared)} tokens "
-        f"are the same, scores differ by at most {largest:.1e}"
+        f"check: {num_same} of {len(pairs)} translations of sources of up to "
+        f"{max(compared_lengths)} tokens are the same, scores differ by at most {largest:.1e}"
     )
-    if others:
+    if other_lengths:
         report += (
-            f"; {len(others)} more, of up to {max(others)} tokens, not compared, came to the limit "
-            "of length or have padding, which the host never chooses"
+            f"; {len(other_lengths)} more, of up to {max(other_lengths)} tokens, not compared, "
+            "came to the limit of length or have padding, which the host never chooses"
         )
     refuse_difference(largest, report, quantization)
     return report
@@ -178,12 +177,12 @@ def check_length(side: str, longest: int, limits: Mapping[str, int | None]) -> N
 
 
 def largest_of(differences: Iterable[float]) -> float:
-    """The largest of the numbers, 0 of none; NaN if there is one."""
+    """The largest of the numbers; 0 if there are none, NaN if one of them is NaN."""
     return max(differences, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def refuse_difference(largest: float, report: str, quantization: str | None = None) -> None:
-    """Refuses a folder that computes something else than its model.
+    """Refuses a folder whose results differ from the results of its model.
 
     Raises:
         ValueError: if scores differ by more than rounding, and no weight has been rounded.

@@ -1,4 +1,4 @@
-"""What both hosts say of a folder for ctranslate2: its README, and notes on precision."""
+"""README of a folder for ctranslate2, and notes on precision, for both hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cape_plugins.settings.arguments import FAIRSEQ, HUGGING_FACE
 
 TEMPLATE = Path(__file__).with_name("ctranslate2.md")
 TRANSLATION, LANGUAGE_MODEL, RECOGNITION = "translation", "language_model", "recognition"
-LONGEST = 1024  # tokens that a program asks for at most where no table limits them
+LONGEST = 1024  # limit of tokens in the program of the README, if no table limits them
 
 
 def readme(
@@ -25,12 +25,12 @@ def readme(
     """The README of a folder.
 
     Args:
-        host: Of the model.
+        host: Host of the model.
         task: What the model does.
         rows: Side ("source", "target") to rows of its table; None without a table, for models
             whose positions act in attention only.
         quantization: Precision of the weights.
-        values: Others that the sections of this host and task have in the template.
+        values: Other values of the template, for the sections of this host and task.
     """
     return fill(
         TEMPLATE,
@@ -59,11 +59,11 @@ def keywords(options: Mapping[str, Any]) -> str:
 
 
 def precision_notes(quantization: str | None, supported: Collection[str]) -> list[str]:
-    """What to say of a precision in which the processor of this machine does not compute.
+    """Notes on a precision that the processor of this machine does not compute in.
 
     Args:
         quantization: Precision of the weights of a folder.
-        supported: Of ``ctranslate2.get_supported_compute_types("cpu")``.
+        supported: Result of ``ctranslate2.get_supported_compute_types("cpu")``.
     """
     if quantization in EXACT or quantization in supported:
         return []

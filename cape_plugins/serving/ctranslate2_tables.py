@@ -1,5 +1,5 @@
-"""Positions as ctranslate2 holds them, the same for both hosts: which models have a table of them,
-and relative keys and values in its attention. Does not import ctranslate2.
+"""Positions in the form of ctranslate2, for both hosts: which models have a table of positions, and
+relative keys and values of attention. Does not import ctranslate2.
 
 Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 """
@@ -14,19 +14,20 @@ from torch.nn import functional as F
 
 from cape_plugins.settings.config import PositionConfig
 
-_IDENTITY_WIDTH = 8  # a multiple of what kernels for int8 take at once
+_IDENTITY_WIDTH = 8  # a multiple of the block size of kernels for int8
 
 
 def relative_rows(table: Tensor, clip: bool) -> Tensor:
-    """``[2 C + 1, d]`` of a table ``[1, 2 C + 1, d]`` that heads share. The engine clips distances;
-    where those beyond C count nothing, a row of zeros at either end does that: ``[2 C + 3, d]``."""
+    """``[2 C + 1, d]`` of a table ``[1, 2 C + 1, d]`` that heads share. The engine clips distances.
+    If distances beyond C have no embedding (`clip` is false), a row of zeros is added at either
+    end: ``[2 C + 3, d]``."""
     rows = table.detach()[0]
     return rows.contiguous() if clip else F.pad(rows, (0, 0, 1, 1))
 
 
 def has_table(config: PositionConfig) -> bool:
-    """Whether positions are rows of a table, which ends; relative keys do not. Without either the
-    engine would add sinusoids of its own: such models have a table of zeros."""
+    """Whether positions are rows of a table, which limits the length; relative keys have no limit.
+    Models without both also have a table, of zeros: without one the engine adds sinusoids."""
     return config.encoding.adds or not config.relative_context
 
 
@@ -38,8 +39,9 @@ def needs_identity(config: PositionConfig) -> bool:
 
 @torch.no_grad()
 def put_identity_first(layers: nn.ModuleList) -> None:
-    """Puts a layer before the first that adds zero to what passes it, and has plain attention; for
-    stacks with norms before their blocks, whose layers only add."""
+    """Puts a layer with plain attention before the first one; it adds zero to its input. Only for
+    stacks with norms before their blocks, whose layers add to their input and change nothing
+    else."""
     layer = copy.deepcopy(layers[0])
     if hasattr(layer.self_attn, "relative"):
         del layer.self_attn.relative

@@ -1,5 +1,5 @@
-"""The folder that an export writes: complete or not at all, with a README that says how to call
-what is in it."""
+"""The folder that an export writes: complete or not at all, with a README that shows how to call
+the model in it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 
 @dataclass(frozen=True)
 class Exported:
-    """What a host says of a folder that it has written.
+    """Description of a folder that a host has written.
 
     Attributes:
         readme: Markdown for the README of the folder, from the title on: who adds BOS and EOS, how
             many positions there are, which options of the engine give the result of the host, and a
             program of ten lines that runs as it stands.
-        report: Lines for the terminal: what was written, and what a check has compared.
+        report: Lines for the terminal: the files, and the result of a check.
     """
 
     readme: str
@@ -40,8 +40,8 @@ _OF_TORCH = "enforce fail at inline_container"  # torch's writer of files tells 
 
 @contextmanager
 def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
-    """An empty folder to write into, which becomes `target` when the block ends and is removed if
-    it fails, also where the process is told to end.
+    """An empty folder to write into. It becomes `target` when the block ends, and is removed if the
+    block fails or the process gets a signal to end.
 
     Args:
         target: The new folder.
@@ -55,7 +55,7 @@ def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
         missing, partial = _begin(target, argument)
         try:
             yield partial
-            # mkdtemp and safetensors let nobody else read what they make
+            # mkdtemp and safetensors allow only the owner to read their files
             os.umask(umask := os.umask(0))
             partial.chmod(0o777 & ~umask)
             for path in partial.rglob("*"):
@@ -75,7 +75,7 @@ def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
 
 
 def _begin(target: Path, argument: str) -> tuple[list[Path], Path]:
-    """The folders above `target` that are new, and a hidden one beside it."""
+    """Makes the missing folders above `target`, and a hidden folder beside it; returns both."""
     try:
         if _is_taken(target):
             raise ValueError(
@@ -94,7 +94,7 @@ def _begin(target: Path, argument: str) -> tuple[list[Path], Path]:
 
 
 def _is_taken(target: Path) -> bool:
-    """Whether there is something, and be it a link that leads nowhere."""
+    """Whether something exists there, even a link that leads nowhere."""
     try:
         target.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -115,7 +115,7 @@ def _give_name(partial: Path, target: Path, argument: str) -> None:
 
 
 def _full_disk(error: Exception) -> str | None:
-    """The reason in words if there was no room to write, whichever library has met that."""
+    """The reason in words if the disk was full, whichever library raised the error."""
     if _OF_TORCH in str(error):
         return "disk full?"
     number = getattr(error, "errno", None)
@@ -126,16 +126,17 @@ def _full_disk(error: Exception) -> str | None:
 
 @contextmanager
 def _ending_by_error() -> Iterator[None]:
-    """Lets a polite kill and a terminal that is closed end the block by SystemExit, with the status
-    that shells know, so that what was begun is cleaned up: by default Python ends on the spot.
+    """Turns SIGTERM and a closed terminal (SIGHUP) into SystemExit, with the status that shells
+    know, so that unfinished files are removed: by default Python ends at once.
 
-    What a caller has set stays, and so does what is ignored (nohup). Python lets the main thread
-    alone set what signals do.
+    Handlers that a caller has set stay, and ignored signals (nohup) stay ignored. Python allows
+    only the main thread to set handlers.
     """
     numbers = []
     if threading.current_thread() is threading.main_thread():
-        known = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))  # Windows lacks one
-        numbers = [n for n in known if n and signal.getsignal(n) is signal.SIG_DFL]
+        # Windows has no SIGHUP
+        available = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
+        numbers = [n for n in available if n and signal.getsignal(n) is signal.SIG_DFL]
 
     def end(number: int, _: Any) -> NoReturn:
         for other in numbers:  # the next one would cut the cleaning short

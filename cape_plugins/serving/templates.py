@@ -15,22 +15,22 @@ def fill(template: Path, **values: object) -> str:
 
     ``$name`` becomes the value. Lines between ``<!-- if name -->`` and ``<!-- end -->`` stay if the
     value is true, after ``<!-- if not name -->`` if it is not; such sections may stand in others.
-    What is left out needs no values.
+    Sections that are left out need no values.
 
     Args:
         template: Path of the file.
-        values: By name.
+        values: Values by name.
 
     Raises:
         KeyError: for a name without a value.
     """
-    lines, shown = [], [True]
+    lines, is_shown = [], [True]
     for line in template.read_text(encoding="utf-8").splitlines(keepends=True):
         mark = _MARK.fullmatch(line.strip())
         if mark is None:
-            lines += [line] * all(shown)
+            lines += [line] * all(is_shown)
         elif mark[2] is None:
-            shown.pop()
+            is_shown.pop()
         else:
-            shown.append(all(shown) and bool(values[mark[2]]) != bool(mark[1]))
+            is_shown.append(all(is_shown) and bool(values[mark[2]]) != bool(mark[1]))
     return Template("".join(lines)).substitute(values)

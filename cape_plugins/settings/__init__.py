@@ -1,1 +1,1 @@
-"""What can be asked for: types, encodings, domains, options and their values."""
+"""Settings of position embeddings: types, encodings, domains, options and their values."""

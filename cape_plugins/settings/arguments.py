@@ -69,9 +69,9 @@ def add_position_args(
     types: Mapping[str, PositionType] | None = None,
 ) -> None:
     """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain` (None:
-    of any domain), but for those in `without`, which the caller adds. Help says that `default` is
-    the type where none is given, and is silent on options that models of another `architecture`
-    refuse; `types` are by default those of `domain`.
+    of any domain), except the options in `without`, which the caller adds. Help names `default` as
+    the default type, and leaves out options that only models of another `architecture` take;
+    `types` are by default the types of the domain.
 
     All flags are None by default, which stands for the default of the type.
     """
@@ -84,18 +84,18 @@ def add_position_args(
         if option.name in without:
             continue
         has_option = option.metadata.get("architecture") in (None, architecture)
-        text = f"{option_help(option.metadata)} (default: depends on the type)"
+        help_text = f"{option_help(option.metadata)} (default: depends on the type)"
         parser.add_argument(
             flag(PREFIX + option.name),
             type=_parser_of(option.name),
             metavar=_metavar(option.metadata),
-            help=text if has_option else argparse.SUPPRESS,
+            help=help_text if has_option else argparse.SUPPRESS,
         )
 
 
 def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
-    """``{option: value}`` of the flags that were given, without the type. A parser may lack some of
-    the flags.
+    """``{option: value}`` of the flags on the command line, without the type. A parser may lack
+    some of the flags.
 
     Args:
         args: Namespace, DictConfig or dataclass with the flags as attributes.
@@ -119,9 +119,9 @@ def settings_to_compare(
     Args:
         args: Parsed flags.
         domain: Domain of the models.
-        default: Names that are compared where the caller gives none.
+        default: Names that are compared if ``--compare`` is not given.
         rows: Settings by name; a row that is named after a type may leave out the type.
-        architecture: Architecture of the models; default the one of the domain.
+        architecture: Architecture of the models; default the domain's.
 
     Raises:
         ValueError: naming the flag, its value, what is allowed and what to do.
@@ -153,12 +153,12 @@ def settings_to_compare(
 def _parse_row(
     text: str, domain: str, rows: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, dict[str, Any]]:
-    row, colon, rest = text.partition(":")
+    row, colon, options_text = text.partition(":")
     if row not in rows:
         raise ValueError(f"--compare {row} is unknown; allowed: {', '.join(rows)}; choose one")
     option_names = [option.name for option in option_fields(domain)]
     settings = {}
-    for part in rest.split(",") if colon else ():
+    for part in options_text.split(",") if colon else ():
         name, equals, value = part.partition("=")
         problem = ""
         if not equals:
@@ -198,8 +198,8 @@ def text_in_flags(error: Exception, prefix: str = PREFIX) -> str:
     ``--position-mean-normalize true`` for ``mean_normalize=True``."""
 
     def setting(option: str, value: Any) -> str:
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        return f"{option_flag(option, prefix)} {text or repr(text)}"
+        value_text = str(value).lower() if isinstance(value, bool) else str(value)
+        return f"{option_flag(option, prefix)} {value_text or repr(value_text)}"
 
     if not isinstance(error, OptionError):
         return str(error)
@@ -222,8 +222,8 @@ def _parser_of(name: str) -> Callable[[str], Any]:
             return parse_option(name, text)
         except OptionError as error:
             # argparse hides the text of a ValueError, and names the flag itself
-            text = error.text(flag, lambda _, value: repr(value))
-            raise argparse.ArgumentTypeError(text) from None
+            message = error.text(flag, lambda _, value: repr(value))
+            raise argparse.ArgumentTypeError(message) from None
 
     return parse
 

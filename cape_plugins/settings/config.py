@@ -87,7 +87,8 @@ class PositionConfig(OptionFields):
 
     @property
     def _row(self) -> PositionType:
-        types = ROTARY_TYPES if self.architecture == ROTARY else TYPES  # not copied: asked per step
+        # not types_of, which copies the table: each step of generation comes here
+        types = ROTARY_TYPES if self.architecture == ROTARY else TYPES
         return types[self.type]
 
     def _default(self, option: Any) -> Any:
@@ -115,11 +116,12 @@ class PositionConfig(OptionFields):
                     allowed=repr(option.metadata["off"]),
                     remedy="Leave it out.",
                 )
-            having = ", ".join(name for name in TYPES if applies(option.name, name))
+            types_with_option = ", ".join(name for name in TYPES if applies(option.name, name))
             raise OptionError(
                 option.name,
                 value,
-                f"has no effect on position embedding {self.type!r}; it belongs to {having}",
+                f"has no effect on position embedding {self.type!r}; it belongs to "
+                f"{types_with_option}",
                 remedy="Leave it out or choose one of these types.",
             )
 
@@ -205,15 +207,15 @@ class PositionConfig(OptionFields):
     @property
     def random(self) -> bool:
         """True if training draws random numbers."""
-        drawn = self.max_global_shift or self.max_local_shift or self.max_offset or self.sampling
-        return self.augment_probability > 0 and (bool(drawn) or self.max_global_scale != 1.0)
+        moves = self.max_global_shift or self.max_local_shift or self.max_offset or self.sampling
+        return self.augment_probability > 0 and (bool(moves) or self.max_global_scale != 1.0)
 
     @property
     def alpha(self) -> float:
         """The source scale as a number (CAPE section 5.3).
 
         Raises:
-            OptionError: if it is still a word: nobody has counted the training data.
+            OptionError: if it is still a word, because the training data have not been counted.
         """
         if self.source_scale in COUNTED:
             raise OptionError(
@@ -226,17 +228,19 @@ class PositionConfig(OptionFields):
         return float(Fraction(self.source_scale))
 
     def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
-        """Differences of `other` with the same weights, outside of training: option, or
-        "type" where something else is added to the content, to its value here and there."""
+        """Differences of `other`, a model with the same weights, in evaluation: name of an option
+        to its values here and there. The name "type" stands for another embedding of the content.
+        """
         encodings = ((config.encoding_name, config.encoding) for config in (self, other))
-        here, there = (name if row.adds or row.turns else None for name, row in encodings)
-        changed = {"type": (self.type, other.type)} if here != there else {}
-        drawn = self.random_evaluation or other.random_evaluation  # in evaluation as in training
+        names = [name if row.adds or row.turns else None for name, row in encodings]
+        changes = {"type": (self.type, other.type)} if names[0] != names[1] else {}
+        # with draws in evaluation, options of training count there, too
+        draws_in_evaluation = self.random_evaluation or other.random_evaluation
         for option in option_fields():
             here, there = getattr(self, option.name), getattr(other, option.name)
-            if here != there and (drawn or not option.metadata.get("training")):
-                changed[option.name] = (here, there)
-        return changed
+            if here != there and (draws_in_evaluation or not option.metadata.get("training")):
+                changes[option.name] = (here, there)
+        return changes
 
     def replace(self, **changes: Any) -> PositionConfig:
         """A copy with some settings changed; unknown names are refused. Another type begins with

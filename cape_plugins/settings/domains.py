@@ -1,4 +1,4 @@
-"""Domains as rows of data: what text, audio and images differ in. A new domain is a new row.
+"""Domains as rows of data: the differences of text, audio and images. A new domain is a new row.
 
     DOMAINS["video"] = Domain(grid=("time", "rows", "columns"), frequencies=..., unit=..., ...)
 
@@ -22,9 +22,9 @@ _PAPER_SIZES = (160 / 224, 1, 384 / 224)  # pixels, CAPE Figure 9
 class Domain:
     """One kind of positions: their axes, unit, frequencies, and defaults.
 
-    Positions are a sequence, of which a learned table has a row for each number and wraps around,
-    or the cells of a grid, each axis of which spans [-1, 1], and of which a learned table is
-    resized.
+    Positions are a sequence or the cells of a grid. A learned table of a sequence has a row for
+    each number and wraps around. Each axis of a grid spans [-1, 1], and a learned table is resized
+    to the grid.
 
     Attributes:
         frequencies: Frequency matrix of sinusoids, ``[D, K/2]``: a key of

@@ -19,7 +19,7 @@ from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY, types_of
 # Words for a ratio that is counted in the training data: do end-of-sentence tokens count? fairseq's
 # preprocess.log counts them, the notebook behind appendix D.1 of the CAPE paper does not.
 COUNTED = {"auto": True, "auto-no-eos": False}
-AUGMENT_PROBABILITY = "augment_probability"  # a decoder takes that of its encoder
+AUGMENT_PROBABILITY = "augment_probability"  # a decoder takes the value of its encoder
 
 
 class OptionError(ValueError):
@@ -32,7 +32,7 @@ class OptionError(ValueError):
         problem: Why the value is refused.
         allowed: Values that are allowed.
         remedy: What to do.
-        needed: Name of another option, if `allowed` is said of that.
+        needed: Name of another option, if `allowed` is about that option.
     """
 
     def __init__(
@@ -243,8 +243,8 @@ _COMMON = ("source_bos", *(name for name in OPTION_FIELDS if name.startswith("re
 
 
 def option_fields(domain: str | None = None) -> tuple[Any, ...]:
-    """The dataclass fields of the options (type, domain and architecture are not options), all or
-    those that exist in `domain`."""
+    """The dataclass fields of the options (type, domain and architecture are not options): all
+    fields, or the fields that exist in `domain`."""
     grid = domain is None or DOMAINS[domain].grid
     return tuple(o for o in OPTION_FIELDS.values() if grid or not o.metadata.get("grid"))
 

@@ -23,14 +23,15 @@ class Encoding:
     """One row of :data:`ENCODINGS`: what hosts and pictures may ask of an encoding.
 
     Attributes:
-        adds: Adds to the content what a module of :data:`~cape_plugins.BUILDERS` computes.
+        adds: Adds an embedding to the content, computed by a module of
+            :data:`~cape_plugins.BUILDERS`.
         learned: Has parameters.
         counts: Looks up the number of a position, whose coordinates do not matter.
         steps: Embeds numbers of steps since the first position, whole or not, in the place of
             coordinates.
         relative: Acts in attention by relative keys, and needs a relative context.
-        turns: The host turns queries and keys by their positions in attention; these are what it
-            asks a :meth:`~cape_plugins.PositionEncoder.coordinates` for.
+        turns: The host turns queries and keys in attention by their positions, which it gets from
+            :meth:`~cape_plugins.PositionEncoder.coordinates`.
     """
 
     adds: bool = True
@@ -53,11 +54,11 @@ ENCODINGS: dict[str, Encoding] = {
 
 @dataclass(frozen=True)
 class PositionType:
-    """One row of the registry: what a position-embedding type is made of.
+    """One row of the registry: encoding, options and draws of a position-embedding type.
 
     Attributes:
         encoding: Key of :data:`ENCODINGS`.
-        options: The options this type has beside the common ones, with its defaults;
+        options: The options that this type has beside the common ones, with its defaults;
             :data:`DOMAIN_DEFAULT` stands for the default of the domain.
         summary: One line for help texts and tables.
         seq2seq: Defaults that hold in encoder-decoder models only.
@@ -132,7 +133,7 @@ class Architecture:
     """One row of :data:`ARCHITECTURES`.
 
     Attributes:
-        needs: What an option needs that the other architectures refuse.
+        needs: Property of a model, in words, for errors about options of this architecture only.
         sides: The stacks that a model of it has.
     """
 

@@ -29,8 +29,8 @@ _ROUNDING = 0.01  # seconds by which transcripts round the end of a recording
 _CHECKED = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "SVX", "VOC", "HTK")
 _CHECKED += ("FLAC", "OGG", "MP3")
 _BLOCK = 2**20  # samples of all channels that are decoded at a time
-# Share of the power that is left of channels of opposite phase, even if one of them is weaker by a
-# tenth or a sample late. Channels that have nothing in common keep all of it.
+# Share of the power that remains when channels of opposite phase are averaged, even if one of them
+# is weaker by a tenth or a sample late. Channels that have nothing in common keep all of it.
 _CANCELLED_SHARE = 2e-2
 
 
@@ -39,8 +39,8 @@ class AudioError(ValueError):
 
 
 def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
-    """Reads a recording of any format that libsndfile knows (wav, flac, ogg, mp3 ...) to its end,
-    also behind the length that its header says, and all streams of joined files.
+    """Reads a recording of any format that libsndfile knows (wav, flac, ogg, mp3 ...). Reads to the
+    end of the file, even if the header says a shorter length, and all streams of joined files.
 
     Channels are averaged; another sampling rate is resampled with an anti-aliasing filter.
 

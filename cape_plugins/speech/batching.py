@@ -35,8 +35,8 @@ class Hop(NamedTuple):
     Attributes:
         index: Number of the recording.
         seconds: Distance of its frames.
-        seed: Seed of what is drawn for it in this epoch, so that it does not matter which process
-            loads it, and when.
+        seed: Seed of its random numbers in this epoch, so that they do not depend on the process
+            that loads it, nor on the time.
     """
 
     index: int
@@ -60,13 +60,13 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         target_hop: Hop of a recording of mean duration, in seconds.
         hops: Shortest and longest allowed hop in seconds; default half and twice the target.
         shuffle: Perturb, and batches in random order; without, the order is by duration.
-        num_batches: Number in each epoch, for hosts that count epochs by batches, as the Trainer
-            does when it resumes; surplus batches are left out and missing ones repeated, both at
-            random. Default as many as there are.
+        num_batches: Number of batches in each epoch, for hosts that count epochs by batches, as the
+            Trainer does when it resumes; surplus batches are left out and missing ones repeated,
+            both at random. By default all batches.
         num_replicas: Number of processes; each gets as many batches as the others, so that up to
             num_replicas - 1 batches of an epoch are left out, at random.
         rank: Rank of this process.
-        max_recordings: Number in a batch; default no limit.
+        max_recordings: Largest number of recordings in a batch; default no limit.
 
     Raises:
         ValueError: if a duration is not positive, a setting is out of range, or there are fewer
@@ -189,7 +189,7 @@ def equal_length(
     frames: Sequence[Tensor], generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
     """Skips frames of the longer recordings, uniformly at random, until all are as short as the
-    shortest. The order of those that stay is kept.
+    shortest. The other frames keep their order.
 
     Args:
         frames: ``[T_i, bins]`` of each recording.

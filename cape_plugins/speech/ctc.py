@@ -28,7 +28,7 @@ def ctc_loss(
         targets: ``[B, U]``.
         is_label: ``[B, U]`` bool, False on padding of `targets`.
         blank: Index of the blank.
-        reduction: As torch has it: "none" gives ``[B]``, "sum" and "mean" a number.
+        reduction: As in torch: "none" gives ``[B]``, "sum" and "mean" a number.
         zero_infinity: Samples with more labels than outputs have no loss, instead of infinity.
     """
     with torch.backends.cudnn.flags(enabled=False):  # cuDNN's has other limits

@@ -135,7 +135,8 @@ def build_decoder(
     """A function of ``[B, T, V]`` log probabilities and lengths ``[B]`` that gives hypotheses.
 
     Args:
-        beam: 1 for the best path; otherwise see :class:`BeamDecoder`, as for the rest.
+        beam: 1 for the best path; for other values, and the other arguments, see
+            :class:`BeamDecoder`.
         lexicon: File for :func:`read_lexicon`.
 
     Raises:
@@ -220,8 +221,8 @@ def _flashlight() -> tuple[Any, Any]:
 
 
 def _language_model(path: str | os.PathLike, names: Any) -> Any:
-    """KenLM's model of a file; a word that no model has is added to the `names`: names with its
-    score are unknown to the model, because binary files do not show their vocabulary.
+    """KenLM's model of a file. Adds to `names` a word that no model has: names with the same score
+    are unknown to the model. Binary files do not show their vocabulary.
 
     Raises:
         ValueError: if it cannot be read.

@@ -39,7 +39,7 @@ def log_mel(
             recording.
 
     Returns:
-        ``[T, num_mel_bins]`` float32; what is left over at the end is dropped.
+        ``[T, num_mel_bins]`` float32; samples after the last whole frame are dropped.
 
     Raises:
         ValueError: if the recording is shorter than a frame, not one-dimensional or not finite, or

@@ -42,7 +42,7 @@ class Utterance(NamedTuple):
             speaker, if there are several.
         audio: The recording: a path or part of a zip file as in a manifest, or anything else that
             its reader understands.
-        text: Empty where it is not known.
+        text: Text that is spoken; empty if it is not known.
         seconds: Duration; None before it was measured.
     """
 
@@ -64,12 +64,12 @@ class Unusable(AudioError):
 
 
 class LeftOut:
-    """Counts what is left out, by reason.
+    """Counts recordings that are left out, by reason.
 
     Attributes:
         reasons: Number of recordings for each reason.
         examples: The first recording for each reason, with details.
-        entries: All of them, each with its reason.
+        entries: All recordings that are left out, each with its reason.
     """
 
     def __init__(self) -> None:
@@ -158,12 +158,13 @@ def read_manifest(
     columns, *cells = (line.split("\t") for line in text_lines(path) if line)
     rows = [dict(zip(columns, row, strict=False)) for row in cells]
     column = next((name for name in TEXT_COLUMNS if name in columns), None)
-    needed = "audio and tgt_text" if texts else "audio"
+    needed_columns = "audio and tgt_text" if texts else "audio"
     if AUDIO_COLUMN not in columns or not rows or (texts and column is None):
         names = ", ".join(map(str, columns)) or "none"
         raise ValueError(
-            f"{path} has the columns {names} and {len(rows)} lines below; needed: {needed}, "
-            "tab-separated, named in the first line, and at least one line below."
+            f"{path} has the columns {names} and {len(rows)} lines below; needed: "
+            f"{needed_columns}, tab-separated, named in the first line, and at least one line "
+            "below."
         )
     utterances, left_out = [], LeftOut()
     for number, row in enumerate(progress(rows)):

@@ -54,7 +54,7 @@ class Samples(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """How a format of chunks is built.
+    """Layout of a format of chunks.
 
     Attributes:
         first: Where the first chunk begins.
@@ -86,7 +86,7 @@ _LAYOUTS = {
 }
 _NIST = re.compile(rb"^(channel_count|sample_count|sample_n_bytes) -i (\d+)", re.MULTILINE)
 _VOICE = b"Creative Voice File\x1a"
-_VOICE_BLOCKS = (1, 9)  # types of those with samples
+_VOICE_BLOCKS = (1, 9)  # types of blocks with samples
 
 
 def find_samples(file: BinaryIO) -> Samples | None:
@@ -191,7 +191,7 @@ def _padded(offset: int, layout: _Layout) -> int:
 def _chunks(
     file: BinaryIO, size: int, offset: int, layout: _Layout
 ) -> Iterator[tuple[bytes, int, int, int]]:
-    """Name, offset of the size, beginning and size of what each chunk holds."""
+    """Of each chunk its name, the offset of its size, and the beginning and size of its content."""
     length = layout.name + struct.calcsize(layout.packing)
     while offset + length <= size:
         header = _read(file, offset, length)

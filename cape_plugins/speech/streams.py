@@ -169,7 +169,7 @@ def _count_frames(data: bytes) -> int:
 
 
 def _frame_bytes(header: bytes) -> int:
-    """Size of a frame with this header; 0 if there is none such."""
+    """Size of a frame with this header; 0 if the header is not valid."""
     version, rate = header[1] >> 3 & 3, header[2] >> 2 & 3 if len(header) == 4 else 3
     if rate == 3:
         return 0

@@ -57,7 +57,7 @@ class ConvSubsampler(nn.Module):
 
 
 def subsampled_lengths(layers: Sequence[tuple[int, int]], lengths: Any) -> Any:
-    """Number of outputs for so many frames, a number or ``[B]``."""
+    """Number of outputs for `lengths` frames, a number or ``[B]``."""
     for kernel, stride in layers:
         lengths = _output_lengths(lengths, kernel, stride)
     return lengths

@@ -40,7 +40,7 @@ PAPER = {
     "conv_stride": 3,
     "input_feat_per_channel": 80,
     "abspos_frames": 460,
-    # settings that the layers of fairseq ask for
+    # settings that the layers of fairseq read
     "quant_noise_pq": 0.0,
     "quant_noise_pq_block_size": 8,
     "no_scale_embedding": True,

@@ -62,7 +62,7 @@ class CapeCtcCriterion(FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Loss summed over the batch, what to divide it by, and what to log."""
+        """Loss summed over the batch, its divisor, and the numbers to log."""
         output = model(**sample["net_input"])
         if "lengths" not in output:
             raise ValueError(
@@ -123,11 +123,11 @@ class CapeCtcCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        """Always true: all that is logged are numbers."""
+        """Always true: everything that is logged is a number."""
         return True
 
 
 def _percent(meters: Any, part: str, whole: str) -> float:
-    """Percentage from the sums that were logged."""
+    """Percentage from the logged sums."""
     total = meters[f"_{whole}"].sum
     return round(float(100 * meters[f"_{part}"].sum / total), 3) if total else float("nan")

@@ -57,7 +57,7 @@ class SpeechDataset(FairseqDataset):
         training: Whether they are training data, see above.
         padding_free: Make batches without padding (CAPE Appendix C.3); in training only.
         seed: Seed of these batches.
-        shared: Processes of a data loader may read it; what changes is in memory that they share.
+        shared: Processes of a data loader may read it; data that change are in shared memory.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class SpeechDataset(FairseqDataset):
         self._reader = TolerantReader(self._load, self.seconds, shared)
 
     def _check_units(self) -> None:
-        """Says how many units the dictionary lacks.
+        """Reports how many units the dictionary lacks.
 
         Raises:
-            ValueError: if these are more than a tenth of the training data.
+            ValueError: if it lacks more than a tenth of the units of the training data.
         """
         unknown = [int((target == self.dictionary.unk()).sum()) for target in self.targets]
         total = sum(map(len, self.targets))
@@ -106,7 +106,7 @@ class SpeechDataset(FairseqDataset):
             raise ValueError(message)
         logger.warning("%s", message)
 
-    # ---- what fairseq asks for -------------------------------------------------------------------
+    # ---- methods that fairseq calls --------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -121,7 +121,7 @@ class SpeechDataset(FairseqDataset):
         return len(self.utterances)
 
     def num_tokens(self, index: int) -> int:
-        """Frames at the common hop; what ``--max-tokens`` counts."""
+        """Frames at the common hop, which ``--max-tokens`` counts."""
         return self.sizes[index, 0]
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
@@ -133,14 +133,14 @@ class SpeechDataset(FairseqDataset):
         return tuple(self.sizes[index].tolist())
 
     def ordered_indices(self) -> np.ndarray:
-        """The longest first, so that what needs most memory is met at once."""
+        """The longest first, so that a lack of memory shows at once."""
         order = np.argsort(-self.seconds, kind="stable")
         return order[self.seconds[order] > 0]
 
     def filter_indices_by_size(
         self, indices: np.ndarray, max_sizes: Any
     ) -> tuple[np.ndarray, list[int]]:
-        """See fairseq. Says how much a training leaves out, and what limit would leave out nothing.
+        """See fairseq. Reports how much a training leaves out, and which limit would keep it all.
 
         Raises:
             ValueError: if a training leaves out more than nine tenths.
@@ -172,7 +172,7 @@ class SpeechDataset(FairseqDataset):
         the score if the last one has."""
         longest = int(self.sizes[indices, 0].max(initial=0))
         if max_tokens and longest > max_tokens and not self.training:
-            max_tokens = longest  # decode even what is longer than a batch
+            max_tokens = longest  # recordings longer than a batch are decoded, too
         if not self.padding_free:
             has_text = np.array(
                 [bool(self.utterances[index].text) for index in indices], dtype=bool
@@ -224,8 +224,8 @@ class SpeechDataset(FairseqDataset):
         return content
 
     def collater(self, samples: Sequence[Sample | None]) -> dict[str, Any]:
-        """A batch. If none of its recordings could be read, it has no id, and silence without
-        a text, which counts for nothing: an empty one fairseq would replace by another.
+        """A batch. If none of its recordings could be read, it has no id, and holds silence without
+        a text, which counts for nothing: fairseq would replace an empty batch by another one.
 
         Returns:
             In `net_input` the features ``[B, T, bins]`` as `src_tokens`, their lengths ``[B]``,

@@ -37,7 +37,7 @@ def read_manifest(path: str, audio_root: str | None = None, texts: bool = True) 
 
 
 def named_recordings(paths: Sequence[str]) -> list[Utterance]:
-    """Recordings without texts, relative to the current folder; those that cannot be used are
+    """Recordings without texts, relative to the current folder; recordings that cannot be used are
     reported and have a duration of 0."""
     recordings = []
     for number, path in enumerate(paths):

@@ -70,13 +70,13 @@ class TimedModel:
 def encoder_output(
     hidden: Tensor, padding: Tensor, draw: Draw | None, states: list[Tensor] | None = None
 ) -> dict[str, list[Any]]:
-    """What fairseq's decoders and beam search take of an encoder.
+    """Output of an encoder, in the form that fairseq's decoders and beam search take.
 
     Args:
         hidden: States ``[T, B, C]``.
         padding: ``[B, T]``, True on padding.
-        draw: What the encoder has drawn.
-        states: Outputs of all layers, where someone asks for them.
+        draw: Draw of the encoder.
+        states: Outputs of all layers, if the caller asks for them.
     """
     return {
         "encoder_out": [hidden],

@@ -155,13 +155,13 @@ class CapeAsrTask(LegacyFairseqTask):
         return model
 
     def build_criterion(self, args: Any) -> Any:
-        """See fairseq. What has a criterion, training and validation, needs texts."""
+        """See fairseq. Training and validation, which have a criterion, need texts."""
         self.needs_texts = True
         return super().build_criterion(args)
 
     def _check_dictionary(self, stored_digest: str | None) -> str:
-        """Digest of the units and their order. A checkpoint carries it, because one of as many
-        other units would load, and spell nonsense."""
+        """Digest of the units and their order. A checkpoint stores it: with the same number of
+        other units the checkpoint would load, and the model would spell nonsense."""
         digest = hashlib.sha256("\n".join(self.dictionary.symbols).encode()).hexdigest()[:16]
         if stored_digest not in (None, digest):
             raise ValueError(
@@ -222,7 +222,7 @@ class CapeAsrTask(LegacyFairseqTask):
     def build_dataset_for_inference(
         self, src_tokens: list[Utterance], src_lengths: list[float], **kwargs: Any
     ) -> SpeechDataset:
-        """Dataset of what :meth:`get_interactive_tokens_and_lengths` returns; see fairseq."""
+        """See fairseq. Dataset of the result of :meth:`get_interactive_tokens_and_lengths`."""
         return SpeechDataset(
             src_tokens,
             self.dictionary,
@@ -237,7 +237,7 @@ class CapeAsrTask(LegacyFairseqTask):
 
     @property
     def source_dictionary(self) -> None:
-        """There is none."""
+        """None: recordings have no dictionary."""
 
     @property
     def target_dictionary(self) -> TextDictionary:
@@ -289,7 +289,7 @@ class CapeAsrTask(LegacyFairseqTask):
         return {**net_input, "src_tokens": features}
 
     def build_generator(self, models: Any, args: Any, **kwargs: Any) -> Any:
-        """CTC decoding for CTC models, fairseq's beam search for those with a decoder."""
+        """CTC decoding for CTC models, fairseq's beam search for models with a decoder."""
         settings = self.args
         ctc = [isinstance(model, CapeCtcTransformerModel) for model in models]
         if any(ctc) != all(ctc):
@@ -334,7 +334,7 @@ class CapeAsrTask(LegacyFairseqTask):
 
 
 def _check_pair(model: nn.Module, args: Any) -> None:
-    """Raises ValueError for a model with a criterion or metric that is not for its kind."""
+    """Raises ValueError for a criterion or metric that does not fit the kind of model."""
     ctc = isinstance(model, CapeCtcTransformerModel)
     criterion = getattr(args, "criterion", None)
     if ctc and criterion not in (None, "cape_ctc"):

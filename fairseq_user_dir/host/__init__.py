@@ -1,1 +1,1 @@
-"""What is changed in fairseq itself, for every model."""
+"""Changes of fairseq itself, which hold for every model."""

@@ -1,4 +1,4 @@
-"""Repairs what fairseq 0.12 does not do as it says, for every model.
+"""Repairs faults of fairseq 0.12, for every model.
 
 * ``--replace-unk`` takes its own default for the name of a file and, given an empty one, stops at
   the first unknown word, because nobody asks the generator for an alignment. In
@@ -302,15 +302,15 @@ def _with_typed_words(stock: Any) -> Any:
         typed = list(zip(rows, (tokenize_line(encode_fn(line)) for line in lines), strict=True))
 
         def string(tensor: Tensor, *args: Any, **kwargs: Any) -> str:
-            text = type(dictionary).string(dictionary, tensor, *args, **kwargs)
+            source_text = type(dictionary).string(dictionary, tensor, *args, **kwargs)
             row = tensor.tolist()
             for number, (typed_row, words) in enumerate(typed):
                 if row == typed_row:
                     del typed[: number + 1]
-                    text = _SourceText(text)
-                    text.words = words
+                    source_text = _SourceText(source_text)
+                    source_text.words = words
                     break
-            return text
+            return source_text
 
         dictionary.string = string
         return tokens, lengths

@@ -21,19 +21,19 @@ from cape_plugins.checkpoints.fairseq_files import allow_checkpoint_files
 
 _FIRST_RESTRICTED_TORCH = (2, 6)
 
-# Beside what a checkpoint file holds: import path and names of the types, with the place in fairseq
-# that writes them. A path or a name that another version of a package does not have is passed over:
-# that version cannot write it.
+# Types besides the ones in checkpoint files: import path and names, with the place in fairseq that
+# writes them. A path or a name that another version of a package does not have is passed over: that
+# version cannot write it.
 _CONTAINERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # resuming on several ranks: rank 0 sends the loaded state, by then with cfg as OmegaConf tree
     ("omegaconf", ("DictConfig", "ListConfig")),
     ("omegaconf.base", ("ContainerMetadata", "Metadata")),
     ("omegaconf.nodes", ("AnyNode",)),
-    # ... and the types which that tree records for its keys and values
+    # ... and the types that the OmegaConf tree records for its keys and values
     ("typing", ("Any",)),
     ("collections", ("defaultdict",)),
     ("builtins", ("dict", "list", "int")),
-    # ... and the marks it leaves where the tensors, which travel separately, were taken out
+    # ... and its marks in place of the tensors, which are sent separately
     ("fairseq.distributed.utils", ("_TensorPlaceholder",)),
 )
 

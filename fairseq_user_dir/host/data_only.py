@@ -1,4 +1,4 @@
-"""Keeps fairseq from running what it reads.
+"""Keeps fairseq from running data as code.
 
 * Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is;
   here they are read as literals: numbers, quoted texts, lists, tuples and dicts, sums, multiples.

@@ -1,8 +1,8 @@
 """Mistakes of people in settings, data and checkpoints, as fairseq's commands show them.
 
-In Python they are ValueErrors that a module of this project raises, or what fairseq itself refuses
-by a statement with a reason. A command prints their message in one line and ends with status 1;
-every other error keeps its traceback, because it may be a fault of a program.
+In Python they are ValueErrors that a module of this project raises, or errors that fairseq itself
+raises with a reason. A command prints their message in one line and ends with status 1; every other
+error keeps its traceback, because it may be a fault of a program.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
     """Turns a ValueError of the core into a SettingsError that names options by their flags.
 
     Args:
-        place: What the message begins with, such as a file.
+        place: Beginning of the message, such as a file.
         prefix: Prefix of the flags.
     """
     try:
@@ -83,22 +83,22 @@ def print_without_traceback() -> None:
 def _message(error: BaseException, trace: TracebackType | None) -> str | None:
     """The error in one line; None for other errors."""
     if isinstance(error, SettingsError):
-        text = str(error)
+        message = str(error)
     elif isinstance(error, ValueError) and _raised_here(trace):
-        text = text_in_flags(error)
+        message = text_in_flags(error)
     elif _refused_by_fairseq(error, trace):
-        text = str(error)
-        remedies = (remedy for start, remedy in _REMEDIES.items() if text.startswith(start))
-        text = "; ".join([text, *remedies])
+        message = str(error)
+        remedies = (remedy for start, remedy in _REMEDIES.items() if message.startswith(start))
+        message = "; ".join([message, *remedies])
     elif isinstance(error, ProcessRaisedException):
         # a process of a training on several GPUs raised it; its text ends a printed traceback
         name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
-        _, mark, text = str(error).rpartition(name)
+        _, mark, message = str(error).rpartition(name)
         if not mark:
             return None
     else:
         return None
-    return " ".join(text.split())
+    return " ".join(message.split())
 
 
 def _in_command(trace: TracebackType | None) -> bool:

@@ -1,1 +1,1 @@
-"""What ``cape-plugins export`` does with models of fairseq, one file per engine."""
+"""``cape-plugins export`` for models of fairseq, one file per engine."""

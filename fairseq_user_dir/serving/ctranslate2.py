@@ -1,8 +1,8 @@
 """Models of fairseq as folders for ctranslate2: ``cape-plugins export ctranslate2 CHECKPOINT``.
 
 ctranslate2's own converter for fairseq sets the weights of stock layers, and is called for that.
-What it refuses or leaves out is here and in folding.py: tables of positions, the BOS hint, ADMIN,
-relative attention.
+This file and folding.py write the parts that it refuses or leaves out: tables of positions, the BOS
+hint, ADMIN, relative attention.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
 def write_model(
     source: Source, folder: Path, rows: dict[str, int], quantization: str | None = None
 ) -> dict[str, int | None]:
-    """Writes the model, and leaves it as it is: conversion to int8 writes into its tensors, so that
-    a copy is converted.
+    """Writes a copy of the model: conversion to int8 writes into the tensors of the model that it
+    converts.
 
     Args:
         source: The model.
-        folder: Empty.
+        folder: Empty folder.
         rows: Side ("source", "target") to positions of its table.
-        quantization: Precision of the weights; None for that of the model.
+        quantization: Precision of the weights; None for the precision of the model.
 
     Returns:
         Rows of each side that the model has; None without a table and a limit.
@@ -113,7 +113,7 @@ def write_model(
 
 
 def _fit(stack: nn.Module, rows: int) -> int | None:
-    """Gives a plain stack what the engine needs besides, and tells how many rows of its table
+    """Adds the parts that the engine needs to a plain stack; returns how many rows of its table
     count."""
     config = stack.position_config
     if needs_identity(config):
@@ -150,8 +150,8 @@ class _Converter(Converter):
     """Makes the specification of plain stacks; the base class writes it.
 
     Args:
-        source: A copy, its stacks made plain.
-        limits: Side to rows of its table; None without.
+        source: A copy of the model, its stacks made plain.
+        limits: Side to rows of its table; None without a table.
     """
 
     def __init__(self, source: Source, limits: dict[str, int | None]) -> None:
@@ -201,18 +201,18 @@ class _Converter(Converter):
 def _sizes(stack: nn.Module) -> dict[str, Any]:
     """Arguments of a specification that encoders and decoders share."""
     layers, activation = layers_of(stack), stack.cfg.activation_fn
-    known = stock._SUPPORTED_ACTIVATIONS
-    if activation not in known:
+    activations = stock._SUPPORTED_ACTIVATIONS
+    if activation not in activations:
         raise SettingsError(
             f"--activation-fn {activation} is not in ctranslate2; allowed: "
-            f"{', '.join(known)}. Serve the model by fairseq-generate."
+            f"{', '.join(activations)}. Serve the model by fairseq-generate."
         )
     return {
         "num_layers": len(layers),
         "num_heads": layers[0].self_attn.num_heads,
         "pre_norm": layers[0].normalize_before,
         "no_final_norm": stack.layer_norm is None,
-        "activation": known[activation],
+        "activation": activations[activation],
         "layernorm_embedding": stack.layernorm_embedding is not None,
     }
 
@@ -229,20 +229,20 @@ def _projections(decoder: nn.Module) -> dict[str, bool]:
 
 
 def _alignment(model: nn.Module) -> dict[str, int]:
-    """The attention that is handed out: of the layer by which transformer_align was trained, else
-    the mean of all heads of the last."""
+    """The attention that the engine returns: of the layer that transformer_align was trained with,
+    for other models the mean of all heads of the last layer."""
     layer, heads = getattr(model, "alignment_layer", -1), getattr(model, "alignment_heads", 0)
-    trained = model.decoder.num_layers  # without an identity put before them
-    if not 0 <= layer < trained:  # the engine would read memory that is not its own
+    num_trained = model.decoder.num_layers  # without an identity put before them
+    if not 0 <= layer < num_trained:  # the engine would read memory that is not its own
         return {"alignment_layer": -1, "alignment_heads": 0}
     return {
-        "alignment_layer": layer + len(model.decoder.layers) - trained,
+        "alignment_layer": layer + len(model.decoder.layers) - num_trained,
         "alignment_heads": heads,
     }
 
 
 def _finish(spec: Any, stack: nn.Module, limit: int | None) -> None:
-    """Sets what ctranslate2's own converter does not know."""
+    """Sets the values that ctranslate2's own converter does not know."""
     if limit is None:
         spec.position_encodings.encodings = model_spec.OPTIONAL
     for layer_spec, layer in zip(spec.layer, layers_of(stack), strict=True):
@@ -312,7 +312,7 @@ def check_scores(
     """Compares the log-probabilities that a language model gives to texts.
 
     Raises:
-        ValueError: if they differ by more than rounding, and the weights are as they were.
+        ValueError: if they differ by more than rounding although the weights were not rounded.
     """
     ends = [start_of(source)], [source.task.target_dictionary.eos_word]
     tokens = [tokenize_line(sentence) for sentence in sentences]
@@ -340,8 +340,8 @@ def _words(line: str) -> int:
 
 
 def _check_symbols(dictionary: Dictionary, lines: Sequence[Sequence[str]]) -> None:
-    """Refuses symbols that are no words: the engine reads them as what they stand for in its
-    vocabulary, fairseq by the names in its dictionary.
+    """Refuses symbols that are no words: the engine reads them by their meaning in its vocabulary,
+    fairseq by the names in its dictionary.
 
     Raises:
         SettingsError: naming the symbol.
@@ -364,7 +364,7 @@ def _readme(
     source: Source, title: str, limits: dict[str, int | None], quantization: str | None
 ) -> str:
     is_translation = "encoder" in source.stacks
-    words = source.task.source_dictionary if is_translation else source.task.target_dictionary
+    dictionary = source.task.source_dictionary if is_translation else source.task.target_dictionary
     if is_translation:
         values = {
             "segmented": True,
@@ -382,8 +382,8 @@ def _readme(
         quantization,
         title=title,
         packages="ctranslate2",
-        bos=words.bos_word,
-        eos=words.eos_word,
-        unk=words.unk_word,
+        bos=dictionary.bos_word,
+        eos=dictionary.eos_word,
+        unk=dictionary.unk_word,
         **values,
     )

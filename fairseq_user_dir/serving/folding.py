@@ -1,6 +1,6 @@
-"""What a model of this package has and a stock one has not, folded into stock parameters: computed
-positions become rows of a learned table, the residual weights of ADMIN become part of the layers
-around them. A folded copy computes the same as the model.
+"""Folds the parts that stock models lack into stock parameters: computed positions become rows of a
+learned table, the residual weights of ADMIN become part of the layers around them. A folded copy
+computes the same as the model.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def folded(model: nn.Module, source_rows: int, target_rows: int) -> nn.Module:
     """A copy of a model in evaluation mode that has positions and ADMIN in stock parameters.
 
     Its stacks have a :class:`~fairseq.modules.LearnedPositionalEmbedding` of `padding_idx` + 1
-    rows of zeros and those of the positions; None stays where the type adds nothing. The BOS hint
-    is still put before the source, and relative attention is as it was.
+    rows of zeros and the rows of the positions; None stays if the type adds nothing. The BOS hint
+    is still put before the source, and relative attention does not change.
 
     Args:
         model: An encoder-decoder, or a language model, of :mod:`fairseq_user_dir.models`.
@@ -77,8 +77,9 @@ def layers_of(stack: nn.Module) -> list[nn.Module]:
 def _fold_residuals(stack: nn.Module, side: str) -> None:
     """Takes the residual weights of ADMIN out of a post-LN stack.
 
-    LN(f(x) + w x) is a plain sub-layer on w x. What gives x is multiplied by w: the norm before, or
-    the embeddings at the entry. What reads x, apart from the residual connection, is divided by w.
+    LN(f(x) + w x) is a plain sub-layer on w x. The module that gives x is multiplied by w: the norm
+    before, or the embeddings at the entry. The modules that read x, apart from the residual
+    connection, are divided by w.
     """
     layers = layers_of(stack)
     if not all(isinstance(getattr(layer, "admin", None), AdminResidual) for layer in layers):
@@ -107,12 +108,12 @@ def _fold_residuals(stack: nn.Module, side: str) -> None:
                 reader.weight.copy_(reader.weight / weight)
             before = norm
             _remove_hooks(opening, admin)
-        del layer.admin, layer.residual_connection  # that of the class remains
+        del layer.admin, layer.residual_connection  # the method of the class remains
 
 
 def _sublayers(layer: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module], nn.Module]]:
-    """For each sub-layer in order: the module that opens it, those that read its input, and its
-    norm."""
+    """For each sub-layer in order: the module that opens it, the modules that read its input, and
+    its norm."""
     attention = layer.self_attn
     yield (
         attention,
@@ -131,7 +132,7 @@ def _scale_norm(norm: nn.Module, weight: Tensor) -> None:
 
 
 def _scale_entry(stack: nn.Module, weight: Tensor) -> None:
-    """Multiplies what enters the first layer."""
+    """Multiplies the input of the first layer."""
     if stack.layernorm_embedding is not None:
         _scale_norm(stack.layernorm_embedding, weight)
         return

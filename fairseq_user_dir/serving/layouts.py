@@ -23,11 +23,11 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Layout:
-    """What the layers of a stock class are like.
+    """Properties of the layers of a stock class.
 
     Attributes:
-        model_type: In its configuration.
-        name: Of the class.
+        model_type: Model type in the configuration of the class.
+        name: Name of the class.
         pre_norm: Whether norms stand before the sub-layers, and one behind the last layer.
         embedding_norm: Whether there is a norm on the embeddings.
         first_row: Rows of its table before the first position.
@@ -49,7 +49,7 @@ LAYOUTS = (
     Layout("blenderbot", "BlenderbotForConditionalGeneration", True, False),
     Layout("marian", "MarianMTModel", False, False, drops_tables=True),
 )
-# fairseq's name to that of transformers
+# fairseq's name to the name in transformers
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -62,7 +62,7 @@ _SAME = re.compile(
     r"(encoder|decoder)\.(layers\.\d+\.((self_attn|encoder_attn)\.(q|k|v|out)_proj|fc1|fc2"
     r"|\w+_layer_norm)|layer_norm|layernorm_embedding)\.(weight|bias)"
 )
-# in the file under other names, or without weights
+# parts that the file holds under other names, or that have no weights
 _ELSEWHERE = re.compile(
     r"(encoder|decoder)\.(version|embed_tokens\.weight|embed_positions\.weight)"
     r"|decoder\.output_projection\.weight"
@@ -70,30 +70,31 @@ _ELSEWHERE = re.compile(
 
 
 def write_hugging_face(
-    plain: nn.Module, arguments: Mapping[str, Any], words: Dictionary, rows: int, folder: Path
+    plain: nn.Module, arguments: Mapping[str, Any], dictionary: Dictionary, rows: int, folder: Path
 ) -> Exported:
     """Writes weights, configuration and a tokenizer of segmented text.
 
     Args:
-        plain: Of :func:`~fairseq_user_dir.serving.folding.folded`, with tables of `rows` rows.
-        arguments: Of the model in fairseq.
-        words: Of both sides.
+        plain: Result of :func:`~fairseq_user_dir.serving.folding.folded`, with tables of `rows`
+            rows.
+        arguments: Arguments of the model in fairseq.
+        dictionary: Dictionary of both sides.
         rows: Positions of either side.
-        folder: Empty.
+        folder: Empty folder.
 
     Raises:
         ValueError: if no stock class has these layers.
     """
     layout = _layout(plain)
-    config = _config(layout, plain, arguments, words, rows)
+    config = _config(layout, plain, arguments, dictionary, rows)
     weights = _weights(layout, plain, rows)
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
     hint = plain.position_config.source_bos
     for name, content in (
         ("config.json", config),
-        ("generation_config.json", _generation(words, rows)),
-        ("tokenizer.json", _tokenizer(words, hint)),
-        ("tokenizer_config.json", _tokenizer_config(words, rows)),
+        ("generation_config.json", _generation(dictionary, rows)),
+        ("tokenizer.json", _tokenizer(dictionary, hint)),
+        ("tokenizer_config.json", _tokenizer_config(dictionary, rows)),
     ):
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
@@ -113,13 +114,13 @@ def write_hugging_face(
 
 
 def _layout(plain: nn.Module) -> Layout:
-    """The stock class whose layers are those of the model."""
+    """The stock class that has the layers of the model."""
     if not hasattr(plain, "encoder"):
         _refuse("it is a language model")
     encoder, decoder = plain.encoder, plain.decoder
-    words = encoder.embed_tokens.weight
-    others = (decoder.embed_tokens.weight, getattr(decoder.output_projection, "weight", None))
-    if any(other is not words for other in others):
+    embedding = encoder.embed_tokens.weight
+    tied = (decoder.embed_tokens.weight, getattr(decoder.output_projection, "weight", None))
+    if any(other is not embedding for other in tied):
         _refuse(
             "its embeddings of source, target and output are not one (--share-all-embeddings), or "
             "ADMIN has scaled them"
@@ -147,7 +148,11 @@ def _refuse(reason: str) -> None:
 
 
 def _config(
-    layout: Layout, plain: nn.Module, arguments: Mapping[str, Any], words: Dictionary, rows: int
+    layout: Layout,
+    plain: nn.Module,
+    arguments: Mapping[str, Any],
+    dictionary: Dictionary,
+    rows: int,
 ) -> dict[str, Any]:
     activation = arguments.get("activation_fn") or "relu"
     if activation not in ACTIVATIONS:
@@ -165,8 +170,8 @@ def _config(
         "model_type": layout.model_type,
         "architectures": [layout.name],
         "is_encoder_decoder": True,
-        "vocab_size": len(words),
-        "decoder_vocab_size": len(words),
+        "vocab_size": len(dictionary),
+        "decoder_vocab_size": len(dictionary),
         "d_model": width,
         **sizes,
         "num_hidden_layers": sizes["encoder_layers"],
@@ -178,35 +183,36 @@ def _config(
         "activation_dropout": arguments.get("activation_dropout") or 0.0,
         "tie_word_embeddings": True,
         "share_encoder_decoder_embeddings": True,
-        "bos_token_id": words.bos(),
-        "pad_token_id": words.pad(),
-        "eos_token_id": words.eos(),
-        "decoder_start_token_id": words.eos(),
-        "forced_eos_token_id": words.eos(),
+        "bos_token_id": dictionary.bos(),
+        "pad_token_id": dictionary.pad(),
+        "eos_token_id": dictionary.eos(),
+        "decoder_start_token_id": dictionary.eos(),
+        "forced_eos_token_id": dictionary.eos(),
         "dtype": "float32",
     }
 
 
-def _generation(words: Dictionary, rows: int) -> dict[str, Any]:
-    """What fairseq-generate does by default: five beams, at least one word, no padding, EOS at the
-    limit of 200 tokens."""
+def _generation(dictionary: Dictionary, rows: int) -> dict[str, Any]:
+    """The defaults of fairseq-generate: five beams, at least one word, no padding, EOS at the limit
+    of 200 tokens."""
     return {
-        "bos_token_id": words.bos(),
-        "pad_token_id": words.pad(),
-        "eos_token_id": words.eos(),
-        "decoder_start_token_id": words.eos(),
-        "forced_eos_token_id": words.eos(),
+        "bos_token_id": dictionary.bos(),
+        "pad_token_id": dictionary.pad(),
+        "eos_token_id": dictionary.eos(),
+        "decoder_start_token_id": dictionary.eos(),
+        "forced_eos_token_id": dictionary.eos(),
         "num_beams": 5,
         "early_stopping": True,
         "length_penalty": 1.0,
         "min_new_tokens": 1,
         "max_length": _max_length(rows),
-        "suppress_tokens": [words.pad()],
+        "suppress_tokens": [dictionary.pad()],
     }
 
 
 def _max_length(rows: int) -> int:
-    """Numbers of a translation at most: the start, 200 tokens and EOS, or all of the table."""
+    """Largest number of token ids in a translation: the start, 200 tokens and EOS, or as many as
+    the table has rows."""
     return min(202, rows + 1)
 
 
@@ -221,10 +227,10 @@ def _weights(layout: Layout, plain: nn.Module, rows: int) -> dict[str, Tensor]:
     width = plain.encoder.embed_tokens.embedding_dim
     for side in ("encoder", "decoder"):
         table, first = getattr(plain, side).embed_positions, layout.first_row
-        place = plain.encoder.embed_tokens.weight.new_zeros(first + rows, width)
+        rows_of_side = plain.encoder.embed_tokens.weight.new_zeros(first + rows, width)
         if table is not None:
-            place[first:] = table.weight[-rows:]
-        weights[f"model.{side}.embed_positions.weight"] = place
+            rows_of_side[first:] = table.weight[-rows:]
+        weights[f"model.{side}.embed_positions.weight"] = rows_of_side
     # copies: safetensors writes no tensors that share memory
     return {name: value.detach().float().clone() for name, value in weights.items()}
 
@@ -232,10 +238,12 @@ def _weights(layout: Layout, plain: nn.Module, rows: int) -> dict[str, Tensor]:
 # ---- the tokenizer: segmented text, split at white space, as fairseq splits it -------------------
 
 
-def _tokenizer(words: Dictionary, hint: bool) -> dict[str, Any]:
-    bos, eos, pad = (words[index] for index in (words.bos(), words.eos(), words.pad()))
+def _tokenizer(dictionary: Dictionary, hint: bool) -> dict[str, Any]:
+    bos, eos, pad = (
+        dictionary[index] for index in (dictionary.bos(), dictionary.eos(), dictionary.pad())
+    )
     special = {
-        symbol: {"id": symbol, "ids": [words.index(symbol)], "tokens": [symbol]}
+        symbol: {"id": symbol, "ids": [dictionary.index(symbol)], "tokens": [symbol]}
         for symbol in (bos, eos)
     }
 
@@ -254,7 +262,7 @@ def _tokenizer(words: Dictionary, hint: bool) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": words.index(symbol), "content": symbol, **flags, "special": True}
+            {"id": dictionary.index(symbol), "content": symbol, **flags, "special": True}
             for symbol in (bos, pad, eos)
         ],
         "normalizer": None,
@@ -268,18 +276,18 @@ def _tokenizer(words: Dictionary, hint: bool) -> dict[str, Any]:
         "decoder": None,
         "model": {
             "type": "WordLevel",
-            "vocab": {symbol: index for index, symbol in enumerate(words.symbols)},
-            "unk_token": words[words.unk()],
+            "vocab": {symbol: index for index, symbol in enumerate(dictionary.symbols)},
+            "unk_token": dictionary[dictionary.unk()],
         },
     }
 
 
-def _tokenizer_config(words: Dictionary, rows: int) -> dict[str, Any]:
+def _tokenizer_config(dictionary: Dictionary, rows: int) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": words[words.bos()],
-        "eos_token": words[words.eos()],
-        "pad_token": words[words.pad()],
+        "bos_token": dictionary[dictionary.bos()],
+        "eos_token": dictionary[dictionary.eos()],
+        "pad_token": dictionary[dictionary.pad()],
         "model_max_length": rows,
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],

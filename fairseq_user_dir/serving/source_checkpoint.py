@@ -1,5 +1,5 @@
-"""The checkpoint that is exported: loaded, refused if an engine cannot hold it, and asked for
-translations to compare with."""
+"""Loads the checkpoint to export, refuses models that an engine cannot hold, and translates by
+fairseq, to compare with the engine."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fairseq_user_dir.checkpoints import check_registered, read_checkpoint, task
 from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.models import CLASSES, PREFIX
 
-# Tasks that give a model its sentences as they are, with EOS; others add languages or masks.
+# Tasks that give a model unchanged sentences with EOS; other tasks add languages or masks.
 TASKS = ("translation", "language_modeling")
-# Parameters of a stack that an engine has, too; others would be left out without a word.
+# Parameters of a stack that an engine has, too; other parameters would be left out silently.
 _KNOWN = re.compile(
     r"(embed_tokens|embed_positions|output_projection)\.weight"
     r"|embed_positions\.encoder\.encoding\.weight"
@@ -38,11 +38,11 @@ _BATCH = 100
 
 
 class Source(NamedTuple):
-    """A model as it was trained.
+    """A trained model.
 
     Attributes:
-        model: In evaluation mode.
-        task: With its dictionaries.
+        model: Model in evaluation mode.
+        task: Task with its dictionaries.
     """
 
     model: Any
@@ -59,8 +59,8 @@ def load_source(path: Path, data: str | None = None) -> Source:
     """Loads a checkpoint of a translation or language model of this package.
 
     Args:
-        path: Of the checkpoint.
-        data: Folder with the dictionaries; default the one of the training.
+        path: Path of the checkpoint.
+        data: Folder with the dictionaries; default the folder of the training.
 
     Raises:
         SettingsError: for models of other kinds, with the way that works, and for wrong or missing
@@ -106,7 +106,7 @@ def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
     overrides = {} if data is None else {"data": data}
     try:
         (model,), cfg, task = load_model_ensemble_and_task([str(path)], overrides)
-    except Exception as error:  # fairseq has none of its own for a folder without dictionaries
+    except Exception as error:  # fairseq has no own type for a folder without dictionaries
         if type(error) is RuntimeError and "loading state_dict" in str(error):
             raise _unfit(path, data, str(error).splitlines()[1:]) from error
         if not isinstance(error, OSError) and type(error) is not Exception:
@@ -120,22 +120,22 @@ def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
 
 
 def _unfit(path: Path, data: str | None, reasons: Sequence[str]) -> SettingsError:
-    """What to say of weights that the model does not take.
+    """The error for weights that do not fit the model.
 
     Args:
-        path: Of the checkpoint.
-        data: Folder of the dictionaries that was given.
-        reasons: Lines of torch, each on some of the weights.
+        path: Path of the checkpoint.
+        data: Folder of the dictionaries, if the command line names one.
+        reasons: Lines of torch, each about some of the weights.
     """
-    why = reasons[0].strip().rstrip(".")
-    if why.startswith("size mismatch") and ("embed_tokens" in why or "output_proj" in why):
+    causes = reasons[0].strip().rstrip(".")
+    if causes.startswith("size mismatch") and ("embed_tokens" in causes or "output_proj" in causes):
         return SettingsError(
             f"{path} does not fit the dictionaries in {data or 'the folder of its training'} "
-            f"({why}); give --data DIR, a folder with those of its training."
+            f"({causes}); give --data DIR, a folder with the dictionaries of its training."
         )
     return SettingsError(
-        f"the weights of {path} do not fit its settings ({why}): it is damaged, or was written by "
-        "another version of its code. Give another checkpoint of the training."
+        f"the weights of {path} do not fit its settings ({causes}): it is damaged, or was written "
+        "by another version of its code. Give another checkpoint of the training."
     )
 
 
@@ -165,7 +165,7 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-# ---- what fairseq makes of sentences -------------------------------------------------------------
+# ---- sentences in fairseq ------------------------------------------------------------------------
 
 
 def encoded(dictionary: Dictionary, line: str) -> torch.Tensor:
@@ -179,8 +179,8 @@ def translate(source: Source, lines: Sequence[str], max_tokens: int) -> list[Hyp
 
     Args:
         source: A translation model.
-        lines: Segmented as the training data.
-        max_tokens: Length at which EOS is forced: that many tokens and EOS.
+        lines: Sentences, segmented like the training data.
+        max_tokens: Number of tokens after which EOS is forced.
     """
     model, task = source
     options = argparse.Namespace(beam=BEAM, min_len=0, max_len_b=max_tokens)

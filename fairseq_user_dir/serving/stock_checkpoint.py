@@ -1,5 +1,5 @@
-"""Stock checkpoints of models trained in fairseq: the stock architecture with a learned table in
-the place of computed positions, which needs nothing of this package."""
+"""Stock checkpoints of models trained in fairseq: the stock architecture with a learned table
+instead of computed positions, which does not need this package."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fairseq_user_dir.serving.source_checkpoint import load_trained
 
 TEMPLATE = Path(__file__).with_name("stock_checkpoint.md")
 FILE = "model.pt"
-CLOSE = 1e-3  # of logits, more than float32 loses in many layers
+CLOSE = 1e-3  # difference of logits, more than the rounding of float32 in many layers
 _OWN_ARGS = (TYPE_ARG, ALLOW_ARG, "admin_init", "admin_profiled", "user_dir")
 _PATHS = ("data", "user_dir", "save_dir", "restore_file", "tensorboard_logdir", "log_file")
 
@@ -40,9 +40,9 @@ class Trained(NamedTuple):
     """A checkpoint of fairseq.
 
     Attributes:
-        model: In evaluation mode.
-        cfg: All of its configuration.
-        task: With its dictionaries.
+        model: Model in evaluation mode.
+        cfg: The whole configuration.
+        task: Task with its dictionaries.
         stock: Name of the stock model.
         data: Folder of the dictionaries.
     """
@@ -60,8 +60,8 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
 
     Args:
         source: Checkpoint of a ``cape_`` architecture.
-        folder: Empty.
-        args: Of ``cape-plugins export stock``.
+        folder: Empty folder.
+        args: Arguments of ``cape-plugins export stock``.
 
     Raises:
         ValueError: for a model that has no stock form, with the reason and the way that works, and
@@ -89,8 +89,8 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
 
 
 def _to_hugging_face(trained: Trained, folder: Path, limit: int | None) -> Exported:
-    words, others = trained.task.target_dictionary, trained.task.source_dictionary
-    if words != others:
+    dictionary = trained.task.target_dictionary
+    if dictionary != trained.task.source_dictionary:
         raise ValueError(
             "--to hugging-face has no stock class for two dictionaries; allowed: one of both "
             "sides (fairseq-preprocess --joined-dictionary). Leave --to out for a stock checkpoint "
@@ -98,7 +98,7 @@ def _to_hugging_face(trained: Trained, folder: Path, limit: int | None) -> Expor
         )
     rows = max(table_rows(trained, limit).values())
     plain = folded(trained.model, rows, rows)
-    return write_hugging_face(plain, trained.cfg["model"], words, rows, folder)
+    return write_hugging_face(plain, trained.cfg["model"], dictionary, rows, folder)
 
 
 def load(source: Path, data: str | None) -> Trained:
@@ -134,7 +134,7 @@ def load(source: Path, data: str | None) -> Trained:
         name: _with_attributes(vars(part)) if isinstance(part, argparse.Namespace) else part
         for name, part in container.items()
     }
-    # those that were found out from the names of the binarised texts are in the task alone
+    # languages that were derived from the names of the binarised texts are in the task only
     languages = {
         name: getattr(task.cfg, name)
         for name in ("source_lang", "target_lang")
@@ -146,11 +146,11 @@ def load(source: Path, data: str | None) -> Trained:
 
 
 def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
-    """Positions of "source" and "target" that are written: `limit`, or those that a stock model
+    """Positions of "source" and "target" that are written: `limit`, or as many as a stock model
     with these settings would have.
 
     Raises:
-        ValueError: if they are too many.
+        ValueError: for more positions than fit.
     """
     args, sides = trained.cfg["model"], ("source", "target")
     names = {side: f"max_{side}_positions" for side in sides}
@@ -165,7 +165,7 @@ def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
 
 
 def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str, Any]:
-    """What fairseq stores of a model, without what only this package knows."""
+    """The entries that fairseq stores of a model, without the entries of this package."""
     limits = {f"max_{side}_positions": count for side, count in rows.items()}
     general = {**limits, **dict.fromkeys(_PATHS)}
     cfg = {
@@ -175,7 +175,7 @@ def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str
     cfg["task"] = _changed(cfg["task"], {"data": "."})
     cfg["model"] = _stock_arguments(trained, plain, limits)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
-    # stock fairseq tells a task of its own nothing of our dictionary marks: they stay behind
+    # stock tasks do not know our dictionary marks, which are therefore left out
     return {
         "args": None,
         "cfg": cfg,
@@ -188,19 +188,19 @@ def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str
 def _stock_arguments(trained: Trained, plain: nn.Module, limits: dict[str, int]) -> dict[str, Any]:
     """Arguments of the stock model."""
     arguments = trained.cfg["model"]
-    own = [name for name in arguments if name.startswith(PREFIX) or name in _OWN_ARGS]
+    own_arguments = [name for name in arguments if name.startswith(PREFIX) or name in _OWN_ARGS]
     learned = {f"{side}_learned_pos": True for side in ("encoder", "decoder")}
     names = {"arch": trained.stock, "_name": trained.stock, "data": "."}
     changes = {**learned, **limits, **_sharing(plain), **names, **dict.fromkeys(_PATHS[1:])}
-    return _changed(arguments, changes, without=own)
+    return _changed(arguments, changes, without=own_arguments)
 
 
 def _changed(
     part: dict[str, Any], changes: dict[str, Any], without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A copy with other values of the names that it has."""
-    kept = {name: changes.get(name, value) for name, value in part.items() if name not in without}
-    return _with_attributes(kept) if isinstance(part, OrderedDict) else kept
+    """A copy with the changes of the names that it has."""
+    copy = {name: changes.get(name, value) for name, value in part.items() if name not in without}
+    return _with_attributes(copy) if isinstance(part, OrderedDict) else copy
 
 
 def _with_attributes(entries: dict[str, Any]) -> OrderedDict[str, Any]:
@@ -212,34 +212,36 @@ def _with_attributes(entries: dict[str, Any]) -> OrderedDict[str, Any]:
 
 
 def _sharing(plain: nn.Module) -> dict[str, bool]:
-    """Which embeddings are still one: ADMIN may have scaled those at the entries."""
+    """Which embeddings are still shared: ADMIN may have scaled the input embeddings."""
     decoder = plain.decoder
     projection = getattr(decoder, "output_projection", None)
-    words = getattr(decoder.embed_tokens, "weight", None)
-    if projection is None or words is None:  # adaptive softmax or input, which are as they were
+    embedding = getattr(decoder.embed_tokens, "weight", None)
+    if projection is None or embedding is None:  # adaptive softmax or input, which do not change
         return {}
-    shared = {"share_decoder_input_output_embed": projection.weight is words}
+    flags = {"share_decoder_input_output_embed": projection.weight is embedding}
     if hasattr(plain, "encoder"):
-        everywhere = plain.encoder.embed_tokens.weight is words and projection.weight is words
-        shared["share_all_embeddings"] = everywhere
-    return shared
+        everywhere = (
+            plain.encoder.embed_tokens.weight is embedding and projection.weight is embedding
+        )
+        flags["share_all_embeddings"] = everywhere
+    return flags
 
 
 @torch.no_grad()
 def _compare(trained: Trained, folder: Path) -> float:
-    """Largest difference of the logits of both models on random tokens, the stock one loaded as
-    those who get the folder load it.
+    """Largest difference of the logits of both models on random tokens. The stock model is loaded
+    from the folder, as its users load it.
 
     Raises:
-        ValueError: if the stock model computes otherwise.
+        ValueError: if the stock model computes something else.
     """
     (stock,), _, _ = load_model_ensemble_and_task([str(folder / FILE)], {"data": str(folder)})
-    words = trained.task.target_dictionary
-    first = words.nspecial
+    dictionary = trained.task.target_dictionary
+    first = dictionary.nspecial
     generator = torch.Generator().manual_seed(1)
     source, target = (
         torch.randint(first, len(symbols), (2, SHORTEST - 1), generator=generator)
-        for symbols in (trained.task.source_dictionary, words)
+        for symbols in (trained.task.source_dictionary, dictionary)
     )
     expected = _logits(trained.model, source, target)
     got = _logits(stock.eval(), _with_hint(trained.model, source), target)
@@ -261,7 +263,7 @@ def _logits(model: Any, source: Tensor, target: Tensor) -> Tensor:
 
 
 def _with_hint(model: Any, source: Tensor) -> Tensor:
-    """The source as the caller of a stock model gives it."""
+    """The source in the form that a stock model gets, with the BOS hint."""
     if not has_hint(model):
         return source
     bos = source.new_full((len(source), 1), model.encoder.dictionary.bos())

@@ -1,5 +1,6 @@
-"""What a family has to hold with every release of its hosts: with the stock type a model computes
-what the stock class does; with any other it trains, and its cached steps equal one forward.
+"""Checks that a family has to pass with every release of its hosts: with the stock type a model
+computes the same as the stock class; with any other it trains, and its cached steps equal one
+forward.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hf_models.switching.built import switch
 from hf_models.switching.install import PARTS, is_model
 from hf_models.switching.settings import FIELD
 
-# Standard deviation of new tables: a number near zero cannot be seen to be wrong.
+# Standard deviation of new tables: errors of numbers near zero would not be seen.
 _NEW_TABLES = 0.5
 
 
@@ -48,8 +49,8 @@ def check_family(
     compared, as wrong positions often choose the same tokens.
 
     Args:
-        stock_model: A model of transformers of a registered family, with any weights; it stays as
-            it is. Copies compute on the CPU in float32; tables of zeros are drawn.
+        stock_model: A model of transformers of a registered family, with any weights; it does not
+            change. Copies compute on the CPU in float32; tables of zeros are drawn.
         position_embedding: ``{"type": ..., option: value}`` to train with; by default ``cape``,
             and then a type with relative attention where the family has one. A source scale that
             is left out is 1.
@@ -84,10 +85,10 @@ def check_family(
 
 
 def copy_of(stock_model: Any) -> Any:
-    """A model with the same weights, in evaluation mode and float32, with a padding token, as heads
-    that look for the last token ask for, and without tables of zeros.
+    """A model with the same weights, in evaluation mode and float32, without tables of zeros, and
+    with a padding token, which heads that look for the last token need.
 
-    It is built anew: what is no weight, such as sinusoids, may have been rounded to half precision.
+    It is built anew: buffers, such as sinusoids, may have been rounded to half precision.
     """
     model = type(stock_model)(deepcopy(stock_model.config)).eval()
     computed = {name for name, table in model.named_parameters() if not table.requires_grad}
@@ -137,8 +138,8 @@ def _switch(model: Any, fields: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _refuse(stock_model: Any, wish: Mapping[str, Any]) -> None:
-    """Raises what a family says of a wish, unless it cannot be switched at all: then the release of
-    the host is at fault, and not the wish."""
+    """Raises the error of a family for the settings, unless it cannot be switched at all: then the
+    release of the host is at fault, and not the settings."""
     try:
         _switch(copy_of(stock_model), {FIELD: wish})
     except ValueError:

@@ -1,5 +1,6 @@
-"""Generation, step by step as numbers: a cache of wrong positions changes logits before it changes
-tokens. With positions wrong in every step, two of three tiny models chose the same tokens."""
+"""Generation, compared step by step by its logits: a cache of wrong positions changes logits before
+it changes tokens. With positions wrong in every step, two of three tiny models chose the same
+tokens."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ _TARGET = ("decoder_input_ids", "decoder_attention_mask")
 
 
 class Generated(NamedTuple):
-    """Texts and what they were chosen by.
+    """Generated texts and the logits that their tokens were chosen by.
 
     Attributes:
-        sequences: ``[N, prompt + steps]`` tokens; of a beam search all N = B x beams of them.
-        logits: ``[N, steps, V]``, of the step that chose each token.
+        sequences: ``[N, prompt + steps]`` tokens; N = B x beams in a beam search.
+        logits: ``[N, steps, V]`` of the step that chose each token.
     """
 
     sequences: Tensor
@@ -45,7 +46,7 @@ def generate(
 
     Args:
         model: Stock or of this package, in evaluation mode.
-        inputs: Inputs of the model; a decoder's are left out.
+        inputs: Inputs of the model; inputs of a decoder are left out.
         beams: 1 for the most probable token of each step.
         cache: ``cache_implementation`` of transformers, such as "static"; None for the default.
     """
@@ -100,8 +101,8 @@ def step_difference(expected: Generated, got: Generated) -> float:
     """Largest relative difference of the logits, up to the step that first chose another token."""
     steps = expected.logits.shape[1]
     tokens = (texts.sequences[:, -steps:] for texts in (expected, got))
-    same = torch.eq(*tokens)[:, :-1].cumprod(dim=1).bool()
-    comparable = torch.cat((torch.ones_like(same[:, :1]), same), dim=1)
+    same_so_far = torch.eq(*tokens)[:, :-1].cumprod(dim=1).bool()
+    comparable = torch.cat((torch.ones_like(same_so_far[:, :1]), same_so_far), dim=1)
     difference = (expected.logits - got.logits)[comparable].abs().max()
     difference = difference / expected.logits.abs().max().clamp(min=1e-12)
     return difference.item() if difference.isfinite() else float("inf")
@@ -120,9 +121,9 @@ def generation_checks(
     """Logits of each step: of the stock model, and of one forward over all tokens.
 
     Args:
-        cape_model: In evaluation mode.
-        samples: Without padding.
-        stock: Its stock model, if it has one. What this cannot do is skipped.
+        cape_model: Model of this package in evaluation mode.
+        samples: Samples without padding.
+        stock: Its stock model, if it has one. Checks that this model fails, too, are skipped.
         prefix: Prefix of the names of the checks.
         compare: Whether both have to compute the same.
     """
@@ -156,14 +157,14 @@ _METHODS: dict[str, dict[str, Any]] = {
 
 
 class _Generations:
-    """What models generate from one sample, each at most once; two checks need it."""
+    """Results of generation from one sample, once for each model; two checks need them."""
 
     def __init__(self, row: Mapping[str, Tensor], **options: Any) -> None:
         self.row, self.options = row, options
         self.results: dict[int, Generated] = {}
 
     def of(self, model: Any) -> Generated:
-        """What a model generates."""
+        """The result of a model."""
         if id(model) not in self.results:
             self.results[id(model)] = generate(model, self.row, **self.options)
         return self.results[id(model)]

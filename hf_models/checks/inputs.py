@@ -1,5 +1,5 @@
-"""What a forward takes beside its main input: token types, positions, embeddings, images of another
-shape, labels. Each is given to the stock model and to the switched one."""
+"""Checks with inputs beside the main one: token types, positions, embeddings, images of another
+shape, labels. The stock model and the switched model get each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def input_checks(stock: Any, cape_model: Any, samples: Samples) -> Iterator[Chec
 
     Args:
         stock: The stock model.
-        cape_model: Switched to the stock type.
+        cape_model: Model of this package, switched to the stock type.
         samples: Inputs of both.
     """
     for name, make in _KINDS.items():
@@ -72,7 +72,7 @@ def _positions(stock: Any, samples: Samples) -> Inputs:
 
 
 def _embeddings(stock: Any, samples: Samples) -> Inputs:
-    """Embeddings in the place of the tokens that they belong to."""
+    """Embeddings of the tokens instead of the tokens."""
     row, table = dict(samples.rows[0]), stock.get_input_embeddings()
     embeddings: dict[str, Tensor] = {}
     for prefix in ("", "decoder_"):

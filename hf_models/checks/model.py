@@ -1,5 +1,4 @@
-"""Checks of one model of this package, whatever its position embedding is: those that need no stock
-model to compare with."""
+"""Checks of one model of this package with any position embedding, which need no stock model."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ def model_checks(
     """Checks of a model of this package by itself, which is trained by one step at the end.
 
     Args:
-        cape_model: In evaluation mode and float32.
-        stock: Its stock model, if it has one. What this cannot do is skipped.
+        cape_model: Model of this package in evaluation mode and float32.
+        stock: Its stock model, if it has one. Checks that this model fails, too, are skipped.
         prefix: Prefix of the names of the checks.
         inputs: Samples without padding; by default two of random numbers.
     """
@@ -49,8 +48,8 @@ def padding_checks(
     """Padding on either side.
 
     Args:
-        cape_model: In evaluation mode.
-        samples: Without padding.
+        cape_model: Model of this package in evaluation mode.
+        samples: Samples without padding.
         stock: Its stock model, if it has one.
         prefix: Prefix of the names of the checks.
         compare: Whether to compare with samples of the stock model without padding.
@@ -104,7 +103,7 @@ def _without_padding(padded: Tensor, expected: Tensor, side: str) -> Tensor:
 
 
 def evaluation(model: Any, samples: Samples) -> str:
-    """Checks that a forward in evaluation mode draws nothing, and gives the same again."""
+    """Checks that a forward in evaluation mode draws nothing, and that a second one is equal."""
     settings = (model.config.position_settings(field) for field in model.config.position_fields)
     if any(config.random_evaluation for config in settings):
         raise NotApplicable("its settings ask for random positions in evaluation")

@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_models.seams.natural_length import NaturalLengthEncoder
 from hf_models.switching.install import PARTS
 
-LENGTHS = (9, 6)  # tokens of the two samples, where the table has so many rows
+LENGTHS = (9, 6)  # tokens of the two samples, if the table has enough rows
 FRAMES = (50, 34)
 _TARGETS = (7, 5)  # tokens of the transcripts
 _MAIN = ("input_ids", "input_features")  # inputs that can be padded
@@ -23,7 +23,7 @@ class Samples(NamedTuple):
 
     Attributes:
         rows: Each sample as a batch of one, without padding.
-        padding: What each input is padded with; other inputs have one size.
+        padding: Padding value of each input; other inputs have one size.
         axis: Axis of the main input along which it is padded, not counting the batch.
     """
 
@@ -144,7 +144,7 @@ def _special_tokens(config: Any) -> Mapping[str, int | None]:
 
 
 def pad_token(config: Any) -> int:
-    """The padding token; where there is none, any will do, because it is masked."""
+    """The padding token; without one any token serves, because it is masked."""
     token = _special_tokens(config).get("pad_token_id")
     return 0 if token is None else token
 

@@ -32,9 +32,9 @@ from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import FamilyClasses, add_parts
 from hf_models.switching.modeling import PositionModelMixin, build_positions, draw_positions
 
-# Settings of CAPE Appendix C.2 by corpus: what of them the defaults do not have, which checkpoints
-# leave out and so can never change. Dropout is on attention weights and hidden activations alone;
-# the learned table covers 13.8 s.
+# Settings of CAPE Appendix C.2 by corpus that differ from the defaults. The defaults can never
+# change, because checkpoints leave them out. Dropout is on attention weights and hidden activations
+# only; the learned table covers 13.8 s.
 _PAPER = {"dropout": 0.0, "max_position_embeddings": 460}
 CORPORA: dict[str, dict[str, Any]] = {
     corpus: {
@@ -59,7 +59,7 @@ class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
     Args:
         vocab_size: Classes of the CTC head, blank included.
         num_mel_bins: Features of a frame.
-        hop_seconds: Distance of frames where a batch does not say its own.
+        hop_seconds: Distance of frames in batches without `hop_nanoseconds`.
         window_seconds: Length of the analysis window.
         sampling_rate: Sampling rate of the audio, in Hz.
         conv_kernel_size: Kernel size of the convolution, odd.

@@ -34,7 +34,7 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
     """Speech recognition or translation with encoder and decoder.
 
     `position_embedding` belongs to the encoder (seconds), `decoder_position_embedding` to the
-    decoder (tokens), by default of the same type; time and text do not share a draw.
+    decoder (tokens) and has by default the same type; time and text do not share a draw.
     """
 
     model_type = "cape_speech_to_text"

@@ -77,9 +77,9 @@ class CapeWhisperModel(RecognisesRecordings, PositionModelMixin, stock.WhisperMo
 class CapeWhisperForConditionalGeneration(
     Bound, PositionModelMixin, stock.WhisperForConditionalGeneration
 ):
-    """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``, by
-    stock code with segments of other lengths. The configuration that stock code reads meanwhile is
-    bound to the model."""
+    """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``,
+    which runs stock code with segments of other lengths. The configuration that stock code reads
+    meanwhile is bound to the model."""
 
     forward = takes_frames(stock.WhisperForConditionalGeneration.forward)
 
@@ -113,14 +113,14 @@ class CapeWhisperForConditionalGeneration(
         Args:
             input_features: ``[B, bins, T]``.
             generation_config: See transformers; its fields count as if they were given here.
-            args: See transformers; so are `kwargs`, and `hop_nanoseconds` of all models of speech.
+            args: See transformers, also for `kwargs`, which may have `hop_nanoseconds`.
             one_piece: Whether recordings over 30 s are encoded as a whole, instead of in segments
                 as stock models do; default where these cannot be: without timestamps, or with
                 frames at other distances than 10 ms.
 
         Raises:
-            ValueError: if the model is not at natural length and is to generate in one piece, or if
-                timestamps are wanted that it cannot have.
+            ValueError: if the model is not at natural length and is to generate in one piece, or
+                for timestamps that the model cannot have.
         """
         config, stock_view = self.config, copy(self.config)
         stock_view.model_type = WhisperConfig.model_type  # stock code knows it by name

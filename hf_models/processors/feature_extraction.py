@@ -22,9 +22,9 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
     Args:
         feature_size: Mel bins.
         sampling_rate: Samples per second, in Hz.
-        hop_seconds: Distance of frames where a call does not say its own.
+        hop_seconds: Distance of frames in calls without `hop_seconds`.
         window_seconds: Length of a frame.
-        normalize: Per recording, to mean 0 and standard deviation 1.
+        normalize: Whether each recording is normalised to mean 0 and standard deviation 1.
     """
 
     model_input_names = ("input_features", "attention_mask")
@@ -77,8 +77,8 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
             pad_to_multiple_of: As in transformers, in frames.
 
         Raises:
-            ValueError: for another sampling rate, for what is no waveform, and for empty, too
-                short, many-channel or non-finite recordings.
+            ValueError: for another sampling rate, for values that are no waveform, and for empty,
+                too short, many-channel or non-finite recordings.
         """
         if sampling_rate is not None and sampling_rate != self.sampling_rate:
             raise ValueError(
@@ -172,8 +172,8 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
             kwargs: See transformers.
 
         Raises:
-            ValueError: for another sampling rate, a hop of less than one sample, and for what is no
-                waveform of one channel or has no sample.
+            ValueError: for another sampling rate, a hop of less than one sample, and for values
+                that are no waveform of one channel or have no sample.
         """
         if hop_seconds is not None:
             return self._with_hop(hop_seconds)(

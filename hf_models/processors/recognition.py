@@ -14,7 +14,7 @@ _PIPELINES: dict[str, tuple[str, type]] = {}
 def recognise_as(
     model_type: str, way: str, pipeline: type = AutomaticSpeechRecognitionPipeline
 ) -> None:
-    """Tells the pipeline of transformers how a type of models recognises.
+    """Registers the way in which a type of models recognises with the pipeline of transformers.
 
     Called in the file of a family, because a folder with its own code loads that file alone.
 

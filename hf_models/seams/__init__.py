@@ -1,1 +1,1 @@
-"""What takes the place of a stock module: tokens, images, frames, angles, attention."""
+"""Replacements of stock modules: tokens, images, frames, angles, attention."""

@@ -1,8 +1,8 @@
 """Relative attention in the attention modules of transformers.
 
 The modules keep their own forward, parameters and caches. They look their attention function up by
-name; a module with relative positions is given another name, and a note of how far the cache has
-come, because queries are counted among the keys.
+name; a module with relative positions gets another name, and the number of cached positions,
+because queries are counted among the keys.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cape_plugins.mathematics.binding import Bound
 from hf_models.host import cached_tokens, find_cache
 
 NAME = "cape_relative"
-# Functions of transformers with whose masks relative attention computes, ``[B, 1, T, S]``; masks of
-# others have no causality in them, or are no tensors.
+# Functions of transformers whose masks ``[B, 1, T, S]`` relative attention can use. The masks of
+# other functions are not causal, or are no tensors.
 ALLOWED = ("eager", "sdpa")
 
 

@@ -1,6 +1,6 @@
 """The BOS hint: one token before the source, which the caller does not see.
 
-The encoder puts it there and takes its state out of what it returns; the decoder attends to it.
+The encoder puts it there and removes its state from the output; the decoder attends to it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 @dataclass
 class CapeEncoderOutput(BaseModelOutput):
-    """Output of the encoder with the BOS hint: all of it fits the source of the caller, and one
-    more state, for the decoder.
+    """Output of the encoder with the BOS hint: everything has the length of the caller's source,
+    except one more state, for the decoder.
 
     Attributes:
         leading_state: ``[B, 1, C]``, the state before the first column of the source. The hint, or

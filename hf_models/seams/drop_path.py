@@ -9,8 +9,8 @@ class DropPath(nn.Module):
     """Stochastic depth (Huang et al., 2016), at the end of a branch that a residual is added to.
 
     In training each sample keeps the branch with probability ``1 - rate`` and is then divided by
-    it, so that the expectation stays what it is without. The released code of CAPE divides by the
-    share of the batch that was kept instead, which is 0/0 where nobody keeps it.
+    this probability, so that the expectation does not change. The released code of CAPE divides by
+    the share of samples that kept the branch, which is 0/0 if no sample keeps it.
 
     Args:
         rate: Probability that a sample goes without the branch, 0 to less than 1.

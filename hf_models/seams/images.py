@@ -89,7 +89,7 @@ class PatchEmbeddings(Bound, PositionHost):
         return super().forward(pixel_values, *args, **kwargs)
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Any:
-        """PositionSlot of `embeddings`, ``[1 or B, special tokens + patches, C]``, or zero."""
+        """Position embeddings, ``[1 or B, special tokens + patches, C]``, or zero."""
         rows, columns = self.patches(height, width)
         if self.positions is None:
             return self.resized_table(rows, columns)
@@ -126,7 +126,7 @@ class PatchEmbeddings(Bound, PositionHost):
         stock.image_size, stock.num_patches = self.image_size, size[0] * size[1]
 
     def resized_table(self, height: int, width: int) -> Tensor:
-        """``[1, special tokens + patches, C]`` for an image of so many rows and columns."""
+        """``[1, special tokens + patches, C]`` for an image of `rows` x `columns` patches."""
         table, special = self.table, len(self.special_tokens)
         if (height, width) == self.table_size:
             return table

@@ -117,8 +117,8 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
         Args:
             input_features: ``[B, bins, T]``, padded on the right; or with the mask as one more bin.
             attention_mask: ``[B, T]``, 0 on padding; without effect unless at natural length.
-            hop_nanoseconds: See :meth:`hf_models.seams.speech.SpeechEncoder.forward`; so are the
-                others.
+            hop_nanoseconds: See :meth:`hf_models.seams.speech.SpeechEncoder.forward`, also for the
+                other arguments.
         """
         features, mask = split_mask(input_features, attention_mask, self.config, self.training)
         if mask is not None:  # the first frame counts even in a recording without frames
@@ -288,6 +288,6 @@ class ClassifiesRecordings:
 
 
 def _mean(hidden: Tensor, mask: Tensor) -> Tensor:
-    """``[B, 1, C]``, the mean over time of what is no padding; the projection is linear."""
+    """``[B, 1, C]``, the mean over frames that are no padding; the projection is linear."""
     valid = mask[..., None].to(hidden.dtype)
     return (hidden * valid).sum(1, keepdim=True) / valid.sum(1, keepdim=True)

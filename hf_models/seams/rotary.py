@@ -113,25 +113,27 @@ class RotaryModel:
         """
         cache = find_cache(*args, *kwargs.values())
         content = content_of_call(input_ids, inputs_embeds)
-        encoder, moved, valid = self.rotary_emb.positions, None, None
+        encoder, sampled_positions, valid = self.rotary_emb.positions, None, None
         if position_ids is not None and position_ids.dim() == 1:
             position_ids = position_ids[None]
         if draw is None and torch.is_grad_enabled():
-            packed = attention_mask is None and cache is None and position_ids is not None
-            if not packed:
+            may_be_packed = attention_mask is None and cache is None and position_ids is not None
+            if not may_be_packed:
                 draw = draw_positions(encoder, content)
             elif encoder.draws:
-                texts = position_ids.expand(content.shape[:2])
+                position_of_token = position_ids.expand(content.shape[:2])
                 if encoder.config.sampling:
                     draw = Draw()
-                    moved = sample_positions(texts, self.rotary_emb.settings)
+                    sampled_positions = sample_positions(
+                        position_of_token, self.rotary_emb.settings
+                    )
                 else:
-                    draw = draw_texts(encoder, texts)
+                    draw = draw_texts(encoder, position_of_token)
         if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
             valid = attention_mask[:, -content.shape[1] :].bool()
         if not self.causal:
             attention_mask = keep_borders(self, content, attention_mask, position_ids)
-        bound = None if draw is None else MovedPositions(draw, valid, moved)
+        bound = None if draw is None else MovedPositions(draw, valid, sampled_positions)
         arguments = (input_ids, attention_mask, position_ids, *args)
         with self.rotary_emb.using(bound):
             return super().forward(*arguments, inputs_embeds=inputs_embeds, **kwargs)
@@ -154,10 +156,10 @@ def move(
 def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:
     """A draw for each text of packed samples ``[B, T]``, at each of its tokens."""
     batch, length = position_ids.shape
-    text = number_texts(position_ids)[..., None]
+    text_number = number_texts(position_ids)[..., None]
     draws = encoder.draw(batch * length, position_ids.device, process_generator)
     parts = {
-        name: part.view(batch, length, 1).gather(1, text)
+        name: part.view(batch, length, 1).gather(1, text_number)
         for name, part in (("scale", draws.scale), ("chance", draws.chance))
         if part is not None
     }
@@ -172,15 +174,15 @@ def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     Sorted gaps or one shared permutation would change the draws, or lose the error for long texts.
     """
     batch = position_ids.shape[0]
-    text = number_texts(position_ids)
-    texts, longest = (torch.stack((text.max(), position_ids.max())) + 1).tolist()
+    text_number = number_texts(position_ids)
+    num_texts, longest = (torch.stack((text_number.max(), position_ids.max())) + 1).tolist()
     encoder.check_length(longest)
-    order = encoder.draw(batch * texts, position_ids.device, process_generator).order
+    order = encoder.draw(batch * num_texts, position_ids.device, process_generator).order
     size = order.shape[1]
-    count = torch.zeros(batch, texts, dtype=torch.long, device=text.device)
-    count = count.scatter_reduce(1, text, position_ids + 1, "amax")
-    samples = sorted_sample(order.view(batch, texts, size), count)
-    return samples.flatten(1).gather(1, text * size + position_ids)
+    count = torch.zeros(batch, num_texts, dtype=torch.long, device=text_number.device)
+    count = count.scatter_reduce(1, text_number, position_ids + 1, "amax")
+    samples = sorted_sample(order.view(batch, num_texts, size), count)
+    return samples.flatten(1).gather(1, text_number * size + position_ids)
 
 
 # Random, and with a size that is read from the device, which no graph of CUDA can hold.

@@ -74,8 +74,8 @@ class Subsampler(Bound, ConvSubsampler):
     def forward(self, features: Tensor) -> Tensor:
         """``[B, T, bins]`` to ``[B, T', C]``."""
         frames = self.bound
-        # What stands on padding must not reach the last frames through a kernel. The stock model
-        # lets it, after its first convolution, so that a sample depends on its batch.
+        # Values on padding must not reach the last frames through a kernel. In the stock model they
+        # do, after its first convolution, so that a sample depends on its batch.
         hidden, lengths = self.subsample(features, frames.lengths)
         hidden = F.dropout(hidden * self.scale, self.dropout, self.training)
         return add_positions(self.positions, hidden, frames._replace(lengths=lengths), self.stride)
@@ -251,21 +251,21 @@ class RecognitionModel:
 
 
 def takes_frames(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The `forward` of a stock model, whose signature also names what it hands on to the encoder:
-    the Trainer drops columns of the data that it does not find there."""
+    """The `forward` of a stock model, with the arguments of the encoder in its signature, too: the
+    Trainer drops columns of the data that it does not find there."""
 
     @functools.wraps(forward)
     def forward_with_frames(self: Any, *args: Any, **kwargs: Any) -> Any:
         return forward(self, *args, **kwargs)
 
     signature = inspect.signature(forward)
-    *parameters, others = signature.parameters.values()
+    *parameters, keywords = signature.parameters.values()
     names = ("hop_nanoseconds", "frame_nanoseconds")
     frame_parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names
     ]
     forward_with_frames.__signature__ = signature.replace(
-        parameters=[*parameters, *frame_parameters, others]
+        parameters=[*parameters, *frame_parameters, keywords]
     )
     return forward_with_frames
 
@@ -290,7 +290,7 @@ def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stri
 
 
 def check_seconds(config: Any, *names: str) -> None:
-    """Refuses distances and lengths of frames that cannot be.
+    """Refuses impossible distances and lengths of frames.
 
     Raises:
         ValueError: unless the fields of these names are numbers above 0 and below 10.
@@ -338,8 +338,8 @@ def hop_in_seconds(
     """Distance of frames, a number or ``[B]`` float32.
 
     Args:
-        hop_nanoseconds: A number or ``[B]`` integers, as a model was given it.
-        default: Seconds, where it is None.
+        hop_nanoseconds: A number or ``[B]`` integers, from the call of the model.
+        default: Seconds, used if `hop_nanoseconds` is None.
         batch: B.
         training: Whether a step of training runs; see :func:`values_to_check`.
 
@@ -375,5 +375,5 @@ def hop_in_seconds(
 
 
 def encoder_lengths(config: Any, lengths: Any) -> Any:
-    """Number of encoder positions for so many frames."""
+    """Number of encoder positions for a number of frames."""
     return subsampled_lengths(config.conv_layers, lengths)

@@ -278,8 +278,8 @@ class TranslationModel:
         return output
 
     def _spans(self, *sides: tuple[Tensor | None, ...]) -> list[Tensor]:
-        """``[B]`` positions that each side reaches over, from its mask, ids and embeddings; none of
-        a target that the stock forward makes of the source."""
+        """``[B]`` positions that each side spans, from its mask, ids and embeddings; no entry for a
+        target that the stock forward makes of the source."""
         spans = []
         for stack, (mask, ids, embeds) in zip((self.encoder, self.decoder), sides, strict=True):
             content = ids if embeds is None else embeds

@@ -52,13 +52,13 @@ from hf_models.serving.source_folder import refuse_data, saved_beside
 from hf_models.storage.loading import clear_errors, load_whole
 
 _LONGEST = 256  # tokens of a translation of a short source in a check, EOS included
-# Settings of generation, and the options of translate_batch that do the same.
+# Settings of generation, and the equal options of translate_batch.
 _OPTIONS = {
     "length_penalty": "length_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram_size",
 }
-# Settings of generation that no option does: the engine's own repetition_penalty acts before the
-# softmax, that of beam search in the host behind it.
+# Settings of generation without an equal option. The repetition_penalty of the engine acts before
+# the softmax; in the host's beam search it acts behind the softmax.
 _WITHOUT_OPTION = (
     "repetition_penalty",
     *("begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"),
@@ -67,10 +67,10 @@ _WITHOUT_OPTION = (
 
 
 class Translation(NamedTuple):
-    """A model of translation and what belongs to it.
+    """A translation model with its tokenizer.
 
     Attributes:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         tokenizer: Its tokenizer.
     """
 
@@ -113,12 +113,12 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
 def write_model(
     translation: Translation, folder: Path, rows: dict[str, int], quantization: str | None = None
 ) -> dict[str, int | None]:
-    """Writes the model, and leaves it as it is: conversion to int8 writes into its tensors, so that
-    a copy is converted.
+    """Writes a copy of the model: conversion to int8 writes into the tensors of the model that it
+    converts.
 
     Args:
         translation: The model and its tokenizer.
-        folder: Empty.
+        folder: Empty folder.
         rows: Side ("source", "target") to positions of its table.
         quantization: Precision of the weights; None for float32.
 
@@ -147,16 +147,16 @@ def write_model(
 
 
 def _load(source: Path) -> PreTrainedModel:
-    """The model of a folder, of a class that the engine has, in float32: the engine computes with
-    half precision on some devices only, and the folder shall compute the same on all.
+    """The model of a folder, of a class that the engine has, in float32: the engine computes in
+    half precision on some devices only, and the folder must compute the same on all devices.
 
     Raises:
         ValueError: naming these classes, and the way for others.
     """
     config = AutoConfig.from_pretrained(source)
     name = (config.architectures or ["model without architecture"])[0]
-    own = hf_models.MODELS.get(name)
-    if own is None:
+    model_class = hf_models.MODELS.get(name)
+    if model_class is None:
         raise ValueError(
             f"SOURCE {source} holds a {name}, which is no model of this package; allowed: "
             f"{', '.join(_allowed())}. ct2-transformers-converter of ctranslate2 takes stock "
@@ -170,7 +170,7 @@ def _load(source: Path) -> PreTrainedModel:
             "a stock one by `python -m hf_models.convert SOURCE NEW --stock`, for "
             "ct2-transformers-converter."
         )
-    model, new = load_whole(own, str(source))
+    model, new = load_whole(model_class, str(source))
     if new:
         raise ValueError(
             f"SOURCE {source} lacks weights of its positions, {', '.join(new)}; its config.json is "
@@ -181,8 +181,8 @@ def _load(source: Path) -> PreTrainedModel:
 
 def _allowed() -> list[str]:
     """Names of the classes that are exported."""
-    known = (Generates, CapeWhisperForConditionalGeneration)
-    return sorted(name for name, model in hf_models.MODELS.items() if issubclass(model, known))
+    exported = (Generates, CapeWhisperForConditionalGeneration)
+    return sorted(name for name, model in hf_models.MODELS.items() if issubclass(model, exported))
 
 
 def _described(model: PreTrainedModel) -> str:
@@ -190,7 +190,7 @@ def _described(model: PreTrainedModel) -> str:
     return f"{type(model).__name__}, position embedding {config.type}"
 
 
-# ---- what the host does, in the words of the engine ----------------------------------------------
+# ---- settings of the host, as options of the engine ----------------------------------------------
 
 
 def _options(translation: Translation) -> dict[str, Any]:
@@ -204,16 +204,16 @@ def _options(translation: Translation) -> dict[str, Any]:
     # one less: the start of the target counts in the setting
     least = max((generation.min_length or 1) - 1, generation.min_new_tokens or 0)
     options["min_decoding_length"] = least
-    banned = [words for words in generation.bad_words_ids or [] if len(words) > 1]
-    if banned:
-        options["suppress_sequences"] = [[names[i] for i in row] for row in banned]
+    sequences = [ids for ids in generation.bad_words_ids or [] if len(ids) > 1]
+    if sequences:
+        options["suppress_sequences"] = [[names[i] for i in row] for row in sequences]
     return options
 
 
 def _prefix(translation: Translation) -> str | None:
-    """What every translation begins with: the code of a language."""
-    forced = translation.model.generation_config.forced_bos_token_id
-    return None if forced is None else translation.names[1][forced]
+    """Beginning of every translation: the code of a language."""
+    language = translation.model.generation_config.forced_bos_token_id
+    return None if language is None else translation.names[1][language]
 
 
 def check(
@@ -333,12 +333,12 @@ def _readme(
 def of_program(
     tokenizer: Any, folder: Path, options: Mapping[str, Any], prefix: str | None
 ) -> dict[str, Any]:
-    """Values of the program in the README, which reads texts by one small package for the tokens.
+    """Values of the program in the README, which needs one small package to make tokens.
 
     Args:
-        tokenizer: Of the model.
-        folder: With the files of the tokenizer.
-        options: Of ``translate_batch``.
+        tokenizer: Tokenizer of the model.
+        folder: Folder with the files of the tokenizer.
+        options: Options of ``translate_batch``.
         prefix: Token that every translation begins with.
     """
     names = [Path(name) for name in tokenizer.vocab_files_names.values()]
@@ -348,9 +348,9 @@ def of_program(
     if (folder / "tokenizer.json").exists():
         package = "tokenizers"
     before, after = _around(tokenizer) if package == "sentencepiece" else ([], [])
-    listed = keywords(options)
+    arguments = keywords(options)
     if prefix:
-        listed += f",\n    target_prefix=[[{prefix!r}]] * len(sentences)"
+        arguments += f",\n    target_prefix=[[{prefix!r}]] * len(sentences)"
     return {
         "packages": f"ctranslate2 and {package}" if package else "ctranslate2",
         "tokenizers": package == "tokenizers",
@@ -360,7 +360,7 @@ def of_program(
         "target_pieces": pieces[-1] if pieces else None,
         "before": before,
         "after": after,
-        "options": listed,
+        "options": arguments,
         "prefix": prefix,
     }
 
@@ -368,6 +368,6 @@ def of_program(
 def _around(tokenizer: Any) -> tuple[list[str], list[str]]:
     """Tokens that the tokenizer puts before and after a text."""
     empty = tokenizer.build_inputs_with_special_tokens([tokenizer.unk_token_id])
-    place = empty.index(tokenizer.unk_token_id)
+    index = empty.index(tokenizer.unk_token_id)
     names = tokenizer.convert_ids_to_tokens
-    return names(empty[:place]), names(empty[place + 1 :])
+    return names(empty[:index]), names(empty[index + 1 :])

@@ -1,5 +1,5 @@
-"""CTranslate2's own loaders of Hugging Face models, with the positions of this package in the place
-of stock ones: tables, and relative keys in attention."""
+"""CTranslate2's loaders of Hugging Face models, with the positions of this package instead of stock
+positions: tables, and relative keys in attention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TablesInPlace:
 
     Args:
         source_rows: Rows of the table of the encoder.
-        target_rows: Rows of that of the decoder.
+        target_rows: Rows of the table of the decoder.
     """
 
     def __init__(self, source_rows: int, target_rows: int) -> None:
@@ -43,10 +43,10 @@ class TablesInPlace:
         """Writes a folder for the engine.
 
         Args:
-            model: Without gradients, and a copy: conversion to int8 writes into its tensors.
+            model: A copy without gradients: conversion to int8 writes into its tensors.
             tokenizer: Its tokenizer.
-            folder: Empty.
-            quantization: Precision of the weights; None for that of the model.
+            folder: Empty folder.
+            quantization: Precision of the weights; None for the precision of the model.
         """
         with torch.no_grad():
             spec = self(model, tokenizer)
@@ -67,7 +67,8 @@ class TablesInPlace:
         spec.position_encodings.encodings = self.table(decoder, "decoder")
 
     def set_position_encodings(self, spec: Any, module: Any) -> None:
-        """Nothing: the module of a switched model adds what is bound to it."""
+        """Does nothing: the module of a switched model adds embeddings that are bound to it; their
+        table is :meth:`table`."""
 
     def set_attention(self, spec: Any, attention: Any, self_attention: bool = False) -> None:
         """Sets relative keys and values as well."""
@@ -81,9 +82,9 @@ class TablesInPlace:
                 spec.relative_position_values = values
 
     def table(self, stack: Any, side: str) -> Any:
-        """``[rows, C]``, what a stack adds to its content in evaluation; zeros where it adds
-        nothing, because without a table CTranslate2 adds sinusoids of its own, unless the first
-        layer has relative keys."""
+        """``[rows, C]``, the positions that a stack adds in evaluation; zeros if it adds nothing,
+        because without a table CTranslate2 adds sinusoids, unless the first layer has relative
+        keys."""
         if not has_table(stack.positions.config):
             return model_spec.OPTIONAL
         rows = self.rows[side]
@@ -116,7 +117,7 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
         return spec
 
     def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
-        """Sets what stands before source and target, after the settings of generation."""
+        """Sets the tokens before source and target, by the settings of generation."""
         encoder, generation = model.get_encoder(), model.generation_config
         sources, targets = vocabularies(model, tokenizer)
         config.bos_token = sources[encoder.bos_token]
@@ -173,14 +174,14 @@ def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
     )
 
 
-def _named(tokenizer: Any, known: dict[str, int], words: Any) -> list[str]:
+def _named(tokenizer: Any, vocabulary: dict[str, int], embedding: Any) -> list[str]:
     """Different names of all rows of a table of words, of which some models have more than their
     tokenizer, and some tokenizers more than they tell (M2M100: codes of languages)."""
-    names = {number: name for name, number in known.items()}
+    names = {number: name for name, number in vocabulary.items()}
     tokens: dict[str, int] = {}
-    for number in range(words.num_embeddings):
+    for number in range(embedding.num_embeddings):
         token = names.get(number)
-        if token is None and number >= len(known):
+        if token is None and number >= len(vocabulary):
             try:
                 token = tokenizer.convert_ids_to_tokens(number)
             except IndexError:  # Marian

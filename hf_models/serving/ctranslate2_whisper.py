@@ -28,15 +28,15 @@ from hf_models.serving.ctranslate2_loaders import (
 )
 from hf_models.serving.source_folder import saved_beside
 
-_CHECKED_TOKENS = 64  # at most, of a recording in a check
+_CHECKED_TOKENS = 64  # largest number of tokens in the check of a recording
 _PROMPT = ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>")
 
 
 class Recognition(NamedTuple):
-    """A model of recognition and what belongs to it.
+    """A recognition model with its tokenizer.
 
     Attributes:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         tokenizer: Its tokenizer.
     """
 
@@ -47,7 +47,7 @@ class Recognition(NamedTuple):
 def export_recognition(
     model: PreTrainedModel, source: Path, folder: Path, args: argparse.Namespace
 ) -> Exported:
-    """Writes the folder of a model, with tables at least as long as those of the stock model.
+    """Writes the folder of a model, with tables at least as long as in the stock model.
 
     Raises:
         ValueError: for positions that do not fit, and if a check finds a difference.
@@ -81,13 +81,13 @@ def export_recognition(
 def write_recognition(
     recognition: Recognition, folder: Path, rows: dict[str, int], quantization: str | None = None
 ) -> None:
-    """Writes the model, and leaves it as it is: conversion to int8 writes into its tensors, so that
-    a copy is converted.
+    """Writes a copy of the model: conversion to int8 writes into the tensors of the model that it
+    converts.
 
     Args:
         recognition: The model and its tokenizer.
-        folder: Empty.
-        rows: Side ("source", "target") to positions of its table; of the source, 20 ms each.
+        folder: Empty folder.
+        rows: Side ("source", "target") to positions of its table; 20 ms each on the source side.
         quantization: Precision of the weights; None for float32.
     """
     model, tokenizer = recognition
@@ -118,32 +118,32 @@ def _fitted(features: Tensor, model: PreTrainedModel, rows: int) -> Tensor:
 def check(
     recognition: Recognition, folder: Path, features: Tensor, quantization: str | None = None
 ) -> str:
-    """Encodes a recording and writes its text, token by token, by the model and by the folder. Each
-    token of the folder's text is compared with what the model says behind the tokens before it: how
-    likely the token is, and how likely the one that the model would choose.
+    """Encodes a recording and writes its text, token by token, by the model and by the folder. At
+    each token of the folder's text, given the tokens before it, compares the probabilities of this
+    token, and of the token that the model would choose.
 
     Args:
         recognition: The model and its tokenizer.
-        folder: Written by :func:`write_recognition`.
+        folder: Folder that :func:`write_recognition` wrote.
         features: ``[1, bins, T]``, T even.
         quantization: Precision of the weights.
 
     Raises:
-        ValueError: if states or log-probabilities differ by more than rounding, and the weights are
-            as they were.
+        ValueError: if states or log-probabilities differ by more than rounding although the weights
+            were not rounded.
     """
     model = recognition.model
     engine = ctranslate2.models.Whisper(str(folder), device="cpu")
-    given = ctranslate2.StorageView.from_array(np.ascontiguousarray(features.numpy()))
-    encoded, encoded_too = model.get_encoder()(features), engine.encode(given)
-    states = encoded.last_hidden_state - torch.from_numpy(np.array(encoded_too))
+    view = ctranslate2.StorageView.from_array(np.ascontiguousarray(features.numpy()))
+    our_states, their_states = model.get_encoder()(features), engine.encode(view)
+    states = our_states.last_hidden_state - torch.from_numpy(np.array(their_states))
     prompt = prompt_of(recognition)
     longest = min(_CHECKED_TOKENS, _room(model, prompt))
     by_engine, theirs = _text_by_engine(
-        engine, encoded_too, prompt, longest, recognition.tokenizer.eos_token_id
+        engine, their_states, prompt, longest, recognition.tokenizer.eos_token_id
     )
     ids = torch.tensor([[*prompt, *by_engine[:-1]]])
-    logits = model(encoder_outputs=encoded, decoder_input_ids=ids).logits[0, len(prompt) - 1 :]
+    logits = model(encoder_outputs=our_states, decoder_input_ids=ids).logits[0, len(prompt) - 1 :]
     ours = logits.log_softmax(-1)
     by_host = ours.argmax(-1)
     same = int(by_host.eq(torch.tensor(by_engine)).sum())
@@ -187,9 +187,9 @@ def _room(model: PreTrainedModel, prompt: list[int]) -> int:
 def prompt_of(recognition: Recognition) -> list[int]:
     """Numbers of the tokens before a text without timestamps, of those that the model has."""
     model, tokenizer = recognition
-    start, *rest = tokenizer.convert_tokens_to_ids(list(_PROMPT))
+    start, *task = tokenizer.convert_tokens_to_ids(list(_PROMPT))
     languages = sorted((getattr(model.generation_config, "lang_to_id", None) or {}).values())
-    numbers = [start, *languages[:1], *rest]
+    numbers = [start, *languages[:1], *task]
     return [number for number in numbers if number not in (None, tokenizer.unk_token_id)]
 
 

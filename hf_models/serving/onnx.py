@@ -47,7 +47,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     Args:
         source: Folder of a model of this package.
         folder: Empty folder to write into.
-        args: `opset`, and `check`: compare at other sizes than that of the sample, too.
+        args: `opset`, and `check`: compare also at other sizes than the sample's.
 
     Raises:
         ValueError: if the model cannot be exported, or if a graph does not compute the same.
@@ -58,18 +58,18 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
             "torch writes programs that ONNX Runtime takes. Leave it out for 20."
         )
     model = load(source)
-    described, lines = [], []
+    descriptions, lines = [], []
     for graph in graphs(model):
         path = folder / f"{graph.name}.onnx"
         write(graph, path, args.opset)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         sizes = [graph.sample, *(graph.others if args.check else [])]
         lines.append(f"{path.name}: {compared(graph, session, sizes)}")
-        described.append(Described(path.name, *map(_described, _puts(session))))
+        descriptions.append(Described(path.name, *map(_port_descriptions, _ports(session))))
     # no config.json, by which loading code would look for weights
     copy_other_files(source, folder)
     choose_extractor(folder, at_natural_length=False)  # the stock one needs no package
-    return Exported(readme(model, described, args.opset), "\n".join(lines))
+    return Exported(readme(model, descriptions, args.opset), "\n".join(lines))
 
 
 def load(source: Path) -> Any:
@@ -99,7 +99,7 @@ def load(source: Path) -> Any:
 
 
 def graphs(model: Any) -> list[Graph]:
-    """The graphs of a model, by what it takes and does.
+    """The graphs of a model, by its inputs and its task.
 
     Raises:
         ValueError: for a model that none of them fits.
@@ -129,8 +129,8 @@ def write(graph: Graph, path: Path, opset: int) -> None:
         ValueError: if torch cannot export it, with its reason.
     """
     axes = [
-        {dim: axis for dim, axis in enumerate(given.axes) if isinstance(axis, str)}
-        for given in graph.inputs.values()
+        {dim: axis for dim, axis in enumerate(port.axes) if isinstance(axis, str)}
+        for port in graph.inputs.values()
     ]
     weights = sum(value.nbytes for value in graph.module.state_dict().values())
     try:
@@ -159,7 +159,7 @@ def write(graph: Graph, path: Path, opset: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of its own parts and of modules that it lacks."""
+    """Silences messages of torch about its own parts and about missing modules."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -172,7 +172,7 @@ def _quiet() -> Iterator[None]:
 
 
 def compared(graph: Graph, session: Any, sizes: list[dict[str, int]]) -> str:
-    """How far the graph is from the module at these sizes and with each padding, in words.
+    """Differences of graph and module at these sizes and with each padding, in words.
 
     Raises:
         ValueError: if it differs by more than :data:`TOLERANCE` of the largest value.
@@ -190,18 +190,18 @@ def _difference(graph: Graph, session: Any, sizes: dict[str, int], padding: str 
     values = draw(graph.inputs, sizes, padding)
     with torch.no_grad():
         expected = graph.module(*values)
-    given = {name: value.numpy() for name, value in zip(graph.inputs, values, strict=True)}
-    where = f"{graph.name} at {sizes}, padding {padding}"
+    inputs = {name: value.numpy() for name, value in zip(graph.inputs, values, strict=True)}
+    case = f"{graph.name} at {sizes}, padding {padding}"
     try:
-        actual = session.run(None, given)
+        actual = session.run(None, inputs)
     except Exception as error:  # onnxruntime has a type for each of its codes
-        raise ValueError(f"ONNX Runtime cannot run the {where}: {error}") from error
+        raise ValueError(f"ONNX Runtime cannot run the {case}: {error}") from error
     largest = 0.0
     for name, ours, theirs in zip(graph.outputs, expected, actual, strict=True):
         difference = _distance(ours, theirs)
         if not difference <= TOLERANCE:  # NaN, too
             raise ValueError(
-                f"the {where}, gives a {name} that differs from that of the model by {difference}; "
+                f"the {case}, gives a {name} that differs from that of the model by {difference}; "
                 f"allowed: {TOLERANCE}. Please report this with the config.json; the model itself "
                 "is right."
             )
@@ -218,9 +218,9 @@ def _distance(ours: Tensor, theirs: np.ndarray) -> float:
     return float(np.abs(ours.numpy() - theirs).max()) / scale
 
 
-def _puts(session: Any) -> tuple[Any, Any]:
+def _ports(session: Any) -> tuple[Any, Any]:
     return session.get_inputs(), session.get_outputs()
 
 
-def _described(values: Any) -> list[tuple[str, str, list[Any]]]:
+def _port_descriptions(values: Any) -> list[tuple[str, str, list[Any]]]:
     return [(value.name, value.type, value.shape) for value in values]

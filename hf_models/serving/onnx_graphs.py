@@ -31,7 +31,7 @@ class Input:
     Attributes:
         axes: Name of each axis that may have any size, or its size.
         draw: Values of a shape, on which a check runs.
-        paddings: Sides on which it marks padding, of a mask; none of other inputs.
+        paddings: Sides on which a mask marks padding; empty for other inputs.
     """
 
     axes: Axes
@@ -44,13 +44,13 @@ class Graph:
     """A file to write.
 
     Attributes:
-        name: Of the file.
+        name: Name of the file.
         module: Takes the inputs in their order, and returns a tuple of tensors.
-        inputs: By name.
-        outputs: Names, in the order of what the module returns.
+        inputs: Inputs by name.
+        outputs: Names of the returned tensors, in order.
         sample: Sizes of the axes of the inputs that the module is traced with: at least 2, because
-            torch.export keeps a 1, and none that takes another branch than the rest.
-        others: Sizes for checks, the least ones included.
+            torch.export keeps a 1, and no size for which the module takes a special branch.
+        others: Sizes for checks, the smallest ones included.
     """
 
     name: str
@@ -72,25 +72,25 @@ def draw(
     """Values for inputs with axes of these `sizes`, the same in each call.
 
     Args:
-        inputs: Of a graph.
-        sizes: Of the named axes.
+        inputs: Inputs of a graph.
+        sizes: Sizes of the named axes.
         padding: Side on which masks mark padding in all samples but the first; None for none.
     """
     generator = torch.Generator().manual_seed(sum(sizes.values()))
     values = []
-    for given in inputs.values():
-        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in given.axes]
-        value = given.draw(shape, generator)
-        values.append(_padded(value, padding) if padding in given.paddings else value)
+    for port in inputs.values():
+        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in port.axes]
+        value = port.draw(shape, generator)
+        values.append(_padded(value, padding) if padding in port.paddings else value)
     return tuple(values)
 
 
 def _padded(mask: Tensor, side: str) -> Tensor:
     """A mask of ones ``[B, T]`` with zeros on a side, more from sample to sample, one left over."""
     batch, length = mask.shape
-    kept = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
+    num_ones = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
     number = torch.arange(length)
-    return mask * (number < kept if side == RIGHT else number >= length - kept)
+    return mask * (number < num_ones if side == RIGHT else number >= length - num_ones)
 
 
 # ---- inputs --------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ def _numbers(low: int, high: int) -> Callable[[Sequence[int], torch.Generator], 
     return lambda shape, generator: torch.randint(low, high, tuple(shape), generator=generator)
 
 
-def _tokens(words: nn.Embedding) -> Input:
-    return Input(("batch", "length"), _numbers(0, words.num_embeddings))
+def _tokens(embedding: nn.Embedding) -> Input:
+    return Input(("batch", "length"), _numbers(0, embedding.num_embeddings))
 
 
 def _mask(axis: str, *paddings: str) -> Input:
@@ -139,10 +139,10 @@ class _OneGraph(nn.Module):
         self.model, self.inputs, self.outputs = model, tuple(inputs), tuple(outputs)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.inputs, values, strict=True))
-        output = dict(self.model(**given, return_dict=True))
+        arguments = dict(zip(self.inputs, values, strict=True))
+        output = dict(self.model(**arguments, return_dict=True))
         if LENGTHS in self.outputs:
-            lengths = given["attention_mask"].sum(-1)
+            lengths = arguments["attention_mask"].sum(-1)
             output[LENGTHS] = self.model._get_feat_extract_output_lengths(lengths)
         return tuple(output[name] for name in self.outputs)
 
@@ -192,7 +192,7 @@ def image_graph(model: Any) -> Graph:
         for size in (sizes.patch_size, sizes.image_size)
     )
     inputs = {"pixel_values": Input(("batch", sizes.num_channels, "height", "width"), _normal)}
-    other = whole + patch  # not that of a table, which would not be resized
+    other = whole + patch  # not the size of the table, which would not be resized
     shapes = (
         *((1, patch, patch), (3, patch, 3 * patch), (1, 2 * patch, patch)),
         *((1, whole, whole), (2, whole, 2 * patch), (3, whole + patch, whole + 2 * patch - 1)),
@@ -235,9 +235,9 @@ class _Encoder(nn.Module):
         self.model, self.inputs = model, tuple(inputs)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.inputs, values, strict=True))
-        encoder, mask = self.model.get_encoder(), given.get("attention_mask")
-        output = encoder(**given, return_dict=True)
+        arguments = dict(zip(self.inputs, values, strict=True))
+        encoder, mask = self.model.get_encoder(), arguments.get("attention_mask")
+        output = encoder(**arguments, return_dict=True)
         if getattr(encoder, "has_hint", False):
             output, _ = with_hint(output)
             mask = place_hint(mask).mask
@@ -246,7 +246,7 @@ class _Encoder(nn.Module):
             mask = output.attention_mask.long()
         elif mask is None:
             mask = torch.ones_like(states[..., 0], dtype=torch.int64)
-        elif "input_features" in given:
+        elif "input_features" in arguments:
             mask = encoder._get_feature_vector_attention_mask(states.shape[1], mask)
         pairs = []
         for layer in self.model.get_decoder().layers:
@@ -258,7 +258,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """Scores of the next token after each of those given now, and the cache with them."""
+    """Scores of the next token after each token of the input, and the cache with these tokens."""
 
     def __init__(self, model: Any, layers: int) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class _Decoder(nn.Module):
 
 
 def _cache(pairs: Sequence[Tensor]) -> DynamicCache:
-    """A cache that holds keys and values as they are, also where these are empty."""
+    """A cache that holds keys and values unchanged, also empty ones."""
     cache = DynamicCache()
     for keys, values in zip(pairs[::2], pairs[1::2], strict=True):
         layer = DynamicLayer()
@@ -333,7 +333,7 @@ def generation_graphs(model: Any) -> list[Graph]:
 
 
 class _LanguageModel(nn.Module):
-    """Scores of the next token after each of those given now, and the cache with them."""
+    """Scores of the next token after each token of the input, and the cache with these tokens."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -356,7 +356,7 @@ class _LanguageModel(nn.Module):
 
 
 def language_model_graph(model: Any) -> Graph:
-    """A model that goes on with a text."""
+    """A model that continues a text."""
     layers = model.get_decoder().layers
     attention = layers[0].self_attn
     heads = attention.k_proj.out_features // attention.head_dim

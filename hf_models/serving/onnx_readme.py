@@ -1,5 +1,5 @@
-"""The README of a folder for ONNX Runtime: inputs and outputs, conventions, and a program that runs
-as it stands."""
+"""The README of a folder for ONNX Runtime: inputs and outputs, conventions, and a complete
+program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Puts = Sequence[tuple[str, str, Sequence[Any]]]
 
 
 class Described(NamedTuple):
-    """A file as ONNX Runtime sees it: name, type and axes of what goes in and comes out."""
+    """A file as ONNX Runtime sees it: name, type and axes of its inputs and outputs."""
 
     file: str
     inputs: Puts
@@ -27,7 +27,7 @@ class Described(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of the inputs."""
+        """Names of the inputs."""
         return [name for name, _, _ in self.inputs]
 
 
@@ -35,7 +35,7 @@ def readme(model: Any, files: Sequence[Described], opset: int) -> str:
     """Markdown for the folder of a model.
 
     Args:
-        model: What was exported.
+        model: The exported model.
         files: Its graphs.
         opset: Version of the operators.
     """
@@ -72,18 +72,18 @@ def readme(model: Any, files: Sequence[Described], opset: int) -> str:
     )
 
 
-def _table(described: Described) -> str:
+def _table(description: Described) -> str:
     """Inputs and outputs of a file; layers are alike, and have one row."""
-    rows = [f"| `{described.file}` | name | type | axes |", "|---|---|---|---|"]
-    for direction, puts in (("takes", described.inputs), ("gives", described.outputs)):
-        for name, dtype, axes in puts:
+    rows = [f"| `{description.file}` | name | type | axes |", "|---|---|---|---|"]
+    for direction, ports in (("takes", description.inputs), ("gives", description.outputs)):
+        for name, dtype, axes in ports:
             layer = re.search(r"_(\d+)_(?=key|value)", name)
             if layer and layer[1] != "0":
                 continue
-            shown = f"`{name.replace('_0_', '_N_')}`"
+            shown_name = f"`{name.replace('_0_', '_N_')}`"
             if layer:
-                shown += " of layer N = 0, 1, ..."
-            rows.append(f"| {direction} | {shown} | {dtype} | [{', '.join(map(str, axes))}] |")
+                shown_name += " of layer N = 0, 1, ..."
+            rows.append(f"| {direction} | {shown_name} | {dtype} | [{', '.join(map(str, axes))}] |")
     return "\n".join(rows)
 
 
@@ -123,33 +123,41 @@ def _of_search(model: Any) -> dict[str, Any]:
 
 
 def first_tokens(model: Any) -> list[int]:
-    """What a target begins with: the start, and what generation is told of language and task."""
+    """Beginning of a target: the start token, and the tokens of language and task."""
     settings = model.generation_config
     starts = (settings.decoder_start_token_id, model.config.decoder_start_token_id)
     (start, *_) = listed(next(token for token in starts if token is not None))
     tokens = [start, *listed(settings.forced_bos_token_id)]
     languages = getattr(settings, "lang_to_id", None)
     if languages and getattr(settings, "is_multilingual", False):
-        asked = getattr(settings, "language", None)
-        known = (languages.get(name) for name in (asked, f"<|{asked}|>", "<|en|>"))
-        usual = min(languages.values())
-        tokens.append(next((token for token in known if token is not None), usual))
+        language = getattr(settings, "language", None)
+        candidates = (languages.get(name) for name in (language, f"<|{language}|>", "<|en|>"))
+        first_language = min(languages.values())
+        tokens.append(next((token for token in candidates if token is not None), first_language))
         tokens.append(settings.task_to_id[getattr(settings, "task", None) or "transcribe"])
     return [*tokens, *listed(getattr(settings, "no_timestamps_token_id", None))]
 
 
-# Settings that change what comes out and that a greedy program of ten lines does not have.
+# Settings that change the result and that a greedy program of ten lines does not have.
 _MORE = (
-    *("num_beams", "do_sample", "min_length", "min_new_tokens", "repetition_penalty"),
-    *("encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
-    *("sequence_bias", "exponential_decay_length_penalty", "forced_decoder_ids"),
+    "num_beams",
+    "do_sample",
+    "min_length",
+    "min_new_tokens",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "sequence_bias",
+    "exponential_decay_length_penalty",
+    "forced_decoder_ids",
 )
 
 
 def _left_out(settings: Any) -> str:
     """Settings of generation that the program does not apply, in words."""
     values = {name: getattr(settings, name, None) for name in _MORE}
-    asked = [f"{name}={value}" for name, value in values.items() if value not in (None, 0, 1)]
-    if not asked:
+    not_applied = [f"{name}={value}" for name, value in values.items() if value not in (None, 0, 1)]
+    if not not_applied:
         return ""
-    return f", except that generation_config.json has {', '.join(asked)}, which it leaves out"
+    return f", except that generation_config.json has {', '.join(not_applied)}, which it leaves out"

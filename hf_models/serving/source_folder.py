@@ -1,5 +1,5 @@
-"""What exporters of Hugging Face models ask of their SOURCE besides the model: files of tokenizers,
-and what its settings of generation forbid."""
+"""Checks of the SOURCE of exports of Hugging Face models besides the model: files of tokenizers,
+and tokens that its settings of generation forbid."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def refuse_data(args: Namespace) -> None:
 
 @contextmanager
 def saved_beside(source: Path, name: str, needed: str) -> Iterator[None]:
-    """Turns what transformers raises where files beside a model are missing or damaged into an
-    error that says how to write them.
+    """Turns errors of transformers about missing or damaged files beside a model into an error that
+    says how to write them.
 
     Args:
         source: Folder of the model.
-        name: What is loaded, such as "tokenizer".
-        needed: What the engine needs of it.
+        name: Name of the loaded part, such as "tokenizer".
+        needed: The need of the engine for it, in words.
 
     Raises:
         ValueError: with the reason, and the call that writes the files.
@@ -47,12 +47,12 @@ def saved_beside(source: Path, name: str, needed: str) -> Iterator[None]:
 
 
 def banned_tokens(generation: Any) -> tuple[list[int], list[int]]:
-    """Tokens that generation never chooses, and those that it does not choose first.
+    """Tokens that generation never chooses, and tokens that it does not choose first.
 
     Args:
         generation: Settings of generation.
     """
-    single = (words[0] for words in generation.bad_words_ids or () if len(words) == 1)
+    single = (ids[0] for ids in generation.bad_words_ids or () if len(ids) == 1)
     never = {*single, *listed(generation.suppress_tokens)}
     return sorted(never), sorted(listed(generation.begin_suppress_tokens))
 

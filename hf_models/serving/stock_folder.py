@@ -1,5 +1,5 @@
-"""Stock checkpoints of Hugging Face models of this package: the stock class, what positions add in
-its tables, which needs nothing of this package."""
+"""Stock checkpoints of Hugging Face models of this package: models of the stock class, with the
+embeddings of positions in its tables, which do not need this package."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from hf_models.storage.stock_model import (
 from hf_models.switching.install import stock_class
 
 TEMPLATE = Path(__file__).with_name("stock_folder.md")
-CLOSE = 1e-3  # of outputs, more than float32 loses in many layers
-_TOKEN_LIMITS = ("max_target_positions", "max_position_embeddings")  # of a configuration
+CLOSE = 1e-3  # difference of outputs, more than the rounding of float32 in many layers
+_TOKEN_LIMITS = ("max_target_positions", "max_position_embeddings")  # fields of configurations
 
 
 def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
@@ -45,12 +45,12 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
 
     Args:
         source: Folder of a model of this package.
-        folder: Empty.
-        args: Of ``cape-plugins export stock``.
+        folder: Empty folder.
+        args: Arguments of ``cape-plugins export stock``.
 
     Raises:
-        ValueError: for a model that the stock class would compute otherwise, with the reason and
-            the way that works.
+        ValueError: for a model that the stock class cannot compute, with the reason and the way
+            that works.
     """
     _check_arguments(args)
     with clear_errors(str(source)):
@@ -101,17 +101,17 @@ def _check_arguments(args: argparse.Namespace) -> None:
 def _load(source: Path) -> tuple[PreTrainedModel, Any]:
     """The model, and the stock class that it stands for."""
     config = AutoConfig.from_pretrained(source)
-    own = own_class(str(source), config)
-    name, stock_type = own.__name__.removeprefix("Cape"), stock_class(own)
+    cape_class = own_class(str(source), config)
+    name, stock_type = cape_class.__name__.removeprefix("Cape"), stock_class(cape_class)
     if not hasattr(config, "position_fields"):
         raise ValueError(f"SOURCE {source} holds a stock {name} already; there is nothing to do.")
     if stock_type is None:
         raise ValueError(
-            f"SOURCE {source} holds a {own.__name__}, which transformers has no stock class for; "
-            "allowed: the other families. `cape-plugins export onnx` takes it, and "
+            f"SOURCE {source} holds a {cape_class.__name__}, which transformers has no stock class "
+            "for; allowed: the other families. `cape-plugins export onnx` takes it, and "
             "`python -m hf_models.convert --self-contained` writes its code beside it."
         )
-    cape, _ = load_whole(own, str(source))
+    cape, _ = load_whole(cape_class, str(source))
     return cape.eval(), stock_type
 
 
@@ -154,12 +154,12 @@ def _refuse_relative(cape: PreTrainedModel, stock_type: type) -> None:
 
 
 def _check(part: Part, stock: PreTrainedModel) -> None:
-    """Refuses what the stock class computes otherwise. A BOS hint can be given by the caller, and
-    what is added may stand in a table."""
+    """Refuses settings that the stock class cannot compute. A caller can put the BOS hint before
+    the source, and a table can hold embeddings that are added."""
     changes = part.config.changes(part.stock)
-    others = sorted(changes.keys() - {"source_bos"})
-    if part.table is None and others:
-        option = others[0]
+    differences = sorted(changes.keys() - {"source_bos"})
+    if part.table is None and differences:
+        option = differences[0]
         value, of_stock = changes[option]
         raise ValueError(
             f"{option}={value!r} cannot be that of a {type(stock).__name__}, which computes its "
@@ -174,13 +174,13 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     """Largest difference of the outputs of both models on random inputs.
 
     Raises:
-        ValueError: if the stock model computes otherwise.
+        ValueError: if the stock model computes something else.
     """
     generator = torch.Generator().manual_seed(1)
     shape = shape_of_inputs(stock)
     if stock.main_input_name == "input_ids":
         given = torch.randint(_words(stock), shape, generator=generator)
-        given[:, -1] = _eos(stock)  # some classify the state of this token
+        given[:, -1] = _eos(stock)  # some models classify the state of this token
     else:
         given = torch.rand(shape, generator=generator)
     more = {}
@@ -232,7 +232,7 @@ def hint_of(cape: PreTrainedModel) -> int | None:
 
 
 def _resize_processor(folder: Path, height: int, width: int) -> None:
-    """Lets an image processor that makes images of one size make them of this one."""
+    """Sets the image size of an image processor that makes images of one size."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         with editing_json(folder / name) as saved:
             settings = saved.get("image_processor", saved)
@@ -248,14 +248,14 @@ def _readme(
     limit: str | None,
     folder: Path,
 ) -> str:
-    """What a user of the folder has to know.
+    """The README of the folder.
 
     Args:
         cape: The model of this package.
-        stock: The stock one.
-        parts: What encodes positions.
+        stock: The stock model.
+        parts: The parts that encode positions.
         limit: Setting with the number of positions of a text; None if there is none.
-        folder: With all other files.
+        folder: Folder with all other files.
     """
     tables = [f"`{part.table}`" for part in parts if part.table]
     frames = any(isinstance(part.module, NaturalLengthEncoder) for part in parts)

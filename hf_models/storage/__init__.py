@@ -1,1 +1,1 @@
-"""What folders of models hold: loaded, carrying their own code, stock again."""
+"""Folders of models: loading, copies of the code in them, and stock models again."""

@@ -1,4 +1,4 @@
-"""Loads checkpoints as a whole, with clear errors for those that do not load."""
+"""Loads checkpoints as a whole, with clear errors for checkpoints that do not load."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cape_plugins.serving.checks import refuse_not_finite
 
 @contextmanager
 def clear_errors(source: str) -> Iterator[None]:
-    """Turns what transformers raises for damaged or unfit files into errors that say so. To be put
-    around the loading alone, as an error of other code would blame the checkpoint, too; a lack of
-    memory is no fault of it and passes.
+    """Turns errors of transformers about damaged or unfit files into errors that say so. To be put
+    around the loading alone: an error of other code would blame the checkpoint. A lack of memory
+    passes unchanged, because the checkpoint is not at fault.
 
     Args:
         source: Folder or hub name of the checkpoint.
@@ -38,7 +38,7 @@ def clear_errors(source: str) -> Iterator[None]:
             f"the configuration of {source} is not allowed: {told}. Correct its config.json."
         ) from error
     except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        # on a CPU it has no class of its own
+        # on a CPU a lack of memory has no own class
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise
         raise ValueError(
@@ -48,7 +48,7 @@ def clear_errors(source: str) -> Iterator[None]:
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ValueError(
             f"the configuration of {source} builds no model ({type(error).__name__}: {error}). "
-            "Compare its config.json with that of a model that loads."
+            "Compare its config.json with the config.json of a model that loads."
         ) from error
 
 
@@ -62,7 +62,7 @@ def require_place(source: str) -> None:
         raise ValueError(f"{source}: no such folder; check the path.")
 
 
-# Parameters that another position embedding may have of its own.
+# Parameters that depend on the position embedding.
 _POSITIONS = re.compile(r"\.relative\.|\bpositions\.|position_embeddings")
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that carry their own code.
+"""Checkpoints with a copy of the code of their models.
 
 transformers loads code from a folder if its files stand side by side and import each other
 relatively. The sources of both packages are copied under flat names, nothing else is changed.
@@ -56,7 +56,7 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
     entries = [e for e in hf_models.AUTO_CLASSES if e.model_type == config.get("model_type")]
     if not entries:
         raise ValueError(
-            f"{folder} holds a model of type {config.get('model_type')!r}; only those of this "
+            f"{folder} holds a model of type {config.get('model_type')!r}; only models of this "
             "package can carry its code. Convert it first."
         )
     (config_class,) = entries
@@ -100,7 +100,7 @@ def _map_processors(folder: Path) -> None:
 
 
 def _change_card(folder: Path, config: dict[str, Any]) -> None:
-    """Says how the folder loads now, in a card that nobody has changed."""
+    """Says how the folder loads now, in a model card that has not been edited."""
     path, settings = folder / "README.md", config["position_embedding"]
     name = (config.get("architectures") or [""])[0]
     autos = [

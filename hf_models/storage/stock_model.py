@@ -1,4 +1,4 @@
-"""Stock models with the weights of models of this package, and what these add to their content in
+"""Stock models with the weights of models of this package, and with their position embeddings in
 the tables of the stock classes."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Part(NamedTuple):
     """A part of a model that encodes positions.
 
     Attributes:
-        module: Of the model of this package.
-        config: Its settings.
-        stock: Those of the stock model.
-        table: Name of the parameter of the stock model that can hold what is added; None if it has
+        module: Module of our model.
+        config: Position settings of the module.
+        stock: Position settings of the stock model.
+        table: Name of the parameter of the stock model that can hold the embeddings; None if it has
             none.
     """
 
@@ -56,8 +56,8 @@ def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
         side = getattr(module, "side", "encoder")
         row = family.sides[side]
         of_stock = PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
-        places = (f"{path}.{end}" for end in switch_built.STOCK_TABLES)
-        table = next((place for place in places if place in names), None)
+        candidates = (f"{path}.{end}" for end in switch_built.STOCK_TABLES)
+        table = next((name for name in candidates if name in names), None)
         config = cape.config.position_settings(row.field)
         parts.append(Part(module, config, of_stock, table))
     return parts
@@ -69,7 +69,7 @@ def of_images(config: Any) -> Any:
 
 
 def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
-    """Of one image, recording or text."""
+    """Shape of one image, recording or text."""
     config = model.config
     if model.main_input_name == "input_ids":
         return (1, SHORTEST - 1)  # and the hint
@@ -85,10 +85,10 @@ def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
 
 @torch.no_grad()
 def fill_table(stock: PreTrainedModel, part: Part) -> None:
-    """Writes into the stock table what the part adds to its first positions.
+    """Writes the embeddings that the part adds to its first positions into the stock table.
 
     Raises:
-        ValueError: if this is random, or depends on the length of the text.
+        ValueError: if they are random, or depend on the length of the text.
     """
     if part.module.positions is not None and part.module.positions.draws:
         _refuse(part, "random positions")
@@ -116,14 +116,14 @@ def _rows_of_patches(embeddings: PatchEmbeddings, like: Tensor) -> Tensor:
 
 
 def _rows_of_frames(encoder: NaturalLengthEncoder, like: Tensor) -> Tensor:
-    """``[T', C]`` of a recording as long as the stock model takes."""
+    """``[T', C]`` of a recording of the length that the stock model takes."""
     content = torch.zeros_like(like)[None]
     frames = Frames(torch.tensor([len(like)]), encoder.config.hop_seconds, None, None)
     return add_positions(encoder.positions, content, frames, STRIDE)[0]
 
 
 def _rows_of_tokens(part: Part, rows: int) -> Tensor:
-    """``[T, C]`` of a text of so many tokens."""
+    """``[T, C]`` of a text of T tokens."""
     values, shorter = (_embed_tokens(part.module, length) for length in (rows, rows // 3))
     if not torch.allclose(values[: len(shorter)], shorter, atol=1e-5):
         _refuse(part, "other positions in texts of other lengths")
@@ -142,9 +142,9 @@ def _refuse(part: Part, reason: str) -> None:
 
 def _embed_tokens(module: Any, length: int) -> Tensor:
     positions = token_positions(torch.ones(1, length, dtype=torch.bool))
-    words = getattr(module, "embed_tokens", None) or module.word_embeddings
+    embedding = getattr(module, "embed_tokens", None) or module.word_embeddings
     table: nn.Module = getattr(module, "embed_positions", None) or module.position_embeddings
     if isinstance(table, LearnedTable):
         return table.look_up(positions, 1)[0]
-    added = embed_positions(module.positions, positions, None, words.weight)
-    return words.weight.new_zeros(length, words.embedding_dim) if added is None else added[0]
+    rows = embed_positions(module.positions, positions, None, embedding.weight)
+    return embedding.weight.new_zeros(length, embedding.embedding_dim) if rows is None else rows[0]

@@ -40,8 +40,8 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     """Gives a built model another position embedding, in place and with all its weights.
 
     Modules and parameters stay, and with them hooks, precisions, adapters, and optimizers that were
-    made before; only position embeddings are exchanged. Those that the new type needs are new
-    parameters, which an optimizer has to be given.
+    made before; only position embeddings are exchanged. Embeddings that the new type needs are new
+    parameters, which the caller has to add to an optimizer.
 
     Args:
         model: A model of transformers of a known family, stock or switched already, and the
@@ -125,8 +125,8 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
 
     A stock model is built and switched in the same way as `model` was: what this changes in it is
     changed back in `model`, and stock modules that were dropped are taken from it. So no part has
-    to say how its ``install_positions`` is undone. All else stays, whatever its owner has made of
-    it.
+    to say how its ``install_positions`` is undone. Everything else stays, also changes by its
+    owner.
 
     Args:
         model: A model of this package.
@@ -142,14 +142,14 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
     twin = stock(stock_config).to(model.device)
     stock_modules = [(module, type(module), _contents(module)) for module in twin.modules()]
     new_parameters = set(twin.parameters())
-    with warnings.catch_warnings():  # about the settings that end here
+    with warnings.catch_warnings():  # of settings that this call removes
         warnings.simplefilter("ignore")
         _switch(twin, stock_config, model.config, trained=False)
     in_model = _counterparts(twin, model, stock_modules)
     for module, stock_type, contents in stock_modules:
         counterpart, switched = in_model.get(id(module), module), _contents(module)
         if type(counterpart) is not type(module):
-            continue  # its owner's; has no position embedding, or is refused below
+            continue  # a module of the owner; has no position embedding, or is refused below
         was_dropped = counterpart is module
         counterpart.__class__ = stock_type
         for name in switched.keys() - contents.keys():
@@ -180,8 +180,8 @@ def _contents(module: nn.Module) -> dict[str, Any]:
 def _counterparts(
     twin: Any, model: Any, stock_modules: list[tuple[nn.Module, type, dict[str, Any]]]
 ) -> dict[int, Any]:
-    """What stands in `model` for modules, parameters, buffers and configurations of its `twin`, by
-    their id."""
+    """Modules, parameters, buffers and configurations of `model`, by the id of their counterpart in
+    `twin`."""
     in_model = {}
     for listing in ("named_modules", "named_parameters", "named_buffers"):
         theirs = dict(getattr(model, listing)(remove_duplicate=False))

@@ -168,7 +168,7 @@ class PositionEmbeddingMixin:
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """See transformers. A ``position_embedding`` without "type" changes single options of the
-        one that is stored."""
+        stored one."""
         cls.check_model_type(config_dict, "config_dict")
         config_dict = {k: v for k, v in config_dict.items() if GUARD.get(k, ...) != v}
         refuse_misplaced(kwargs, cls.position_fields)

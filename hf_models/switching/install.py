@@ -2,11 +2,10 @@
 
 A stock model is built, or loaded, unchanged. Then its parts get the classes of this package
 (:func:`install`), and each part that encodes positions puts in its own (:class:`PositionHost`).
-What a stock forward has no argument for is bound to the part that needs it, for this call only
-(:mod:`cape_plugins.mathematics.binding`): the random numbers of a training forward, and the
-embeddings that replace the output of a stock module (:class:`PositionSlot`). So families copy
-neither constructors nor forwards; the price is that stock tables are built which are dropped at
-once.
+Values for which a stock forward has no argument are bound to the part that needs them, for this
+call only (:mod:`cape_plugins.mathematics.binding`): the random numbers of a training forward, and
+the embeddings that replace the output of a stock module (:class:`PositionSlot`). So families copy
+neither constructors nor forwards; the price is that stock tables are built and dropped at once.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ for _function in TRACED_ONLY:
 
 
 class PositionSlot(Bound, nn.Module):
-    """Takes the place of a stock position module: gives the embeddings bound to it, whatever
-    it is called with. Nothing bound means that nothing is added."""
+    """Replaces a stock position module: returns the embeddings bound to it, and ignores the
+    arguments of the call. Without bound embeddings nothing is added."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """``[B or 1, T, C]``, or zero, a tensor in any case, as some stock forwards ask for."""
+        """``[B or 1, T, C]``, or zero; always a tensor, which some stock forwards need."""
         return torch.zeros(()) if self.bound is None else self.bound
 
 
@@ -93,8 +92,8 @@ class FamilyClasses:
             parts have it.
         parts: Classes that take the place of stock ones, each a subclass whose last base is the
             stock class.
-        auto: Auto classes of transformers and the model that each loads; default those that load
-            the stock models.
+        auto: Auto classes of transformers and the model that each loads; default the Auto classes
+            that load the stock models.
 
     Raises:
         ValueError: for a part whose last base is no stock class, or that is a :class:`PositionHost`
@@ -180,7 +179,7 @@ def auto_models(config: type) -> dict[Any, type]:
     loading = {}
     for auto in vars(modeling_auto).values():
         models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
-        # asked for this configuration: a list of all would import every model there is
+        # by this configuration only: a list of all would import every model of transformers
         model = None if models is None else models.get(config, None)
         if model is not None:  # of several the one that is loaded
             loading[auto] = model[0] if isinstance(model, tuple) else model
@@ -188,8 +187,8 @@ def auto_models(config: type) -> dict[Any, type]:
 
 
 def install(model: nn.Module, trained: bool = False) -> None:
-    """Gives the parts of a built model their classes and lets each :class:`PositionHost` take its
-    place.
+    """Gives the parts of a built model their classes, and lets each :class:`PositionHost` install
+    its positions.
 
     Args:
         model: A model whose configuration has position embeddings.

@@ -131,9 +131,11 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
             and pretrained_model_name_or_path is not None
         ):
             config = cls._complete_config(config, kwargs)
-            place = {name: kwargs[name] for name in _PLACE if name in kwargs}
+            location = {name: kwargs[name] for name in _PLACE if name in kwargs}
             try:
-                stored, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **place)
+                stored, _ = PreTrainedConfig.get_config_dict(
+                    pretrained_model_name_or_path, **location
+                )
             except OSError:  # an adapter or bare weights
                 stored = {}
             config.check_model_type(stored, pretrained_model_name_or_path)

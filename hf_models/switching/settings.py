@@ -41,7 +41,7 @@ def require_own_config(config: Any, model: str) -> None:
         model: Name of the class of the model, for the message.
 
     Raises:
-        ValueError: if it is a stock configuration, or if nobody has counted alpha.
+        ValueError: if it is a stock configuration, or if alpha has not been counted.
     """
     # isinstance may fail: transformers can load the code of a self-contained folder twice
     if not hasattr(config, "position_fields"):

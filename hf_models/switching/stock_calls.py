@@ -22,10 +22,10 @@ from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced
 
 
 def accept_position_embeddings(configs: Collection[Any]) -> None:
-    """Changes the calls, once and for all.
+    """Changes the calls, for the whole process.
 
     Args:
-        configs: Configurations of this package; those that are added later count as well.
+        configs: Configurations of this package; configurations that are added later count, too.
     """
     AutoConfig.from_pretrained = _with_cape_configurations(AutoConfig.from_pretrained, configs)
     for name in ("from_pretrained", "_from_config"):
@@ -49,12 +49,12 @@ def _embeddings_among(arguments: Mapping[str, Any], configs: Collection[Any]) ->
     return sorted(_fields(configs) & arguments.keys())
 
 
-def _no_effect(field: str, value: Any, place: Any, model_type: str, configs: Any) -> str:
+def _no_effect(field: str, value: Any, checkpoint: Any, model_type: str, configs: Any) -> str:
     model_types = sorted({name for config_class in configs for name in config_class.model_types()})
     return (
-        f"{field}={value!r} has no effect on {place}, a model of type {model_type!r}; model types "
-        f"with a position embedding to choose: {', '.join(model_types)}. Leave it out, or give "
-        "such a model."
+        f"{field}={value!r} has no effect on {checkpoint}, a model of type {model_type!r}; model "
+        f"types with a position embedding to choose: {', '.join(model_types)}. Leave it out, or "
+        "give such a model."
     )
 
 
@@ -76,8 +76,8 @@ def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[An
                 for name in ("trust_remote_code", "code_revision"):
                     kwargs.pop(name, None)
                 return config_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
-        place, model_type = pretrained_model_name_or_path, config.model_type
-        raise ValueError(_no_effect(fields[0], kwargs[fields[0]], place, model_type, configs))
+        path, model_type = pretrained_model_name_or_path, config.model_type
+        raise ValueError(_no_effect(fields[0], kwargs[fields[0]], path, model_type, configs))
 
     return from_pretrained
 

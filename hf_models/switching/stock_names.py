@@ -1,4 +1,5 @@
-"""What transformers knows of a stock model by name, said of the model in its place, too.
+"""Copies entries of the tables in which transformers looks up a stock model by name to the model
+that replaces it.
 
 Parts of it ask for the name of a class instead of the class itself, such as the Trainer, which
 shifts labels for label smoothing, and the choice of a tokenizer for a checkpoint that names none.
