@@ -34,18 +34,35 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = new_parser(__doc__)
-    add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default all"
+    )
     add_shared(parser, "device", default="cpu", shown="cpu", choices=("cpu", "cuda"))
     add_shared(parser, "dtype", default="float32")
-    add("--quick", action="store_true", help="tiny models, to see that everything runs")
-    text = "cpu: CPU seconds, if a machine does other work (with OMP_NUM_THREADS=1); default: wall"
-    add("--clock", choices=tuple(measure.CLOCKS), default="wall", help=text)
-    text = "timed rounds, in each of which all variants take a turn (default: as many as fit in the"
-    text += " time that a benchmark has)"
-    add("--rounds", type=positive, metavar="N", help=text)
-    text = f"rounds before those (default: {measure.WARM_UP})"
-    add("--warm-up", type=positive, default=measure.WARM_UP, metavar="N", help=text)
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models, to see that everything runs"
+    )
+    parser.add_argument(
+        "--clock",
+        choices=tuple(measure.CLOCKS),
+        default="wall",
+        help="cpu: CPU seconds, if a machine does other work (with OMP_NUM_THREADS=1); default: "
+        "wall",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        metavar="N",
+        help="timed rounds, in each of which all variants take a turn (default: as many as fit "
+        "in the time that a benchmark has)",
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=positive,
+        default=measure.WARM_UP,
+        metavar="N",
+        help=f"rounds before those (default: {measure.WARM_UP})",
+    )
     add_shared(parser, "output", shown="benchmarks/results")
     args = parser.parse_args(argv)
     for name in args.names:

@@ -92,10 +92,16 @@ def tables_of(rows: Sequence[Row], histogram: Sequence[Row]) -> dict[str, list[s
 
 def make_parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
-    add = parser.add_argument
-    add("manifest", nargs="+", type=Path, metavar="MANIFEST", help="table of recordings with texts")
-    text = "seconds of audio in a batch without padding (default: 240, as in the paper)"
-    add("--batch-seconds", type=number(0.1, 1e6), default=BATCH_SECONDS, metavar="X", help=text)
+    parser.add_argument(
+        "manifest", nargs="+", type=Path, metavar="MANIFEST", help="table of recordings with texts"
+    )
+    parser.add_argument(
+        "--batch-seconds",
+        type=number(0.1, 1e6),
+        default=BATCH_SECONDS,
+        metavar="X",
+        help="seconds of audio in a batch without padding (default: 240, as in the paper)",
+    )
     add_shared(parser, "seed", default=0)
     add_shared(parser, "output", default=Path("results/asr/corpus"))
     return parser

@@ -109,15 +109,28 @@ def measure(
 def make_parser() -> argparse.ArgumentParser:
     epilog = "All other flags go to fairseq-generate, such as --fp16 or --ctc-beam 50."
     parser = command_line.new_parser(__doc__, epilog=epilog)
-    add = parser.add_argument
     command_line.add_shared(parser, "models")
-    add("--data", type=Path, required=True, help="folder with manifests and dict.txt")
-    add("--sets", nargs="+", default=["test"], metavar="NAME", help="manifests (default: test)")
-    text = "upper ends of the bins of durations (default: 10 15 20)"
-    add("--bins", nargs="+", type=SECONDS, default=BINS, metavar="SECONDS", help=text)
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with manifests and dict.txt"
+    )
+    parser.add_argument(
+        "--sets", nargs="+", default=["test"], metavar="NAME", help="manifests (default: test)"
+    )
+    parser.add_argument(
+        "--bins",
+        nargs="+",
+        type=SECONDS,
+        default=BINS,
+        metavar="SECONDS",
+        help="upper ends of the bins of durations (default: 10 15 20)",
+    )
     command_line.add_shared(parser, "hops", note="plot word error rate against throughput")
-    text = "frames of a batch (default: 20000)"
-    add("--max-tokens", type=command_line.positive, default=20000, help=text)
+    parser.add_argument(
+        "--max-tokens",
+        type=command_line.positive,
+        default=20000,
+        help="frames of a batch (default: 20000)",
+    )
     command_line.add_shared(parser, "device")
     command_line.add_shared(parser, "threads", default=1)
     command_line.add_shared(parser, "work", default=Path("build/asr/decoded"))

@@ -258,30 +258,65 @@ def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list
 
 def make_options() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "audio", COMPARED, "results/asr_hf")
-    add = parser.add_argument
     add_recording_args(parser)
-    text = "leave longer recordings out of training"
-    add("--max-seconds", type=number(0, 1e9), metavar="SECONDS", help=text)
-    text = "subwords of a new sentencepiece model; default: letters for CTC, else 1000"
-    add("--vocab-size", type=positive, help=text)
-    text = "batches of so many seconds per process without padding, in which each recording has a "
-    text += "hop of its own; by CTC"
-    add("--padding-free", type=number(0.1, 1e6), metavar="SECONDS", help=text)
-    add("--no-spec-augment", action="store_true", help="do not mask features in training")
+    parser.add_argument(
+        "--max-seconds",
+        type=number(0, 1e9),
+        metavar="SECONDS",
+        help="leave longer recordings out of training",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=positive,
+        help="subwords of a new sentencepiece model; default: letters for CTC, else 1000",
+    )
+    parser.add_argument(
+        "--padding-free",
+        type=number(0.1, 1e6),
+        metavar="SECONDS",
+        help="batches of so many seconds per process without padding, in which each recording "
+        "has a hop of its own; by CTC",
+    )
+    parser.add_argument(
+        "--no-spec-augment", action="store_true", help="do not mask features in training"
+    )
     add_shared(parser, "beam", default=1)
-    text = "of a model trained by CTC: hypotheses of the beam of flashlight-text (default: 1, the "
-    add("--ctc-beam", type=positive, default=1, metavar="N", help=text + "best path)")
-    text = "n-gram model, ARPA or binary of KenLM: of words with --ctc-lexicon, else of units"
-    add("--ctc-lm", metavar="FILE", help=text)
-    add("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
-    add("--ctc-lm-weight", type=number(-1e6, 1e6), metavar="X", default=1.0, help="(default: 1.0)")
-    text = "a CTC model from scratch as in CAPE Appendix C.2: 36 layers, dropout, layer drop and "
-    text += "learned table of this corpus, and its scale of cape; --model-config changes fields"
-    add("--preset", choices=CORPORA, help=text)
-    text = "distance of frames in the test, by CTC; longer is faster (default: that of the model)"
-    add("--hop-seconds", type=number(0.001, 0.1), metavar="SECONDS", help=text)
-    text = "of the speech, for a Whisper of many languages (default: that of its tokenizer)"
-    add("--language", metavar="NAME", help=text)
+    parser.add_argument(
+        "--ctc-beam",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="of a model trained by CTC: hypotheses of the beam of flashlight-text (default: 1, "
+        "the best path)",
+    )
+    parser.add_argument(
+        "--ctc-lm",
+        metavar="FILE",
+        help="n-gram model, ARPA or binary of KenLM: of words with --ctc-lexicon, else of units",
+    )
+    parser.add_argument("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
+    parser.add_argument(
+        "--ctc-lm-weight", type=number(-1e6, 1e6), metavar="X", default=1.0, help="(default: 1.0)"
+    )
+    parser.add_argument(
+        "--preset",
+        choices=CORPORA,
+        help="a CTC model from scratch as in CAPE Appendix C.2: 36 layers, dropout, layer drop "
+        "and learned table of this corpus, and its scale of cape; --model-config changes "
+        "fields",
+    )
+    parser.add_argument(
+        "--hop-seconds",
+        type=number(0.001, 0.1),
+        metavar="SECONDS",
+        help="distance of frames in the test, by CTC; longer is faster (default: that of the "
+        "model)",
+    )
+    parser.add_argument(
+        "--language",
+        metavar="NAME",
+        help="of the speech, for a Whisper of many languages (default: that of its tokenizer)",
+    )
     return parser
 
 

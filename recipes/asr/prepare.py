@@ -183,14 +183,29 @@ def make_parser() -> argparse.ArgumentParser:
         if name != "synthetic":
             add("source", type=absolute, metavar="SOURCE", help="folder of the corpus")
         add_shared(commands.choices[name], "output", type=absolute, required=True)
-        text = "read every recording to its end, not only its header; takes longer"
-        add("--decode", action="store_true", help=text)
-        text = "make a model of subwords, spm.model, whose units are the words of train"
-        add("--word-units", action="store_true", help=text)
-    text = "subsets for training, such as train-clean-100 (default: all train-*)"
-    adding["librispeech"]("--train", nargs="+", default=[], metavar="SUBSET", help=text)
-    text = "words in the prompts of validation and test (default: 20k)"
-    adding["wsj"]("--vocabulary", choices=corpora.WSJ_TESTS, default="20k", help=text)
+        add(
+            "--decode",
+            action="store_true",
+            help="read every recording to its end, not only its header; takes longer",
+        )
+        add(
+            "--word-units",
+            action="store_true",
+            help="make a model of subwords, spm.model, whose units are the words of train",
+        )
+    adding["librispeech"](
+        "--train",
+        nargs="+",
+        default=[],
+        metavar="SUBSET",
+        help="subsets for training, such as train-clean-100 (default: all train-*)",
+    )
+    adding["wsj"](
+        "--vocabulary",
+        choices=corpora.WSJ_TESTS,
+        default="20k",
+        help="words in the prompts of validation and test (default: 20k)",
+    )
     for name, counts in STRINGS.items():
         add_shared(commands.choices[name], "seed", default=0)
         for split, count in counts.items():
@@ -198,12 +213,27 @@ def make_parser() -> argparse.ArgumentParser:
             text += " for each range of lengths" if split == "test" else ""
             text += f" (default: {count})" if count else ""
             adding[name](f"--{split}-strings", type=positive, default=count, metavar="N", help=text)
-    text = "recordings with an index below are for the test (default: 5)"
-    adding["digits"]("--test-takes", type=positive, default=5, metavar="N", help=text)
-    text = "so many indices after these are for validation (default: 5)"
-    adding["digits"]("--valid-takes", type=positive, default=5, metavar="N", help=text)
-    text = "text file of words to be spoken (default: zero to nine)"
-    adding["synthetic"]("--words", type=word_file, default=[*DIGITS], metavar="FILE", help=text)
+    adding["digits"](
+        "--test-takes",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="recordings with an index below are for the test (default: 5)",
+    )
+    adding["digits"](
+        "--valid-takes",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="so many indices after these are for validation (default: 5)",
+    )
+    adding["synthetic"](
+        "--words",
+        type=word_file,
+        default=[*DIGITS],
+        metavar="FILE",
+        help="text file of words to be spoken (default: zero to nine)",
+    )
     return parser
 
 

@@ -274,22 +274,45 @@ def run_model(
 def make_parser() -> argparse.ArgumentParser:
     epilog = "Flags behind -- go to fairseq-train."
     parser = command_line.new_parser(__doc__, epilog=epilog)
-    add = parser.add_argument
-    add("--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)")
-    text = "settings of the models (default: small; digits; wsj, tedlium3, librispeech need GPUs)"
-    add("--recipe", choices=RECIPES, default="small", help=text)
-    add("--study", choices=STUDIES, default="types", help="(default: types)")
+    parser.add_argument(
+        "--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)"
+    )
+    parser.add_argument(
+        "--recipe",
+        choices=RECIPES,
+        default="small",
+        help="settings of the models (default: small; digits; wsj, tedlium3, librispeech need "
+        "GPUs)",
+    )
+    parser.add_argument("--study", choices=STUDIES, default="types", help="(default: types)")
     rows = dict.fromkeys(name for study in STUDIES.values() for name in study.models)
     command_line.add_compared(parser, "audio", "those of the study", rows=list(rows))
-    text = "padded and padding-free (default: padded; both in the study batches)"
-    add("--batches", nargs="+", choices=BATCHES, help=text)
+    parser.add_argument(
+        "--batches",
+        nargs="+",
+        choices=BATCHES,
+        help="padded and padding-free (default: padded; both in the study batches)",
+    )
     command_line.add_shared(parser, "seeds", default=[1])
     command_line.add_shared(parser, "updates", shown="those of the recipe")
-    text = "also score recordings of the durations of training after so many updates"
-    add("--curve", nargs="+", type=command_line.positive, metavar="N", default=(), help=text)
-    add("--test", default="test", metavar="NAME", help="manifest of the test set (default: test)")
-    text = "upper ends of the bins of durations (default: those of the recipe)"
-    add("--bins", nargs="+", type=SECONDS, metavar="SECONDS", help=text)
+    parser.add_argument(
+        "--curve",
+        nargs="+",
+        type=command_line.positive,
+        metavar="N",
+        default=(),
+        help="also score recordings of the durations of training after so many updates",
+    )
+    parser.add_argument(
+        "--test", default="test", metavar="NAME", help="manifest of the test set (default: test)"
+    )
+    parser.add_argument(
+        "--bins",
+        nargs="+",
+        type=SECONDS,
+        metavar="SECONDS",
+        help="upper ends of the bins of durations (default: those of the recipe)",
+    )
     command_line.add_shared(parser, "hops")
     command_line.add_shared(parser, "jobs", default=available_cores())
     command_line.add_shared(parser, "threads", default=1)

@@ -102,15 +102,30 @@ def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
-    add = parser.add_argument
-    add("manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare")
-    text = "longest durations of what is joined, one set for each"
-    add("--seconds", type=number(0.1, 1e6), nargs="+", required=True, metavar="N", help=text)
+    parser.add_argument(
+        "manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=number(0.1, 1e6),
+        nargs="+",
+        required=True,
+        metavar="N",
+        help="longest durations of what is joined, one set for each",
+    )
     add_shared(parser, "output", shown="beside the manifest")
-    text = "silence between two utterances (default: none)"
-    add("--gap", type=number(0, 60), default=0.0, metavar="SECONDS", help=text)
-    text = "join utterances of different talks or speakers, too"
-    add("--any-group", action="store_true", help=text)
+    parser.add_argument(
+        "--gap",
+        type=number(0, 60),
+        default=0.0,
+        metavar="SECONDS",
+        help="silence between two utterances (default: none)",
+    )
+    parser.add_argument(
+        "--any-group",
+        action="store_true",
+        help="join utterances of different talks or speakers, too",
+    )
     return parser
 
 

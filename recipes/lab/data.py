@@ -187,15 +187,21 @@ def given_tables(args: argparse.Namespace, text_columns: Sequence[str]) -> Mappi
 
 def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:
     """Options for data of the caller."""
-    add = parser.add_argument
-    add("--dataset", metavar="NAME", help="data set of the hub, folder or file")
-    add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
-    add("--train-split", default="train", metavar="NAME", help="(default: train)")
-    text = "default: test, validation, valid or dev; without any, at most 1000 of training"
-    add("--test-split", metavar="NAME", help=text)
+    parser.add_argument("--dataset", metavar="NAME", help="data set of the hub, folder or file")
+    parser.add_argument(
+        "--dataset-config", metavar="NAME", help="configuration of a data set of the hub"
+    )
+    parser.add_argument("--train-split", default="train", metavar="NAME", help="(default: train)")
+    parser.add_argument(
+        "--test-split",
+        metavar="NAME",
+        help="default: test, validation, valid or dev; without any, at most 1000 of training",
+    )
     if files:
         for split in ("train", "validation", "test"):
-            add(f"--{split}-file", metavar="FILE", help="csv, tsv, json, jsonl or parquet")
+            parser.add_argument(
+                f"--{split}-file", metavar="FILE", help="csv, tsv, json, jsonl or parquet"
+            )
 
 
 def has_data(args: argparse.Namespace) -> bool:

@@ -70,8 +70,12 @@ def make_parser(
     default that of the domain."""
     epilog = "All other flags go to transformers' Seq2SeqTrainingArguments."
     parser = new_parser(description, epilog=epilog)
-    note = "or name on the hub, stock or cape, where training begins"
-    add_shared(parser, "model", note=note, shown="none, from scratch")
+    add_shared(
+        parser,
+        "model",
+        note="or name on the hub, stock or cape, where training begins",
+        shown="none, from scratch",
+    )
     text = """sizes of a model trained from scratch, a file or such as '{"hidden_size": 192}'"""
     parser.add_argument("--model-config", metavar="JSON", help=text)
     add_compared(parser, domain, default, architecture=architecture)

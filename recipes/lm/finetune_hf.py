@@ -64,18 +64,29 @@ METRICS = {
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, Task]:
     """Options, those of the Trainer, and the task; lengths are completed by those of the task."""
     parser = make_parser(__doc__, "text", COMPARED, "results/lm/TASK", ROTARY)
-    add = parser.add_argument
     text = "; ".join(f"{name}: {task.summary}" for name, task in TASKS.items())
-    add("--task", choices=TASKS, default="copy", help=f"{text} (default: copy)")
+    parser.add_argument("--task", choices=TASKS, default="copy", help=f"{text} (default: copy)")
     files = {"nargs": "+", "type": Path, "metavar": "FILE"}
-    add("--train-file", **files, help="files of text (default: made-up words)")
-    text = "files of text (default: the last tenth of the training text)"
-    add("--validation-file", **files, help=text)
-    text = "longest exercise of the training, of texts tokens of a block (default: of the task)"
-    add("--train-length", type=positive, metavar="N", help=text)
-    text = "lengths of exercises, of texts ends of ranges of positions (default: up to 4 and 8 "
-    text += "times that of training)"
-    add("--test-lengths", nargs="+", type=positive, metavar="N", help=text)
+    parser.add_argument("--train-file", **files, help="files of text (default: made-up words)")
+    parser.add_argument(
+        "--validation-file",
+        **files,
+        help="files of text (default: the last tenth of the training text)",
+    )
+    parser.add_argument(
+        "--train-length",
+        type=positive,
+        metavar="N",
+        help="longest exercise of the training, of texts tokens of a block (default: of the task)",
+    )
+    parser.add_argument(
+        "--test-lengths",
+        nargs="+",
+        type=positive,
+        metavar="N",
+        help="lengths of exercises, of texts ends of ranges of positions (default: up to 4 and 8 "
+        "times that of training)",
+    )
     add_shared(parser, "limit", note="of each length, of texts so many stretches", default=200)
     first = parser.parse_known_args(argv)[0]
     task = TASKS[first.task]

@@ -189,14 +189,26 @@ def make_parser() -> argparse.ArgumentParser:
     add, task = parser.add_argument, TASKS["text"]
     files = {"nargs": "+", "type": Path, "metavar": "FILE"}
     add("--train-file", **files, help="files of text (default: made-up words)")
-    text = "files of text (default: the last tenth of the training text)"
-    add("--validation-file", **files, help=text)
+    add(
+        "--validation-file",
+        **files,
+        help="files of text (default: the last tenth of the training text)",
+    )
     length = {"type": command_line.positive, "metavar": "N"}
-    text = f"bytes of a block of training (default: {task.train_length})"
-    add("--train-length", **length, default=task.train_length, help=text)
+    add(
+        "--train-length",
+        **length,
+        default=task.train_length,
+        help=f"bytes of a block of training (default: {task.train_length})",
+    )
     ends = [round(times * task.train_length) for times in task.times]
-    text = f"ends of ranges of positions (default: {' '.join(map(str, ends))})"
-    add("--test-lengths", **length, nargs="+", default=ends, help=text)
+    add(
+        "--test-lengths",
+        **length,
+        nargs="+",
+        default=ends,
+        help=f"ends of ranges of positions (default: {' '.join(map(str, ends))})",
+    )
     command_line.add_shared(parser, "limit", note="here stretches of text", default=200)
     command_line.add_compared(parser, "text", COMPARED, architecture=ARCHITECTURE)
     command_line.add_shared(parser, "seeds", default=[1])

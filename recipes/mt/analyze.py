@@ -107,11 +107,18 @@ def make_parser() -> argparse.ArgumentParser:
     text = "longest side of a pair that is kept (default: %(default)s)"
     command = commands.choices["extrapolate"]
     command.add_argument("--max-length", **number, default=50, help=text)
-    add = command.add_mutually_exclusive_group().add_argument
-    text = "sentencepiece model: count its subwords (default: words)"
-    add("--spm", type=Path, metavar="FILE", help=text)
-    text = "subword-nmt codes, of tokenised text: count their subwords (default: words)"
-    add("--bpe", type=Path, metavar="FILE", help=text)
+    command.add_mutually_exclusive_group().add_argument(
+        "--spm",
+        type=Path,
+        metavar="FILE",
+        help="sentencepiece model: count its subwords (default: words)",
+    )
+    command.add_mutually_exclusive_group().add_argument(
+        "--bpe",
+        type=Path,
+        metavar="FILE",
+        help="subword-nmt codes, of tokenised text: count their subwords (default: words)",
+    )
     return parser
 
 

@@ -163,13 +163,18 @@ def translate(
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, bool]:
     """Options, those of the Trainer, and whether the data are the built-in number lists."""
     parser = make_parser(__doc__, "text", COMPARED, "results/mt_hf")
-    add = parser.add_argument
     data.add_data_args(parser)
-    add("--source-lang", default="en", help="column (default: en)")
-    add("--target-lang", default="de", help="column (default: de)")
-    add("--vocab-size", type=positive, default=8000, help="of a new tokenizer (default: 8000)")
-    text = "tokens of a training sentence (default: 256)"
-    add("--max-length", type=positive, default=256, help=text)
+    parser.add_argument("--source-lang", default="en", help="column (default: en)")
+    parser.add_argument("--target-lang", default="de", help="column (default: de)")
+    parser.add_argument(
+        "--vocab-size", type=positive, default=8000, help="of a new tokenizer (default: 8000)"
+    )
+    parser.add_argument(
+        "--max-length",
+        type=positive,
+        default=256,
+        help="tokens of a training sentence (default: 256)",
+    )
     add_shared(parser, "beam", default=1)
     first = parser.parse_known_args(argv)[0]
     lists = not data.has_data(first)

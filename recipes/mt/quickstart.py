@@ -260,8 +260,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for split in ("train", "test"):
         more = {"type": positive, "help": "number lists, without --data (default: %(default)s)"}
         add(f"--{split}-size", default=number_lists.SPLIT_SIZES[split], **more)
-    text = "keep pairs of --data with more words out of training (default: median of the source)"
-    add("--max-train-length", type=positive, metavar="WORDS", help=text)
+    add(
+        "--max-train-length",
+        type=positive,
+        metavar="WORDS",
+        help="keep pairs of --data with more words out of training (default: median of the source)",
+    )
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
     rows = {**VARIANTS, **ABLATIONS}
     command_line.add_compared(parser, "text", COMPARED, rows=list(rows))

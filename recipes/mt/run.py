@@ -64,10 +64,11 @@ def language(text: str) -> str:
 
 def make_parser() -> command_line.Parser:
     parser = command_line.new_parser(__doc__)
-    add = parser.add_argument
-    add("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
+    parser.add_argument("recipe", choices=RECIPES, metavar="RECIPE", help=", ".join(RECIPES))
     stage_names = [*STAGES, "all", *MORE]
-    add("stages", nargs="+", choices=stage_names, metavar="STAGE", help=", ".join(stage_names))
+    parser.add_argument(
+        "stages", nargs="+", choices=stage_names, metavar="STAGE", help=", ".join(stage_names)
+    )
     texts = (
         "training text, plain or .gz; may be given several times, files are concatenated",
         "validation text, likewise (default: every n-th line of the training text)",
@@ -75,36 +76,69 @@ def make_parser() -> command_line.Parser:
     )
     pair = {"nargs": 2, "type": Path, "action": "append", "metavar": ("SOURCE", "TARGET")}
     for split, text in zip(SPLITS, texts, strict=True):
-        add(f"--{split}", **pair, default=[], help=text)
+        parser.add_argument(f"--{split}", **pair, default=[], help=text)
     for side in SIDES:
-        text = f"language of the {side} text, names the data (default: the recipe's, or of WORK)"
-        add(f"--{side}-lang", type=language, metavar="LANG", help=text)
+        parser.add_argument(
+            f"--{side}-lang",
+            type=language,
+            metavar="LANG",
+            help=f"language of the {side} text, names the data (default: the recipe's, or of WORK)",
+        )
     own = "that of the recipe"
     command_line.add_compared(parser, "text", own)
     add_shared(parser, "seeds", shown=f"one training, of {own}")
-    text = "name of a single training, a folder under WORK/runs (default: TYPE, or TYPE-seedN)"
-    add("--name", help=text)
+    parser.add_argument(
+        "--name",
+        help="name of a single training, a folder under WORK/runs (default: TYPE, or TYPE-seedN)",
+    )
     add_shared(parser, "jobs", default=1)
     add_shared(parser, "work", shown="build/RECIPE")
     add_shared(parser, "device")
-    text = "GPUs that share an update, for the accumulation steps (default: all there are)"
-    add("--devices", type=positive, help=text)
-    add("--max-tokens", type=positive, help="tokens per device and step (default: the paper's)")
+    parser.add_argument(
+        "--devices",
+        type=positive,
+        help="GPUs that share an update, for the accumulation steps (default: all there are)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=positive, help="tokens per device and step (default: the paper's)"
+    )
     add_shared(parser, "beam", shown="the paper's")
     add_shared(parser, "length-penalty", shown="the paper's")
-    text = "epochs of training at most (default: the recipe's; those that end by updates have none)"
-    add("--max-epoch", type=int_at_least, dest="epochs", metavar="N", help=text)
-    text = "checkpoint choice (default: the paper's)"
-    add("--select", choices=("best", "average"), help=text)
-    add("--first-epoch", type=positive, help="consider epochs from this one on for --select best")
-    add("--average", type=positive, help="number of checkpoints for --select average")
+    parser.add_argument(
+        "--max-epoch",
+        type=int_at_least,
+        dest="epochs",
+        metavar="N",
+        help="epochs of training at most (default: the recipe's; those that end by updates have "
+        "none)",
+    )
+    parser.add_argument(
+        "--select", choices=("best", "average"), help="checkpoint choice (default: the paper's)"
+    )
+    parser.add_argument(
+        "--first-epoch", type=positive, help="consider epochs from this one on for --select best"
+    )
+    parser.add_argument(
+        "--average", type=positive, help="number of checkpoints for --select average"
+    )
     cores = available_cores()
     add_shared(parser, "threads", default=cores)
-    text = f"processes for preparation (default: {cores})"
-    add("--workers", type=positive, default=cores, metavar="N", help=text)
-    add("--sample", action="store_true", help="check of the whole recipe at a tiny scale")
-    text = "print the commands of train, select and decode, whatever stages are named; run nothing"
-    add("--dry-run", action="store_true", help=text)
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        default=cores,
+        metavar="N",
+        help=f"processes for preparation (default: {cores})",
+    )
+    parser.add_argument(
+        "--sample", action="store_true", help="check of the whole recipe at a tiny scale"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the commands of train, select and decode, whatever stages are named; run "
+        "nothing",
+    )
     return parser
 
 

@@ -62,42 +62,93 @@ BEST = "best of each bin"
 
 def make_options() -> argparse.ArgumentParser:
     parser = command_line.new_parser(__doc__)
-    add = parser.add_argument
     command_line.add_shared(parser, "models", note="or names on the hub")
     command_line.add_shared(parser, "output", default=Path("results/vit-evaluation"))
-    text = "hub names, folders of images by class, parquet, csv or json; default: built-in digits"
-    add("--dataset", nargs="+", default=[None], metavar="NAME", help=text)
-    add("--dataset-config", metavar="NAME", help="configuration of a data set of the hub")
-    text = "tested as a whole; default: the only one, else test, validation, valid or dev"
-    add("--test-split", metavar="NAME", help=text)
-    add("--image-column", metavar="NAME", help="default: one of a usual name")
-    add("--label-column", metavar="NAME", help="default: one of a usual name")
+    parser.add_argument(
+        "--dataset",
+        nargs="+",
+        default=[None],
+        metavar="NAME",
+        help="hub names, folders of images by class, parquet, csv or json; default: built-in "
+        "digits",
+    )
+    parser.add_argument(
+        "--dataset-config", metavar="NAME", help="configuration of a data set of the hub"
+    )
+    parser.add_argument(
+        "--test-split",
+        metavar="NAME",
+        help="tested as a whole; default: the only one, else test, validation, valid or dev",
+    )
+    parser.add_argument("--image-column", metavar="NAME", help="default: one of a usual name")
+    parser.add_argument("--label-column", metavar="NAME", help="default: one of a usual name")
     command_line.add_shared(parser, "limit", note="evenly spread")
     pixels = {"type": command_line.positive, "metavar": "PIXELS"}
-    text = "default: 5/7, 1, 12/7 and 3 times that of the first model, 160 224 384 672 for 224"
-    add("--sizes", nargs="+", **pixels, help=text)
-    text = "crop: shorter side to SIZE/0.875, centre square (paper; default); whole: squeezed"
-    add("--protocol", choices=("crop", "whole"), default="crop", help=text)
-    text = "also add up the log-probabilities of SIZE-32, SIZE and SIZE+32"
-    add("--tta", action="store_true", help=text)
-    add("--tta-step", **pixels, help="(default: 32, of the digits 8)")
-    text = f"also with factors {', '.join(GAMMA_RULES)} on the grid of positions (sinusoids)"
-    add("--gamma", action="store_true", help=text)
-    text = "size that --gamma takes for that of training; default: image_size of the model"
-    add("--trained-size", **pixels, help=text)
-    text = f"also the best size by bins of shorter sides; default: {' '.join(map(str, BIN_EDGES))}"
-    add("--bins", nargs="*", type=command_line.positive, metavar="EDGE", help=text)
-    add("--throughput", action="store_true", help="also images per second at each size")
-    add("--runs", type=command_line.positive, help="timed runs of --throughput (default: 30)")
-    add("--warmup", type=command_line.positive, help="runs before these (default: 30)")
-    text = f"largest batch of --throughput to try (default: {CPU_BATCH}, on cuda {CUDA_BATCH})"
-    add("--max-batch", type=command_line.positive, metavar="N", help=text)
-    add("--batch-size", type=command_line.positive, default=64, help="(default: 64)")
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        **pixels,
+        help="default: 5/7, 1, 12/7 and 3 times that of the first model, 160 224 384 672 for 224",
+    )
+    parser.add_argument(
+        "--protocol",
+        choices=("crop", "whole"),
+        default="crop",
+        help="crop: shorter side to SIZE/0.875, centre square (paper; default); whole: squeezed",
+    )
+    parser.add_argument(
+        "--tta",
+        action="store_true",
+        help="also add up the log-probabilities of SIZE-32, SIZE and SIZE+32",
+    )
+    parser.add_argument("--tta-step", **pixels, help="(default: 32, of the digits 8)")
+    parser.add_argument(
+        "--gamma",
+        action="store_true",
+        help=f"also with factors {', '.join(GAMMA_RULES)} on the grid of positions (sinusoids)",
+    )
+    parser.add_argument(
+        "--trained-size",
+        **pixels,
+        help="size that --gamma takes for that of training; default: image_size of the model",
+    )
+    parser.add_argument(
+        "--bins",
+        nargs="*",
+        type=command_line.positive,
+        metavar="EDGE",
+        help="also the best size by bins of shorter sides; default: "
+        f"{' '.join(map(str, BIN_EDGES))}",
+    )
+    parser.add_argument(
+        "--throughput", action="store_true", help="also images per second at each size"
+    )
+    parser.add_argument(
+        "--runs", type=command_line.positive, help="timed runs of --throughput (default: 30)"
+    )
+    parser.add_argument(
+        "--warmup", type=command_line.positive, help="runs before these (default: 30)"
+    )
+    parser.add_argument(
+        "--max-batch",
+        type=command_line.positive,
+        metavar="N",
+        help=f"largest batch of --throughput to try (default: {CPU_BATCH}, on cuda {CUDA_BATCH})",
+    )
+    parser.add_argument(
+        "--batch-size", type=command_line.positive, default=64, help="(default: 64)"
+    )
     command_line.add_shared(parser, "dtype", default="float32")
     command_line.add_shared(parser, "device")
-    text = "threads that read images (default: 1 on cpu, else one for each core, at most 16)"
-    add("--workers", type=command_line.positive, metavar="N", help=text)
-    add("--resume", action="store_true", help="keep what an interrupted run has measured")
+    parser.add_argument(
+        "--workers",
+        type=command_line.positive,
+        metavar="N",
+        help="threads that read images (default: 1 on cpu, else one for each core, at most 16)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what an interrupted run has measured"
+    )
     return parser
 
 

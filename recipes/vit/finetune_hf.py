@@ -41,36 +41,86 @@ CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
 
 def make_options() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "image", COMPARED, "results/vit")
-    add = parser.add_argument
     add_data_args(parser, files=False)
     for option, names in COLUMNS.items():
-        text = f"default: the first that there is of {', '.join(names)}"
-        add(f"--{option.replace('_', '-')}", metavar="NAME", help=text)
-    add("--preset", choices=PRESETS, help="sizes of a model from scratch")
-    text = "settings of a training; other options win (default: digits without --dataset)"
-    add("--recipe", choices=RECIPES, help=text)
+        parser.add_argument(
+            f"--{option.replace('_', '-')}",
+            metavar="NAME",
+            help=f"default: the first that there is of {', '.join(names)}",
+        )
+    parser.add_argument("--preset", choices=PRESETS, help="sizes of a model from scratch")
+    parser.add_argument(
+        "--recipe",
+        choices=RECIPES,
+        help="settings of a training; other options win (default: digits without --dataset)",
+    )
     pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
-    add("--train-sizes", **pixels, help="default: that of the model")
-    add("--test-sizes", **pixels, help="default: that of training; of the digits: 16 to 48")
-    text = "start the projection of patches with deviation 1/sqrt(its inputs); of a new model"
-    add("--scale-patches", action=argparse.BooleanOptionalAction, default=False, help=text)
-    text = "one random size per update, of --train-sizes; default: 128 to 320 in steps of 32"
-    add("--univit", action="store_true", help=f"{text}, of the digits: 16 to 48")
-    text = "train on random crops of this share of the image; default: whole, of the digits 0.25 1"
-    add("--crop", nargs=2, type=number(0, 1), metavar=("LOW", "HIGH"), help=text)
-    add("--flip", action=argparse.BooleanOptionalAction, default=False, help="mirror half")
-    text = "deit (its 15 operations), none, or a setting of timm such as rand-m9-mstd0.5-inc1"
-    add("--rand-augment", metavar="NAME", help=text)
-    text = "share of the images of which a part becomes noise"
-    add("--random-erasing", type=number(0, 1), default=0.0, metavar="P", help=text)
-    text = "mix pairs of images, lambda of Beta(A, A); with --cutmix one of them per batch"
-    add("--mixup", type=number(0, 1e3), default=0.0, metavar="A", help=text)
-    text = "replace a box by that of another image, its share of Beta(A, A)"
-    add("--cutmix", type=number(0, 1e3), default=0.0, metavar="A", help=text)
-    text = "copies of an image in an epoch of unchanged length (default: 1, none is repeated)"
-    add("--repeats", type=positive, default=1, metavar="N", help=text)
-    text = "stochastic depth: rate of the last layer (default: 0, or that of the checkpoint)"
-    add("--drop-path", type=number(0, 1, below=True), metavar="P", help=text)
+    parser.add_argument("--train-sizes", **pixels, help="default: that of the model")
+    parser.add_argument(
+        "--test-sizes", **pixels, help="default: that of training; of the digits: 16 to 48"
+    )
+    parser.add_argument(
+        "--scale-patches",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="start the projection of patches with deviation 1/sqrt(its inputs); of a new model",
+    )
+    parser.add_argument(
+        "--univit",
+        action="store_true",
+        help="one random size per update, of --train-sizes; default: 128 to 320 in steps of 32, "
+        "of the digits: 16 to 48",
+    )
+    parser.add_argument(
+        "--crop",
+        nargs=2,
+        type=number(0, 1),
+        metavar=("LOW", "HIGH"),
+        help="train on random crops of this share of the image; default: whole, of the digits "
+        "0.25 1",
+    )
+    parser.add_argument(
+        "--flip", action=argparse.BooleanOptionalAction, default=False, help="mirror half"
+    )
+    parser.add_argument(
+        "--rand-augment",
+        metavar="NAME",
+        help="deit (its 15 operations), none, or a setting of timm such as rand-m9-mstd0.5-inc1",
+    )
+    parser.add_argument(
+        "--random-erasing",
+        type=number(0, 1),
+        default=0.0,
+        metavar="P",
+        help="share of the images of which a part becomes noise",
+    )
+    parser.add_argument(
+        "--mixup",
+        type=number(0, 1e3),
+        default=0.0,
+        metavar="A",
+        help="mix pairs of images, lambda of Beta(A, A); with --cutmix one of them per batch",
+    )
+    parser.add_argument(
+        "--cutmix",
+        type=number(0, 1e3),
+        default=0.0,
+        metavar="A",
+        help="replace a box by that of another image, its share of Beta(A, A)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="copies of an image in an epoch of unchanged length (default: 1, none is repeated)",
+    )
+    parser.add_argument(
+        "--drop-path",
+        type=number(0, 1, below=True),
+        metavar="P",
+        help="stochastic depth: rate of the last layer (default: 0, or that of the checkpoint)",
+    )
     return parser
 
 

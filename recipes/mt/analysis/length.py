@@ -21,8 +21,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "upper ends of the bins of source words (default: 5 10 15 20 30 50)"
     default = (5, 10, 15, 20, 30, 50)
     parser.add_argument("--bins", nargs="+", type=positive, default=default, metavar="N", help=text)
-    text = "join N neighbouring sentences to one, and show scores by N (default: by source words)"
-    parser.add_argument("--stack", nargs="+", type=positive, metavar="N", help=text)
+    parser.add_argument(
+        "--stack",
+        nargs="+",
+        type=positive,
+        metavar="N",
+        help="join N neighbouring sentences to one, and show scores by N (default: by source "
+        "words)",
+    )
     options.add_decoding_options(parser)
 
 

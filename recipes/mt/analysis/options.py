@@ -25,8 +25,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Models, test text, and how models are run."""
     add = parser.add_argument
     add_shared(parser, "models")
-    text = "test text, plain or .gz, not segmented"
-    add("--test", nargs=2, type=Path, required=True, metavar=("SOURCE", "TARGET"), help=text)
+    add(
+        "--test",
+        nargs=2,
+        type=Path,
+        required=True,
+        metavar=("SOURCE", "TARGET"),
+        help="test text, plain or .gz, not segmented",
+    )
     add_shared(parser, "limit", note="the first lines")
     add_shared(parser, "output", default=Path("results/translation"))
     group = parser.add_argument_group("fairseq checkpoints, where not found beside them")
@@ -35,17 +41,30 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--data", **many, metavar="[NAME=]DIR", help="folder of fairseq-preprocess")
     add("--spm", **many, metavar="[NAME=]FILE", help="sentencepiece model")
     add("--bpe", **many, metavar="[NAME=]FILE", help="subword-nmt codes, after Moses tokenisation")
-    text = "the test text is in the subwords of the models; they are joined before it is scored"
-    add("--segmented", action="store_true", help=text)
+    add(
+        "--segmented",
+        action="store_true",
+        help="the test text is in the subwords of the models; they are joined before it is scored",
+    )
     group = parser.add_argument_group("computation")
     add_shared(group, "device")
     add = group.add_argument
     add("--fp16", action="store_true", help="half precision, on a GPU")
-    text = "of a padded batch (default: %(default)s)"
-    add("--max-tokens", type=positive, default=4000, metavar="N", help=text)
-    text = "added to all positions: 0 as in the SHAPE paper (the default), or the maximum offset as"
-    text += " in the code of its authors"
-    add("--inference-offset", type=int_at_least, default=0, metavar="K", help=text)
+    add(
+        "--max-tokens",
+        type=positive,
+        default=4000,
+        metavar="N",
+        help="of a padded batch (default: %(default)s)",
+    )
+    add(
+        "--inference-offset",
+        type=int_at_least,
+        default=0,
+        metavar="K",
+        help="added to all positions: 0 as in the SHAPE paper (the default), or the maximum "
+        "offset as in the code of its authors",
+    )
 
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
@@ -54,8 +73,12 @@ def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     and the default of OpenNMT-py, on which it runs, is none."""
     group = parser.add_argument_group("beam search")
     add_shared(group, "beam", default=4)
-    note = "0, none, as in SHAPE's recipes; 0.6 and 0.8 in CAPE's"
-    add_shared(group, "length-penalty", default=1.0, note=note)
+    add_shared(
+        group,
+        "length-penalty",
+        default=1.0,
+        note="0, none, as in SHAPE's recipes; 0.6 and 0.8 in CAPE's",
+    )
     text = "longest hypothesis: A x source tokens + B (default: 2 20)"
     pair = {"nargs": 2, "type": number(0, 1e6), "metavar": ("A", "B")}
     group.add_argument("--max-length", **pair, default=(2.0, 20.0), help=text)

@@ -29,13 +29,28 @@ FREQUENCIES = (10, 100, 1000, 10000)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    text = "upper ends of the bins of positions, counted from 0 (default: 5 10 15 20 30 50 100)"
-    add("--bins", nargs="+", type=positive, default=POSITIONS, metavar="N", help=text)
-    text = "upper ends of the bins of frequencies (default: 10 100 1000 10000)"
-    add("--frequency-bins", nargs="+", type=positive, default=FREQUENCIES, metavar="N", help=text)
-    text = "target side of the training text, in which subwords are counted"
-    add("--train-target", type=Path, metavar="FILE", help=text)
+    parser.add_argument(
+        "--bins",
+        nargs="+",
+        type=positive,
+        default=POSITIONS,
+        metavar="N",
+        help="upper ends of the bins of positions, counted from 0 (default: 5 10 15 20 30 50 100)",
+    )
+    parser.add_argument(
+        "--frequency-bins",
+        nargs="+",
+        type=positive,
+        default=FREQUENCIES,
+        metavar="N",
+        help="upper ends of the bins of frequencies (default: 10 100 1000 10000)",
+    )
+    parser.add_argument(
+        "--train-target",
+        type=Path,
+        metavar="FILE",
+        help="target side of the training text, in which subwords are counted",
+    )
 
 
 def compare(

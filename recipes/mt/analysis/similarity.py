@@ -28,9 +28,13 @@ OFFSETS = (0, 100, 250, 500)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    text = "offsets that are compared, in tokens (default: 0 100 250 500, up to SHAPE's largest)"
     parser.add_argument(
-        "--offsets", nargs="+", type=int_at_least, default=OFFSETS, metavar="K", help=text
+        "--offsets",
+        nargs="+",
+        type=int_at_least,
+        default=OFFSETS,
+        metavar="K",
+        help="offsets that are compared, in tokens (default: 0 100 250 500, up to SHAPE's largest)",
     )
 
 

@@ -26,11 +26,20 @@ Losses = Sequence[np.ndarray]  # of each sentence, by position
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    text = "target tokens of a stacked sentence, at least (default: %(default)s)"
-    add("--target-tokens", type=positive, default=300, metavar="N", help=text)
-    text = "positions per point of the plot (default: %(default)s)"
-    add("--smooth", type=positive, default=10, metavar="N", help=text)
+    parser.add_argument(
+        "--target-tokens",
+        type=positive,
+        default=300,
+        metavar="N",
+        help="target tokens of a stacked sentence, at least (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--smooth",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="positions per point of the plot (default: %(default)s)",
+    )
 
 
 def lower_first(text: str) -> str:

@@ -30,8 +30,13 @@ FEW = 50  # percent of separated translations below which a drop means little
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    text = "join N neighbouring lines of the test text first (default: 1, none; SHAPE: 10)"
-    parser.add_argument("--join", type=positive, default=1, metavar="N", help=text)
+    parser.add_argument(
+        "--join",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="join N neighbouring lines of the test text first (default: 1, none; SHAPE: 10)",
+    )
     options.add_decoding_options(parser)
 
 
