@@ -244,7 +244,7 @@ class Comparison:
 
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
     """First what the first picture compares: the first and the last variant. The first picture
-    shows models after 400 of 2000 updates, and their names say so: the training stops for it and
+    shows models after 400 of 1400 updates, and their names say so: the training stops for it and
     continues from its checkpoint, bit for bit, which costs one more start of fairseq, about ten
     seconds."""
     return list(dict.fromkeys([variants[0], variants[-1], *variants]))
@@ -271,7 +271,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_compared(parser, "text", COMPARED, rows=list(rows))
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     shared(parser, "seeds", default=[1])
-    shared(parser, "updates", default=2000)
+    shared(parser, "updates", default=1400)
     shared(parser, "jobs", default=available_cores())
     shared(parser, "threads", default=1)
     shared(parser, "work", default=Path("build/quickstart"))
