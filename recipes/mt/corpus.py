@@ -199,7 +199,7 @@ class Segmented:
         if not segmentation:
             marks = f"{subwords.WORD_START} or {subwords.CONTINUED}"
             problem = f"--segmented: no subword of the model is marked by {marks}"
-            print(f"{problem}; text is scored without joining", flush=True)
+            print(f"{problem}; text is scored as it is", flush=True)
 
     def encode(self, text: str, side: int) -> str:
         return text

@@ -204,7 +204,7 @@ def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, st
         for name, seeds in models.items()
     )
     if args.segmented:
-        more["scored"] = "words of the test text, whose subwords are joined and not detokenised"
+        more["scored"] = "Subwords of the test text are joined, but its words not detokenised"
     files = ", ".join(fingerprint(path, "--test") for path in args.test)
     more = {"test_text": files, "models": "; ".join(names), **more}
     command = shown_command("python -m recipes.mt.analyze", args.argv)
