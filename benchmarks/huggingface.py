@@ -189,8 +189,8 @@ def make_models(
     sizes: dict[str, Any],
     settings: dict[str, dict[str, Any]] = SETTINGS,
 ) -> dict[str, nn.Module]:
-    """The stock model and those of the `settings`, on shared parameters."""
-    types = {name: build(cape, sizes, position_embedding=own) for name, own in settings.items()}
+    """The stock model and a cape model for each of the `settings`, on shared parameters."""
+    types = {name: build(cape, sizes, position_embedding=row) for name, row in settings.items()}
     return share({"stock": build(stock, sizes), **types}, setup)
 
 

@@ -26,7 +26,7 @@ BENCHMARKS = {
     "vision": "vision:run",
     "serving": "serving:run",
 }
-CPU_ONLY = {"serving"}  # in float32; its engines have precisions of their own
+CPU_ONLY = {"serving"}  # in float32; its engines set their precision themselves
 RESULTS = Path(__file__).parent / "results"
 QUICK_RESULTS = Path("build") / "benchmarks-quick"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -61,7 +61,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         type=positive,
         default=measure.WARM_UP,
         metavar="N",
-        help=f"rounds before those (default: {measure.WARM_UP})",
+        help=f"rounds before the timed ones (default: {measure.WARM_UP})",
     )
     add_shared(parser, "output", shown="benchmarks/results")
     args = parser.parse_args(argv)

@@ -30,7 +30,7 @@ def translator(folder: Path, search: Search) -> Step:
             "src_lengths": torch.tensor([len(row) for row in ids]),
         }
     }
-    # its steps are one more than its length, for </s>
+    # fairseq makes one step more than the length, for </s>
     return beam_search(task, model, sample, search.length - 1, search.beam)
 
 
@@ -49,7 +49,7 @@ def save(folder: Path, sizes: dict[str, int], words: int, alpha: str) -> int:
     argv += ["--source-lang", "source", "--target-lang", "target", "--max-tokens", "1"]
     parser = options.get_training_parser("translation")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, of its own future
+        warnings.simplefilter("ignore")  # hydra's deprecations
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
     torch.manual_seed(0)
     model = tasks.setup_task(cfg.task).build_model(cfg.model)
