@@ -94,9 +94,9 @@ def make_tokens(task: TranslationTask, batch_size: int, length: int) -> list[tor
     lengths[0] = length
     sentences = []
     for size in lengths.tolist():
-        words = torch.randint(symbols.nspecial, len(symbols), (size,), generator=generator)
-        words[-1] = symbols.eos()
-        sentences.append(words)
+        sentence = torch.randint(symbols.nspecial, len(symbols), (size,), generator=generator)
+        sentence[-1] = symbols.eos()
+        sentences.append(sentence)
     return sentences
 
 

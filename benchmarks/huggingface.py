@@ -88,8 +88,8 @@ def marian_inputs(setup: Setup, length: int) -> dict[str, torch.Tensor]:
 
 def speech_training(setup: Setup) -> dict[str, Step]:
     inputs = speech_inputs(setup)
-    words = 5 if setup.quick else 30
-    inputs["labels"] = torch.randint(3, 10_000, (len(inputs["input_features"]), words))
+    length = 5 if setup.quick else 30
+    inputs["labels"] = torch.randint(3, 10_000, (len(inputs["input_features"]), length))
     return training_steps(speech_models(setup, use_cache=False), inputs)
 
 

@@ -84,15 +84,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def shown_command(name: str, args: argparse.Namespace) -> str:
     """The command that makes a result again, without folders of this machine."""
-    words = ["python", "-m", "benchmarks.run", name]
+    command = ["python", "-m", "benchmarks.run", name]
     defaults = {"device": "cpu", "dtype": "float32", "clock": "wall"}
     for option, default in {**defaults, "rounds": None, "warm_up": measure.WARM_UP}.items():
         if getattr(args, option) != default:
-            words += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
+            command += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
     if args.quick:
-        words.append("--quick")
+        command.append("--quick")
     threads = os.environ.get("OMP_NUM_THREADS")
-    return ("" if threads is None else f"OMP_NUM_THREADS={threads} ") + shlex.join(words)
+    return ("" if threads is None else f"OMP_NUM_THREADS={threads} ") + shlex.join(command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -127,14 +127,14 @@ def write_models(folder: Path, setup: Setup) -> int:
     """Writes the checkpoint, the Hugging Face folder, their exports, and the sentences. Returns the
     number of parameters."""
     rng = np.random.default_rng(0)
-    words = 100 if setup.quick else VOCABULARY - SPECIAL
+    num_words = 100 if setup.quick else VOCABULARY - SPECIAL
     lengths = [SOURCE, *rng.integers(4 * SOURCE // 5, SOURCE, endpoint=True, size=max(BATCHES) - 1)]
     # one token of each is </s>
-    sources = [[str(word) for word in rng.integers(words, size=size - 1)] for size in lengths]
+    sources = [[str(word) for word in rng.integers(num_words, size=size - 1)] for size in lengths]
     (folder / SOURCES).write_text(json.dumps(sources), encoding="utf-8")
     sizes = TINY if setup.quick else SIZES
-    parameters = fairseq.save(folder, sizes, words, ALPHA)
-    hugging_face.save(folder, sizes, words + SPECIAL, float(ALPHA))
+    parameters = fairseq.save(folder, sizes, num_words, ALPHA)
+    hugging_face.save(folder, sizes, num_words + SPECIAL, float(ALPHA))
     checkpoint = folder / fairseq.CHECKPOINT
     for out, more in {
         ctranslate2.FLOAT32: (),

@@ -34,11 +34,11 @@ def translator(folder: Path, search: Search) -> Step:
     return beam_search(task, model, sample, search.length - 1, search.beam)
 
 
-def save(folder: Path, sizes: dict[str, int], words: int, alpha: str) -> int:
+def save(folder: Path, sizes: dict[str, int], num_words: int, alpha: str) -> int:
     """Writes dictionaries and a checkpoint as fairseq-train does; returns the number of
     parameters."""
     dictionary = Dictionary()
-    for number in range(words):
+    for number in range(num_words):
         dictionary.add_symbol(str(number))
     for language in ("source", "target"):
         dictionary.save(str(folder / f"dict.{language}.txt"))

@@ -107,13 +107,13 @@ def given_recordings(args: argparse.Namespace) -> dict[str, Recordings]:
 
     def measure(base: Path, numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
         index, row = numbered
-        source, said, seconds = _cell(row[audio]), row[text], None
+        source, spoken, seconds = _cell(row[audio]), row[text], None
         if isinstance(source, str):
             source = base / source
         if isinstance(source, Mapping):
             seconds = len(source["array"]) / source["sampling_rate"]
-        said = said.strip() if isinstance(said, str) else ""
-        utterance = measured(Utterance(str(index), source, said, seconds))
+        spoken = spoken.strip() if isinstance(spoken, str) else ""
+        utterance = measured(Utterance(str(index), source, spoken, seconds))
         # a path, or the number of the row, is enough to read it again
         return utterance._replace(audio=source if isinstance(source, Path) else index)
 

@@ -59,17 +59,18 @@ def decode(
         if not any(utterance.text for utterance in utterances):
             why = f"no recording of {name}.tsv has a text to compare with"
             raise CommandError(f"--data {data}: {why}; fairseq-generate transcribes it")
-        words = [data, "--user-dir", USER_DIR, "--task", "cape_asr", "--path", checkpoint]
-        words += ["--gen-subset", name, "--scoring", "cape_wer", "--max-tokens", max_tokens]
-        words += ["--hop-seconds", hop_ms / 1000, *flags]
-        run_module("fairseq_cli.generate", *words, log=log, env=child_environment(threads))
+        arguments = [data, "--user-dir", USER_DIR, "--task", "cape_asr", "--path", checkpoint]
+        arguments += ["--gen-subset", name, "--scoring", "cape_wer", "--max-tokens", max_tokens]
+        arguments += ["--hop-seconds", hop_ms / 1000, *flags]
+        run_module("fairseq_cli.generate", *arguments, log=log, env=child_environment(threads))
         write_lines(partial / DECODED, _decoded(log, utterances))
 
     settings = {"checkpoint": steps.digest(checkpoint), "set": steps.digest(data / f"{name}.tsv")}
     settings |= {"hop": hop_ms / 1000, "max_tokens": max_tokens, "flags": list(map(str, flags))}
     folder = steps.step(folder / f"hop-{hop_ms:g}ms", settings, make)
     seconds, *lines = steps.read_written(folder / DECODED)
-    texts = [Text(float(length), *said) for length, *said in (x.split("\t") for x in lines)]
+    cells = (line.split("\t") for line in lines)
+    texts = [Text(float(length), *pair) for length, *pair in cells]
     speed = sum(text.seconds for text in texts) / max(float(seconds), 1e-3)
     return [text for text in texts if text.reference], speed
 
@@ -80,14 +81,14 @@ def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
     with open(log, encoding="utf-8", newline="\n") as file:
         lines = file.read()
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}}
-    for letter, index, said in _SAID.findall(lines):
-        texts[letter][int(index)] = said
+    for letter, index, text in _SAID.findall(lines):
+        texts[letter][int(index)] = text
     seconds = _TIMING.findall(lines)[-1:]
     scored = {index for index in texts["H"] if utterances[index].text}
     if not seconds or texts["T"].keys() != scored or not scored:
         raise ChildError(f"{log}: not a complete log of fairseq-generate")
-    pairs = [(utterances[index], said) for index, said in sorted(texts["H"].items())]
-    return seconds + [f"{item.seconds:.3f}\t{item.text}\t{said}" for item, said in pairs]
+    pairs = [(utterances[index], text) for index, text in sorted(texts["H"].items())]
+    return seconds + [f"{item.seconds:.3f}\t{item.text}\t{text}" for item, text in pairs]
 
 
 def measure(

@@ -224,8 +224,8 @@ def recognise(
             except AudioError as error:
                 print(f"test data: skipped ({error})", flush=True)
         texts = recognised([*waveforms.values()]) if waveforms else []
-        said = dict(zip(waveforms, texts, strict=True))
-        return [said.get(row) for row in rows]
+        text_of = dict(zip(waveforms, texts, strict=True))
+        return [text_of.get(row) for row in rows]
 
     def recognised(waveforms: Sequence[torch.Tensor]) -> list[str]:
         batch = collate.features(waveforms).to(model.device)
@@ -257,7 +257,7 @@ def ctc_decoder(tokenizer: Any, args: argparse.Namespace) -> Any:
 def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list[Row]:
     """Error rates by duration, of the recordings that could be read."""
     pairs = zip(items, hypotheses, strict=True)
-    texts = [Text(item.seconds, item.text, said) for item, said in pairs if said is not None]
+    texts = [Text(item.seconds, item.text, text) for item, text in pairs if text is not None]
     return by_duration(texts, SECONDS)
 
 
@@ -388,7 +388,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows += [columns | row for row in scored(test, hypotheses)]
         if training.process_index == 0:
             pairs = zip(test, hypotheses, strict=True)
-            lines = (f"{item.text}\t{said or ''}" for item, said in pairs)
+            lines = (f"{item.text}\t{text or ''}" for item, text in pairs)
             path = Path(trainer.args.output_dir, "hypotheses.tsv")
             write_lines(path, ["reference\thypothesis", *lines])
     trained = in_training(rows, SECONDS, max(train_set.seconds))

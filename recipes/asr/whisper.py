@@ -176,8 +176,8 @@ def recognise(model: Any, recogniser: Recogniser, test: Labelled) -> dict[str, A
         waveforms = [test.recordings[row] for row in rows]
         return recogniser.transcribe(model, waveforms, max_new_tokens=limit)
 
-    said = share(batches(test.seconds, RECOGNISED), run, "recognise", len(test))
-    items = zip(test.recordings.items, said, strict=True)
+    hypotheses = share(batches(test.seconds, RECOGNISED), run, "recognise", len(test))
+    items = zip(test.recordings.items, hypotheses, strict=True)
     return rates([Text(item.seconds, item.text, text) for item, text in items])
 
 

@@ -37,12 +37,12 @@ def binarise(
     prefixes: Mapping[str, object], languages: tuple[str, str], workers: int, folder: Path
 ) -> None:
     """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``."""
-    words: list[object] = ["--source-lang", languages[0], "--target-lang", languages[1]]
+    arguments: list[object] = ["--source-lang", languages[0], "--target-lang", languages[1]]
     for split, prefix in prefixes.items():
-        words += [f"--{split}pref", prefix]
-    words += ["--joined-dictionary", "--destdir", folder, "--workers", workers]
+        arguments += [f"--{split}pref", prefix]
+    arguments += ["--joined-dictionary", "--destdir", folder, "--workers", workers]
     log = folder.with_name("preprocess.log")
-    steps.run_module("fairseq_cli.preprocess", *words, log=log)
+    steps.run_module("fairseq_cli.preprocess", *arguments, log=log)
 
 
 def device_flags(device: torch.device) -> list[str]:
@@ -61,12 +61,12 @@ def check_flags(flags: Sequence[object]) -> None:
     calm_logging()
     # --user-dir itself does nothing in a process that has imported this package
     import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
-    words = ["DATA", "--user-dir", str(USER_DIR), *map(str, flags)]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    arguments = ["DATA", "--user-dir", str(USER_DIR), *map(str, flags)]
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
         try:
-            parse_args_and_arch(get_training_parser(), words)
+            parse_args_and_arch(get_training_parser(), arguments)
         except SystemExit:
-            problem = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+            problem = errors.getvalue().strip().splitlines()[-1].partition("error: ")[2]
             problem = problem.partition(" (choose from")[0]  # of all architectures, a page
             why = f"fairseq-train: {problem}; correct it or leave it out"
             raise steps.CommandError(why) from None
@@ -120,13 +120,13 @@ def train(
                 bar.update(int(values["num_updates"]) - bar.n)
 
         log_interval = min(50, max(1, (updates or 500) // 10))
-        words = [data, "--user-dir", USER_DIR, "--save-dir", run]
-        words += ["--log-format", "json", "--log-interval", log_interval, *flags]
+        arguments = [data, "--user-dir", USER_DIR, "--save-dir", run]
+        arguments += ["--log-format", "json", "--log-interval", log_interval, *flags]
         if until:
-            words += ["--max-update", until]  # the last one counts
+            arguments += ["--max-update", until]  # the last one counts
         steps.run_module(
             "fairseq_cli.train",
-            *words,
+            *arguments,
             log=run / LOG,
             env=child_environment(threads),
             on_line=show,
@@ -159,9 +159,11 @@ def generate(
 
     def make(partial: Path) -> None:
         log = partial / "generate.log"
-        words = [data, "--user-dir", USER_DIR, "--path", checkpoint, *flags]
-        words += ["--required-batch-size-multiple", 1]  # else the last few sentences are dropped
-        steps.run_module("fairseq_cli.generate", *words, log=log, env=child_environment(threads))
+        arguments = [data, "--user-dir", USER_DIR, "--path", checkpoint, *flags]
+        # else the last few sentences are dropped
+        arguments += ["--required-batch-size-multiple", 1]
+        environment = child_environment(threads)
+        steps.run_module("fairseq_cli.generate", *arguments, log=log, env=environment)
         best: dict[int, str] = {}
         with open(log, encoding="utf-8", newline="\n") as file:
             for line in file:

@@ -111,9 +111,9 @@ def binarise(folder: Path, text: str) -> Path:
         write_lines(folder / "symbols.txt", (f"{sign} 1" for sign in signs))
         lines = text.removesuffix("\n").split("\n")
         write_lines(folder / "train", (" ".join(symbols(line)) for line in lines))
-        words = ["--only-source", "--srcdict", folder / "symbols.txt"]
-        words += ["--trainpref", folder / "train", "--destdir", folder / "binary"]
-        run_module("fairseq_cli.preprocess", *words, log=folder / "preprocess.log")
+        arguments = ["--only-source", "--srcdict", folder / "symbols.txt"]
+        arguments += ["--trainpref", folder / "train", "--destdir", folder / "binary"]
+        run_module("fairseq_cli.preprocess", *arguments, log=folder / "preprocess.log")
 
     return step(folder, {"text": fingerprint([text])}, make) / "binary"
 

@@ -127,8 +127,8 @@ class Experiment:
         the epoch with the best BLEU on the validation set (CAPE, section 5.3)."""
         recipe, run = self.recipe, self.run
         if recipe.select == "average":
-            words = ["--inputs", run, "--output", run / SELECTED, *self.average_flags]
-            steps.run_module("fairseq_user_dir.average", *words, log=run / "average.log")
+            arguments = ["--inputs", run, "--output", run / SELECTED, *self.average_flags]
+            steps.run_module("fairseq_user_dir.average", *arguments, log=run / "average.log")
             print(f"average of the last {recipe.average} checkpoints: {run / SELECTED}")
             return
         named = {path.stem.removeprefix("checkpoint"): path for path in run.glob("checkpoint*.pt")}

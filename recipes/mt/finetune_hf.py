@@ -103,9 +103,9 @@ def make_tokenizer(folder: Path, pairs: Sequence[Pair], size: int) -> transforme
         shutil.copyfile(partial / "source.spm", partial / "target.spm")
         model = SentencePieceProcessor(model_file=str(partial / "source.spm"))
         pieces = map(model.id_to_piece, range(model.get_piece_size()))
-        words = ["</s>", "<unk>", *(p for p in pieces if p not in ("<unk>", "</s>")), "<pad>"]
+        names = ["</s>", "<unk>", *(p for p in pieces if p not in ("<unk>", "</s>")), "<pad>"]
         with open(partial / "vocab.json", "w", encoding="utf-8") as file:
-            json.dump({word: index for index, word in enumerate(words)}, file)
+            json.dump({name: index for index, name in enumerate(names)}, file)
 
     made_of = {"vocab_size": size, "text": data.fingerprint(texts)}
     step(folder, made_of, make, remedy=OTHER_OUTPUT)

@@ -203,9 +203,9 @@ def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
         # an option may spell the language differently; longer endings, such as .src, are no codes
         checked = [n for n, code in enumerate(named) if len(code) == 2 and not chosen[n]]
         if any(named[n] != languages[n] for n in checked):
-            said, has = (" and ".join(codes) for codes in (named, languages))
+            by_name, has = (" and ".join(codes) for codes in (named, languages))
             raise CommandError(
-                f"--{split} {paths[0]} {paths[1]}: by their names {said}, but {args.recipe} has"
+                f"--{split} {paths[0]} {paths[1]}: by their names {by_name}, but {args.recipe} has"
                 f" {has}; give {language_flags(named)}, or the languages that they are in"
             )
     sacrebleu(languages[1])  # an error now, and not after the training
@@ -227,17 +227,17 @@ def analyze_all(args: argparse.Namespace, trainings: Sequence[Experiment]) -> No
     recipe, models = args.settled, {}
     for training in trainings:  # no "=" in a name of recipes.mt.analyze
         models.setdefault(training.name.replace("=", " "), []).append(str(training.selected))
-    words = ["--model", *(f"{name}={','.join(paths)}" for name, paths in models.items())]
-    words += ["--test", *(args.work / "text" / f"test.{code}" for code in recipe.languages)]
-    words += ["--output", args.work / "analysis", "--device", args.device]
+    shared = ["--model", *(f"{name}={','.join(paths)}" for name, paths in models.items())]
+    shared += ["--test", *(args.work / "text" / f"test.{code}" for code in recipe.languages)]
+    shared += ["--output", args.work / "analysis", "--device", args.device]
     decoding = ["--beam", recipe.beam, "--length-penalty", recipe.length_penalty]
     if recipe.join > 1:
-        commands = [["swap", *words, *decoding, "--join", recipe.join]]
+        commands = [["swap", *shared, *decoding, "--join", recipe.join]]
     else:
         stacked = ["--stack", *map(str, range(1, 1 + LONGEST_STACK))]
-        length = ["length", *words, *decoding]
+        length = ["length", *shared, *decoding]
         target = ["--target-tokens", recipe.stacked_length]
-        commands = [["stack", *words, *target], length, [*length, *stacked]]
+        commands = [["stack", *shared, *target], length, [*length, *stacked]]
     for command in commands:
         analyze.main(command)
 

@@ -154,10 +154,10 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
             guesses.append(([order.index(n) for n in numbers], "by order of their numbers"))
     if len(data) == len(model):
         guesses.append((list(range(len(model))), "by order, since their names differ"))
-    for numbers, how in guesses:
+    for numbers, description in guesses:
         pairs = zip(data, numbers, strict=True)
         if all(number_of.get(name, number) == number for name, number in pairs):
-            return numbers, how
+            return numbers, description
     raise CommandError(
         f"the {len(names)} classes of the data ({_first_names(names)}) are not among the "
         f"{len(labels)} classes of the model ({_first_names(labels)}); give data with the model's "

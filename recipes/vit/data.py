@@ -324,7 +324,7 @@ def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
     a usual name and labels. Its labels alone define the classes, because there may be no training.
     A training split is tested only if it is named, or the only one."""
     data = open_dataset(name, args.dataset_config)
-    said = f"{name} has the splits {', '.join(data)}"
+    splits = f"{name} has the splits {', '.join(data)}"
     split = args.test_split
     if not split and len(data) == 1:
         print(f"{name}: its only split is tested whole; is it new to the models?", flush=True)
@@ -334,9 +334,9 @@ def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
         split = next((split for split in TEST_SPLITS if split in with_labels), None)
         if split is None:
             raise CommandError(
-                f"--test-split is missing: {said}, of which none with labels is called "
+                f"--test-split is missing: {splits}, of which none with labels is called "
                 f"{', '.join(TEST_SPLITS)}; name the one to test"
             )
     if split not in data:
-        raise CommandError(f"--test-split {split}: {said}; name one")
+        raise CommandError(f"--test-split {split}: {splits}; name one")
     return read_images(args, data[split], data[split], channels)

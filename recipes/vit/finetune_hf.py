@@ -46,7 +46,7 @@ def make_options() -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{option.replace('_', '-')}",
             metavar="NAME",
-            help=f"default: the first of {', '.join(names)} in the data",
+            help=f"default: the first that there is of {', '.join(names)}",
         )
     parser.add_argument("--preset", choices=PRESETS, help="sizes of a model from scratch")
     parser.add_argument(

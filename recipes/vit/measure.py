@@ -134,9 +134,9 @@ def check(classifier: Classifier, args: argparse.Namespace) -> None:
 
 def measure(classifier: Classifier, data: Data, args: argparse.Namespace) -> dict[str, list[Row]]:
     """Rows by table, for all tables except throughput."""
-    classes, how = match_classes(data.images.names, classifier.labels)
-    if how != "by name":
-        print(f"{classifier.path}, {data.name}: classes are matched {how}", flush=True)
+    classes, matched = match_classes(data.images.names, classifier.labels)
+    if matched != "by name":
+        print(f"{classifier.path}, {data.name}: classes are matched {matched}", flush=True)
     columns = columns_of(args, args.trained_size or classifier.size)
     rows: dict[str, list[Row]] = {}
     for (table, size, rule), ranks in label_ranks(classifier, data, columns, classes).items():

@@ -36,8 +36,8 @@ class HuggingFaceTranslator(Translator):
             )
         self.tokenizer = self._read(AutoTokenizer)
         settings = getattr(self.config, "position_embedding", None) or {}
-        words = ("Hugging Face", self.config.model_type, settings.get("type"))
-        self.kind = " ".join(filter(None, words))
+        parts = ("Hugging Face", self.config.model_type, settings.get("type"))
+        self.kind = " ".join(filter(None, parts))
 
     def _read(self, loader: Any) -> Any:
         try:
