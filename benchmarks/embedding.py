@@ -1,4 +1,4 @@
-"""The position embedding alone, in training: time and peak memory, against the stock lookup.
+"""Time and peak memory of the position embedding alone, in training, against the stock lookup.
 
 The stock arch looks its sinusoids up; cape computes them, because augmented positions are no
 integers. The cost of that is compared with the stock lookup and the addition to the content, the

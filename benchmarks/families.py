@@ -97,7 +97,7 @@ SPEECH = Group(
     {
         **SEQ2SEQ.sizes,
         "num_mel_bins": 80,
-        "max_source_positions": 200,  # of two frames
+        "max_source_positions": 200,  # positions, each of two frames
         "begin_suppress_tokens": None,
     },
     generates=True,

@@ -1,5 +1,5 @@
-"""What is said in which recording of LibriSpeech, TED-LIUM 3, WSJ, or any folder, as sets of
-utterances: ``train``, ``valid``, test sets."""
+"""Recordings and texts of LibriSpeech, TED-LIUM 3, WSJ, or any folder, as sets of utterances:
+``train``, ``valid``, test sets."""
 
 import codecs
 import contextlib

@@ -343,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     builtin = not has_data(parser.parse_known_args(argv)[0])
     args, training = parse(parser, DIGIT_TRAINING.split() if builtin else (), argv)
     if builtin:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     seq2seq = is_seq2seq(args)
     check_flags(args, seq2seq)
     sizes = model_sizes(args, builtin, seq2seq)

@@ -182,8 +182,8 @@ def make_folder(
     make: Callable[[Path], None],
     source: Path | None = None,
 ) -> None:
-    """A step that leaves nothing behind when it fails: speech fills disks. A finished folder whose
-    `source` has changed is made again; what others put into it, such as dict.txt, stays."""
+    """A step that deletes its files when it fails, because speech fills disks. A finished folder
+    whose `source` has changed is made again; other files in it, such as dict.txt, stay."""
     old = steps.recorded(folder).get(SOURCES)
     finished = steps.matches(folder, {**settings, SOURCES: old}, steps.OTHER_OUTPUT)
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None

@@ -18,8 +18,8 @@ SPEED = "audio_seconds_per_second"
 
 class Text(NamedTuple):
     seconds: float  # of the recording
-    reference: str  # what was said
-    hypothesis: str  # what was understood
+    reference: str  # the right text
+    hypothesis: str  # the text of the model
 
 
 def rates(texts: Sequence[Text]) -> dict[str, Any]:

@@ -52,12 +52,12 @@ SMALL = """--optimizer adam --adam-betas (0.9,0.98)
     --max-tokens 4000 --frequency-mask-width 20 --time-masks 2
     --cpu --num-workers 0 --disable-validation --no-epoch-checkpoints"""
 # The same for few recordings of real speakers at 8 kHz: smaller batches, and no SpecAugment, with
-# which so short a training learns next to nothing.
+# which such a short training learns next to nothing.
 DIGITS = SMALL.replace("--max-tokens 4000", "--max-tokens 1500").replace("0.003", "0.005")
 DIGITS = f"{DIGITS} --no-spec-augment"
 CTC = "--arch cape_ctc_transformer_tiny"
 DECODER = "--arch cape_seq2seq_transformer_tiny --position-decoder-relative-context 16"
-SLOWER = "--lr 0.002 --no-spec-augment"  # what so small a decoder learns with
+SLOWER = "--lr 0.002 --no-spec-augment"  # small decoders do not learn with the flags of CTC
 
 # CAPE Appendix C.2, on 16 GPUs: 36 layers of 768, Adagrad, 240 seconds per GPU. The paper trains
 # for a time, not for a number of updates. Rate, warm-up, clipping, the start of SpecAugment and
@@ -100,7 +100,7 @@ class Head(NamedTuple):
 
 
 CTC_HEAD = Head("ctc", "--criterion cape_ctc")
-# The paper's decoder looks back by 320 tokens, and adds nothing beyond.
+# The paper's decoder looks back by 320 tokens, and adds no position beyond.
 DECODER_HEAD = Head(
     "decoder",
     "--criterion label_smoothed_cross_entropy --label-smoothing 0.05 "

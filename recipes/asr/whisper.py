@@ -249,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     builtin = not has_data(parser.parse_known_args(argv)[0])
     args, training = parse(parser, TRAINING.split(), argv)
     if builtin:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     check_increasing(args.train_seconds, "--train-seconds")
     compared = settings_to_compare(args, "audio", COMPARED)
     sizes = {**SIZES, **(args.model_config or {})}

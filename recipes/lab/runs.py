@@ -67,7 +67,7 @@ def check_flags(flags: Sequence[object]) -> None:
             parse_args_and_arch(get_training_parser(), arguments)
         except SystemExit:
             problem = errors.getvalue().strip().splitlines()[-1].partition("error: ")[2]
-            problem = problem.partition(" (choose from")[0]  # of all architectures, a page
+            problem = problem.partition(" (choose from")[0]  # without the list of all architectures
             why = f"fairseq-train: {problem}; correct it or leave it out"
             raise steps.CommandError(why) from None
 

@@ -30,7 +30,7 @@ def write_scores(
         rows: Rows with the name of the model in their first column, mostly ``seed``, the column
             `group`, and the columns of `metrics`. The group "all" is left out of the figure.
         metrics: Titles of columns with values.
-        groups_are: What the groups are; default the name of their column.
+        groups_are: Description of the groups (default: the name of their column).
         trained: Groups that occur in training, grey in the figure.
         more: Sections of the page after the tables, by heading.
     """

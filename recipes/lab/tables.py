@@ -72,7 +72,7 @@ def cell(values: Sequence[float], digits: int = 2) -> str:
 
 
 def of_seeds(cells: Cells) -> str:
-    """Says what the numbers are: "one seed", or "mean ± sample standard deviation of 3 seeds"."""
+    """Description of the numbers: "one seed", or "mean ± sample standard deviation of 3 seeds"."""
     counts = sorted({len(values) for row in cells.values() for values in row.values() if values})
     if counts in ([], [1]):
         return "one seed"
@@ -90,7 +90,7 @@ def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], digits: int =
 
 
 def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
-    """Lines of a table whose head says what the rows (`corner`) and the numbers are."""
+    """Lines of a table whose head describes the rows (`corner`) and the numbers."""
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     seeds = of_seeds(cells)
     rows = (

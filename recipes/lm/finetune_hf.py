@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         tokenizer = read_beside(transformers.AutoTokenizer, args.model)
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     size = training.per_device_eval_batch_size
     if task.make:
         exam = exam_of_exercises(args, task, tokenizer, size)

@@ -237,7 +237,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def positions_are(length: int, longest: int) -> str:
-    """Says which settings follow from the lengths, and what a table does beyond them."""
+    """Text about the settings that follow from the lengths, and about a table beyond its rows."""
     follow = [
         f"{name} {' '.join(f'{option} {value:g}' for option, value in row.items())}"
         for name, row in settings_of_types(length, longest).items()

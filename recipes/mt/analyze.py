@@ -1,4 +1,4 @@
-"""What the CAPE and SHAPE papers show about translation models, for any trained model.
+"""The analyses of translation models in the CAPE and SHAPE papers, for any trained model.
 
     python -m recipes.mt.analyze stack --model A/checkpoint_last.pt cape=FOLDER \\
         --test test.en test.de

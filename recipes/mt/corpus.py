@@ -30,7 +30,7 @@ def unreadable(option: str, path: Path, error: Exception) -> CommandError:
 
 
 def fingerprint(path: Path, option: str) -> str:
-    """Name and digest of an input file, for the record of what a step was made from."""
+    """Name and digest of an input file, for the record of a step that is made from it."""
     try:
         return f"{path.name} {digest(path)}"
     except OSError as error:

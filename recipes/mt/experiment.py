@@ -49,7 +49,7 @@ class Experiment:
         flags += [] if seed is None else ["--seed", str(seed * runs.SEED_STEP)]
         self.train_flags = [*flags, *(GPU_TRAIN_FLAGS if gpus else []), *args.extra]
         self.average_flags = [f"--num-{recipe.keep}-checkpoints", recipe.average]
-        # of every fairseq command
+        # for every fairseq command
         self.device_flags = [*runs.device_flags(args.device), *(GPU_FLAGS if gpus else [])]
         decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
         decoding += f" --max-len-a {recipe.length_factor:g} --max-len-b {recipe.length_extra}"

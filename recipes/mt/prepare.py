@@ -166,7 +166,8 @@ def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) ->
 
 
 def part_sizes(folder: Path, whole: int | None) -> list[int | None]:
-    """How many of the `whole` validation lines in `folder` belong to each of the user's files."""
+    """Numbers of the `whole` validation lines in `folder` by the user's file that they come
+    from."""
     path = folder / VALID_SIZES
     return list(map(int, read_written(path))) if path.exists() else [whole]  # held out
 

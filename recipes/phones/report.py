@@ -123,7 +123,7 @@ def printed_errors(
     classes: Sequence[str],
 ) -> list[str]:
     """Lines with the first errors of each sort of :data:`PRINTED`, from different utterances: the
-    frames, their targets, and what the models predict."""
+    frames, their targets, and the predictions of the models."""
     lines = []
     for title, wanted in PRINTED.items():
         if not {*wanted} <= {*predictions}:

@@ -260,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     configs = position_configs(args)
     if not args.paper:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     utterances = [getattr(args, option) for option in BUILTIN_SIZES]
     corpus = read_folder(args.data, args.tier) if args.data else synthetic(utterances)
     if skipped := corpus.skipped:

@@ -54,7 +54,7 @@ class Images(Dataset):
     names: Sequence[str]  # of the classes
     column: str = ""  # column of the images, where `items` are rows of a data set
     crop: tuple[float, float] | None = None  # share of a random crop, least and most
-    augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None  # of final size
+    augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None  # after resizing
     seed: int = 0  # of crops and augmentation
 
     def __len__(self) -> int:

@@ -197,7 +197,7 @@ def build_model(
         if args.scale_patches:
             scale_patches(model)
         return model
-    more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # of the classifier
+    more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # for the classifier
     model, info = load_model(model_class, args.model, settings, **more)
     others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
     if others:
@@ -239,7 +239,7 @@ def accuracy(
 def main(argv: Sequence[str] | None = None) -> None:
     args, training, recipe = read_options(argv)
     if not args.dataset:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     sizes = args.model_config = model_sizes(args, recipe)  # part of the record of a training
     fields = CapeViTConfig().to_dict() | sizes
     # a configuration may have one number per side

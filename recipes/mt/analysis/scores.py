@@ -1,4 +1,4 @@
-"""How often one model gives the right token a higher score than another (SHAPE figure 4).
+"""The share of right tokens that one model scores higher than another (SHAPE figure 4).
 
 Both models see the right tokens before (teacher forcing). For all tokens of the test text but the
 end of sentence, by position in the sentence and by frequency in --train-target (without it, in the

@@ -23,7 +23,7 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Running:
-    """How models are run."""
+    """Options for running models."""
 
     device: torch.device
     half: bool = False  # in half precision
