@@ -31,7 +31,7 @@ OWN_FLAGS = {
     **dict.fromkeys(("--path", "--scoring", "--task", "--user-dir"), "the checkpoints"),
     **dict.fromkeys(("--cpu", "--gpu"), "--device"),
 }
-_SAID = re.compile(r"^([TH])-(\d+)(?:\t|$)(?:.*\t)?(.*)$", re.MULTILINE)  # the last column
+_TEXT_LINE = re.compile(r"^([TH])-(\d+)(?:\t|$)(?:.*\t)?(.*)$", re.MULTILINE)  # the last column
 _TIMING = re.compile(r"Translated [\d,]+ sentences .* in ([\d.]+)s")
 
 
@@ -81,7 +81,7 @@ def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
     with open(log, encoding="utf-8", newline="\n") as file:
         lines = file.read()
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}}
-    for letter, index, text in _SAID.findall(lines):
+    for letter, index, text in _TEXT_LINE.findall(lines):
         texts[letter][int(index)] = text
     seconds = _TIMING.findall(lines)[-1:]
     scored = {index for index in texts["H"] if utterances[index].text}
