@@ -1,1 +1,1 @@
-"""What positions cost, as ratios against stock fairseq. Not part of the installed package."""
+"""The cost of positions, as ratios against stock fairseq. Not part of the installed package."""

@@ -1,8 +1,8 @@
-"""The position embedding alone, in training: time and peak memory, against the stock lookup.
+"""Time and peak memory of the position embedding alone, in training, against the stock lookup.
 
 The stock arch looks its sinusoids up; cape computes them, because augmented positions are no
-integers. What that costs is compared with the cheapest thing the model does with the result: the
-stock lookup and the addition to the content.
+integers. The cost of that is compared with the stock lookup and the addition to the content, the
+cheapest operation of the model on the result.
 """
 
 from functools import partial
@@ -44,15 +44,15 @@ TEXT = (
 One call of the position embedding in training mode, with padding (sentences of 80 to 100 % of
 the length), B {BATCH}, K {DIM}: `stock` is the lookup of fairseq's sinusoids,
 `SinusoidalPositionalEmbedding.forward`; the types are the modules that replace it, which also
-find the mask and draw local shifts; the global draw is given. `+ add` is with the addition to
-the content. `nopos` and `relpos` have no such module. The reference is `{REFERENCE}`. MiB: peak
+find the mask and draw local shifts; the global draw is made before. `+ add` is with the addition
+to the content. `nopos` and `relpos` have no such module. The reference is `{REFERENCE}`. MiB: peak
 of one call, its result included. To reach: every type alone no slower than `{REFERENCE}` at
 T 1000, time linear in B x T.""",
     f"""\
-*{MALLOC[0]}* is the malloc of Linux as it is, in training on a CPU, too: a tensor of more than
-32 MiB gets fresh pages from the system with each call, which at T 1000 takes longer than to fill
-it. *{MALLOC[1]}* is the same with a malloc that never gives memory back: arithmetic alone, where
-a sine stands against a copied number.""",
+*{MALLOC[0]}* is the default malloc of Linux, as in training on a CPU: a tensor of more than 32 MiB
+gets fresh pages from the system with each call, which at T 1000 takes longer than filling it.
+*{MALLOC[1]}* is the same with a malloc that never gives memory back: only arithmetic, a sine
+against a copied number.""",
 )
 
 
@@ -84,7 +84,7 @@ def make_step(name: str, batch_size: int, length: int, dim: int, setup: Setup) -
 
 
 def make_module(name: str, length: int, dim: int, pad: int) -> nn.Module:
-    """The stock lookup, or what takes its place in a cape model of type `name`."""
+    """The stock lookup, or the module that replaces it in a cape model of type `name`."""
     if name == LOOKUP:
         return SinusoidalPositionalEmbedding(dim, pad, 1024)
     config = PositionConfig(name, "text", "encoder")
@@ -132,7 +132,7 @@ def run(setup: Setup) -> Report:
 def time_all(
     names: list[str], batch: int, length: int, dim: int, setup: Setup, malloc: str
 ) -> dict[str, Timing]:
-    """Times a length, in a process of its own because of malloc."""
+    """Times one length. It runs in a new process, because `malloc` changes the process."""
     if malloc == MALLOC[1]:
         keep_pages()
     steps = {name: make_step(name, batch, length, dim, setup) for name in names}

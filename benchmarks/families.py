@@ -97,7 +97,7 @@ SPEECH = Group(
     {
         **SEQ2SEQ.sizes,
         "num_mel_bins": 80,
-        "max_source_positions": 200,  # of two frames
+        "max_source_positions": 200,  # positions, each of two frames
         "begin_suppress_tokens": None,
     },
     generates=True,
@@ -142,7 +142,7 @@ def run(setup: Setup) -> Report:
 
 
 def show(report: Report) -> None:
-    """Makes tables and plot of what has been added; cases are many, and below each other."""
+    """Makes tables and plot of the added rows; the many cases stand below each other."""
     cases, names = distinct(report.rows, "case"), distinct(report.rows, "variant")
 
     def table(cell: Callable[[Mapping], str]) -> list[str]:
@@ -170,21 +170,21 @@ def time_cases(setup: Setup, report: Report, cases: dict[str, dict[str, Step]]) 
 def make_models(setup: Setup, name: str, group: Group) -> dict[str, nn.Module]:
     """The stock model and two of this package, on shared parameters."""
     config = CONFIG_MAPPING[name]
-    stock = group.models[config]
-    stock = stock[0] if isinstance(stock, tuple) else stock
-    own = hf_models.MODELS[f"Cape{stock.__name__}"]
-    same = find_family(name).stock_type({}, "encoder")
+    stock_class = group.models[config]
+    stock_class = stock_class[0] if isinstance(stock_class, tuple) else stock_class
+    cape_class = hf_models.MODELS[f"Cape{stock_class.__name__}"]
+    stock_type = find_family(name).stock_type({}, "encoder")
     sizes = shrunk(group.sizes) if setup.quick else group.sizes
     models = {
-        "stock": build(stock, sizes),
-        "stock type": build(own, sizes, position_embedding={"type": same}),
-        "cape": build(own, sizes, position_embedding={"type": "cape", **group.cape}),
+        "stock": build(stock_class, sizes),
+        "stock type": build(cape_class, sizes, position_embedding={"type": stock_type}),
+        "cape": build(cape_class, sizes, position_embedding={"type": "cape", **group.cape}),
     }
     return share(models, setup)
 
 
 def shrunk(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes for a quick run, also those of a configuration within."""
+    """Sizes for a quick run, also in nested configurations."""
     return {
         key: shrunk(value) if isinstance(value, dict) else QUICK.get(key, value)
         for key, value in sizes.items()

@@ -77,10 +77,10 @@ def share_parameters(models: Iterable[nn.Module]) -> list[nn.Parameter]:
     modules = dict(first.named_modules())
     for other in others:
         for path, module in other.named_modules():
-            own = modules[path]._parameters if path in modules else {}
+            shared = modules[path]._parameters if path in modules else {}
             for name, parameter in module._parameters.items():
-                if parameter is not None and own.get(name) is not None:
-                    module._parameters[name] = own[name]
+                if parameter is not None and shared.get(name) is not None:
+                    module._parameters[name] = shared[name]
     distinct = {id(p): p for model in (first, *others) for p in model.parameters()}
     return list(distinct.values())
 
@@ -94,9 +94,9 @@ def make_tokens(task: TranslationTask, batch_size: int, length: int) -> list[tor
     lengths[0] = length
     sentences = []
     for size in lengths.tolist():
-        words = torch.randint(symbols.nspecial, len(symbols), (size,), generator=generator)
-        words[-1] = symbols.eos()
-        sentences.append(words)
+        sentence = torch.randint(symbols.nspecial, len(symbols), (size,), generator=generator)
+        sentence[-1] = symbols.eos()
+        sentences.append(sentence)
     return sentences
 
 

@@ -88,8 +88,8 @@ def marian_inputs(setup: Setup, length: int) -> dict[str, torch.Tensor]:
 
 def speech_training(setup: Setup) -> dict[str, Step]:
     inputs = speech_inputs(setup)
-    words = 5 if setup.quick else 30
-    inputs["labels"] = torch.randint(3, 10_000, (len(inputs["input_features"]), words))
+    length = 5 if setup.quick else 30
+    inputs["labels"] = torch.randint(3, 10_000, (len(inputs["input_features"]), length))
     return training_steps(speech_models(setup, use_cache=False), inputs)
 
 
@@ -189,8 +189,8 @@ def make_models(
     sizes: dict[str, Any],
     settings: dict[str, dict[str, Any]] = SETTINGS,
 ) -> dict[str, nn.Module]:
-    """The stock model and those of the `settings`, on shared parameters."""
-    types = {name: build(cape, sizes, position_embedding=own) for name, own in settings.items()}
+    """The stock model and a cape model for each of the `settings`, on shared parameters."""
+    types = {name: build(cape, sizes, position_embedding=row) for name, row in settings.items()}
     return share({"stock": build(stock, sizes), **types}, setup)
 
 

@@ -3,8 +3,8 @@
 A time in seconds says more about the machine than about the code. So the variants of a benchmark
 take turns: each round runs all of them once in random order, the reference among them, and a ratio
 is taken within a round. The reference takes part twice, and ratios are to the mean of the two; its
-own ratio is that of the second to the first time, which would be 1 on a perfect machine and shows
-how far the others can be trusted.
+own ratio is the second time by the first, which would be 1 on a perfect machine and shows how far
+the other ratios can be trusted.
 """
 
 import ctypes
@@ -37,14 +37,14 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Setup:
-    """What the command line decides."""
+    """Settings from the command line."""
 
     device: torch.device
     dtype: torch.dtype  # of parameters and activations
-    quick: bool = False  # small models, few rounds: shows that the programs run, not what they cost
+    quick: bool = False  # small models, few rounds: a check of the programs, not of their cost
     clock: str = "wall"  # or "cpu" (seconds of all threads) on a machine that does other work
-    rounds: int | None = None  # instead of as many as a benchmark has time for
-    warm_up: int = WARM_UP  # rounds before those
+    rounds: int | None = None  # timed rounds; None: as many as a benchmark has time for
+    warm_up: int = WARM_UP  # rounds before the timed ones
 
     def seconds(self, full: float) -> float:
         """Time to spend on a group of variants: `full`, or next to nothing."""
@@ -71,8 +71,8 @@ def interleave(
     steps: Mapping[str, Step], setup: Setup, seconds: float, label: str
 ) -> dict[str, Timing]:
     """Times variants in turns; see the module docstring. The first of the `steps` is the reference,
-    which takes part twice; its own ratio is that of its two runs. The `seconds` to spend give the
-    number of rounds (5 to 500, 3 if quick), where `setup` does not."""
+    which takes part twice; its own ratio compares these two runs. The `seconds` to spend determine
+    the number of rounds (5 to 500, 3 if quick), unless `setup` has it."""
     reference, again = next(iter(steps)), object()
     steps = {again: steps[reference], **steps}
     for _ in range(setup.warm_up):
@@ -123,10 +123,10 @@ MEBIBYTE = 2**20
 def peak_memory(setup: Setup, make: Callable[..., Step], *args: object) -> float:
     """MiB that a call of the step ``make(*args)`` needs at its peak, its result included.
 
-    On a CPU the step runs in a process of its own, once to warm up and once more: what is counted
-    is the growth of the resident set, so pages that were never touched do not count. On a GPU it
-    is the growth of what torch has allocated. `make` is a function of a module: it is sent to the
-    process by name.
+    On a CPU the step runs in a new process, once to warm up and once to be measured, by the growth
+    of the resident set, so pages that were never touched do not count. On a GPU the growth of
+    torch's allocated memory is measured. `make` is a function of a module, because it is sent to
+    the process by name.
     """
     if setup.device.type == "cuda":
         return _peak_cuda(make(*args)) / MEBIBYTE
@@ -173,7 +173,7 @@ def keep_pages() -> None:
 
 
 def facts(setup: Setup, command: str, in_parentheses: str) -> dict[str, str]:
-    """What a reader needs to judge and repeat the numbers."""
+    """Facts to judge and repeat the numbers."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     threads = torch.get_num_threads()
     return how_made(
@@ -183,7 +183,7 @@ def facts(setup: Setup, command: str, in_parentheses: str) -> dict[str, str]:
         memory=f"{memory:.0f} GiB; {threads} thread{'s' if threads > 1 else ''}",
         numbers=f"{str(setup.dtype).removeprefix('torch.')}; medians of {setup.clock} time over "
         "rounds in which all variants take turns. Ratios are to the mean of two runs of the "
-        "reference (the first row); its own ratio is that of these two runs, the noise. In "
+        "reference (the first row); its own ratio compares these two runs and shows the noise. In "
         f"parentheses: {in_parentheses}"
         + (". **Quick run: the numbers mean nothing**" if setup.quick else ""),
         date=time.strftime("%Y-%m-%d", time.gmtime()),

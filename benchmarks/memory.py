@@ -1,5 +1,5 @@
-"""Peak memory of a process. Imports nothing of a host, so that the memory of programs without torch
-can be measured."""
+"""Peak memory of a process. This module imports no host, so that programs without torch can be
+measured."""
 
 import ctypes
 import gc
@@ -12,7 +12,9 @@ def peak_resident(step: Callable[[], object]) -> tuple[float, float]:
     resident set, so pages that were never touched do not count. The first call warms up."""
     step()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what malloc keeps would hide what the next call needs
+    ctypes.CDLL(None).malloc_trim(
+        0
+    )  # memory that malloc keeps would hide the need of the next call
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak, proc(5)
     before = _status("VmRSS")
     step()

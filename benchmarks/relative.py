@@ -1,7 +1,7 @@
 """Relative attention against attention without positions: Table 9 of the CAPE appendix, and memory.
 
-Measured are a Transformer layer, the encoder and the decoder (six layers), forward and backward.
-The paper's batches of 50, 10 updates of warm-up and 100 timed ones (appendix D.2):
+A Transformer layer, the encoder and the decoder (six layers) are measured, forward and backward.
+The paper has batches of 50, 10 updates of warm-up and 100 timed ones (appendix D.2):
 
     python -m benchmarks.run relative --device cuda --warm-up 10 --rounds 100
 """
@@ -46,8 +46,8 @@ process and share their parameters. To reach: at most {LIMIT} with context 100 a
 1000; peak memory linear in the context, without any T x T x d tensor.""",
     """\
 Attention without positions goes through torch's `scaled_dot_product_attention`, a fused kernel
-that never holds the T x T scores; relative scores are added before the softmax and have a
-gradient of their own, which no fused kernel of torch gives.""",
+that never holds the T x T scores; relative scores are added before the softmax and need a
+gradient, which no fused kernel of torch gives.""",
 )
 
 

@@ -1,4 +1,4 @@
-"""Result files of a benchmark: every number (CSV), what people read (Markdown), a plot (PNG)."""
+"""Result files of a benchmark: every number (CSV), tables for readers (Markdown), a plot (PNG)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from recipes.lab.tables import markdown, write_csv, write_page
 
 @dataclass
 class Report:
-    """What a benchmark hands back.
+    """The result of a benchmark.
 
     Attributes:
         title: Heading.
-        text: What is measured, how and what is to be reached; paragraphs of Markdown.
+        text: Paragraphs of Markdown: the measurement, its method, and the numbers to reach.
         rows: Every number, a dict for each row; rows may differ in their keys.
         tables: Markdown by heading.
         plot: Draws on an empty figure.
-        in_parentheses: What tables have in parentheses.
+        in_parentheses: Description of the numbers in parentheses in tables.
     """
 
     title: str
@@ -39,7 +39,7 @@ class Report:
             self.rows.append({**columns, "variant": name} | timing_columns(timing))
 
     def compare(self, x: str, limit: float) -> None:
-        """Makes tables and plot of what has been added, variants by the values of column `x`."""
+        """Makes tables and plot of the added rows: variants by the values of column `x`."""
         self.tables = ratio_tables(self.rows, x)
 
         def plot(figure: Any) -> None:
@@ -114,11 +114,13 @@ def plot_ratios(axes, rows: Sequence[Mapping[str, object]], x: str, limit: float
     groups, names = distinct(rows, x), distinct(rows, "variant")
     width = 0.8 / len(names)
     for number, name in enumerate(names):
-        own = [row for row in rows if row["variant"] == name]
-        ratios = np.array([row["ratio"] for row in own])
-        ends = np.array([[row["ratio_low"], row["ratio_high"]] for row in own]).T
-        places = [groups.index(row[x]) + (number - len(names) / 2 + 0.5) * width for row in own]
-        axes.errorbar(places, ratios, np.abs(ends - ratios), fmt="o", ms=4, label=name)
+        variant_rows = [row for row in rows if row["variant"] == name]
+        ratios = np.array([row["ratio"] for row in variant_rows])
+        ends = np.array([[row["ratio_low"], row["ratio_high"]] for row in variant_rows]).T
+        xs = [
+            groups.index(row[x]) + (number - len(names) / 2 + 0.5) * width for row in variant_rows
+        ]
+        axes.errorbar(xs, ratios, np.abs(ends - ratios), fmt="o", ms=4, label=name)
     axes.axhline(limit, color="black", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(len(groups)), [f"{x} {group}" for group in groups])
     axes.set_ylabel(f"time / time of the reference (dotted: {limit})")
@@ -131,6 +133,6 @@ def plot_columns(axes, rows: Sequence[Mapping[str, object]], x: str, y: str, **s
 
 
 def legend_below(figure, axes) -> None:
-    """A legend for all panels, that of `axes`."""
+    """Draws the legend of `axes` below all panels."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize="small")

@@ -26,7 +26,7 @@ BENCHMARKS = {
     "vision": "vision:run",
     "serving": "serving:run",
 }
-CPU_ONLY = {"serving"}  # in float32; its engines have precisions of their own
+CPU_ONLY = {"serving"}  # in float32; its engines set their precision themselves
 RESULTS = Path(__file__).parent / "results"
 QUICK_RESULTS = Path("build") / "benchmarks-quick"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -61,7 +61,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         type=positive,
         default=measure.WARM_UP,
         metavar="N",
-        help=f"rounds before those (default: {measure.WARM_UP})",
+        help=f"rounds before the timed ones (default: {measure.WARM_UP})",
     )
     add_shared(parser, "output", shown="benchmarks/results")
     args = parser.parse_args(argv)
@@ -84,15 +84,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def shown_command(name: str, args: argparse.Namespace) -> str:
     """The command that makes a result again, without folders of this machine."""
-    words = ["python", "-m", "benchmarks.run", name]
+    command = ["python", "-m", "benchmarks.run", name]
     defaults = {"device": "cpu", "dtype": "float32", "clock": "wall"}
     for option, default in {**defaults, "rounds": None, "warm_up": measure.WARM_UP}.items():
         if getattr(args, option) != default:
-            words += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
+            command += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
     if args.quick:
-        words.append("--quick")
+        command.append("--quick")
     threads = os.environ.get("OMP_NUM_THREADS")
-    return ("" if threads is None else f"OMP_NUM_THREADS={threads} ") + shlex.join(words)
+    return ("" if threads is None else f"OMP_NUM_THREADS={threads} ") + shlex.join(command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

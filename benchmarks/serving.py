@@ -1,4 +1,4 @@
-"""What a trained model costs when it is served: fairseq and transformers, and the engines that
+"""The cost of serving a trained model by fairseq and transformers, and by the engines that
 `cape-plugins export` writes for."""
 
 import contextlib
@@ -46,14 +46,14 @@ Translation of sentences of {4 * SOURCE // 5} to {SOURCE} tokens into exactly {T
 {BEAM} and greedily, one sentence and {BATCHES[-1]} at a time, with one thread and two, by a model
 of {{parameters}} million parameters (6L-6L, 512/1024, 4 heads, joint dictionary of {VOCABULARY}
 symbols, post-LN, `cape` with its BOS token). The weights are random: the time does not depend on
-them where the length is given. `{FAIRSEQ}` is fairseq's `SequenceGenerator` on a checkpoint of
+them for a fixed length. `{FAIRSEQ}` is fairseq's `SequenceGenerator` on a checkpoint of
 `cape_transformer`, as `fairseq-generate` prepares it, and the reference; `{HUGGING_FACE}` is
-`generate` of `CapeMarianMTModel`, of the same sizes. The others are what `cape-plugins export` has
-written of the two: `ctranslate2` of the checkpoint, as it is and with `--quantization int8`, `onnx`
-of the Hugging Face folder, called token by token with its cache. ONNX Runtime has no beam search
-for this model, so that it takes part in the greedy search alone. All take turns in one process.""",
+`generate` of `CapeMarianMTModel`, of the same sizes. `cape-plugins export` has written the other
+models: `ctranslate2` from the checkpoint, without and with `--quantization int8`, `onnx` from the
+Hugging Face folder, called token by token with its cache. ONNX Runtime has no beam search for this
+model, so that it takes part in the greedy search only. All take turns in one process.""",
     """\
-Peak memory is that of a process of its own which translates a second time with one thread: the
+Peak memory is measured in a separate process, which translates a second time with one thread: the
 whole process, interpreter, libraries and weights included, loading left out. Processes of
 CTranslate2 and ONNX Runtime do not import torch.""",
 )
@@ -61,8 +61,8 @@ CTranslate2 and ONNX Runtime do not import torch.""",
 
 def run(setup: Setup) -> Report:
     """Times all translators in all cases, and measures the memory of each."""
-    shown = "speed as a multiple of the reference's; the .csv has the intervals of times"
-    report = Report("Serving a translation model", TEXT, in_parentheses=shown)
+    speed = "speed as a multiple of the reference's; the .csv has the intervals of times"
+    report = Report("Serving a translation model", TEXT, in_parentheses=speed)
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -79,7 +79,7 @@ def run(setup: Setup) -> Report:
 
 
 def searches(setup: Setup) -> Iterator[Search]:
-    """All cases; quick runs have one thread, because others may use the cores beside them."""
+    """All cases; quick runs have one thread, because other programs may use the other cores."""
     batches, threads = ((2,), THREADS[:1]) if setup.quick else (BATCHES, THREADS)
     for beam, batch, count in product((BEAM, 1), batches, threads):
         yield Search(batch, beam, 5 if setup.quick else TARGET, count)
@@ -106,7 +106,7 @@ def add_case(report: Report, setup: Setup, folder: Path, search: Search) -> None
 
 
 def peak_memory(make: Callable, folder: Path, search: Search) -> float:
-    """MiB of a process of its own, which imports only what `make` needs."""
+    """MiB of a new process, which imports only the modules that `make` needs."""
     name = f"{make.__module__}:{make.__name__}"
     program = "import sys; from benchmarks.engines import memory; memory.print_peak(*sys.argv[1:])"
     done = subprocess.run(
@@ -124,17 +124,17 @@ def peak_memory(make: Callable, folder: Path, search: Search) -> float:
 
 
 def write_models(folder: Path, setup: Setup) -> int:
-    """Writes the checkpoint, the Hugging Face folder, what they are exported to, and the sentences;
-    returns the number of parameters."""
+    """Writes the checkpoint, the Hugging Face folder, their exports, and the sentences. Returns the
+    number of parameters."""
     rng = np.random.default_rng(0)
-    words = 100 if setup.quick else VOCABULARY - SPECIAL
+    num_words = 100 if setup.quick else VOCABULARY - SPECIAL
     lengths = [SOURCE, *rng.integers(4 * SOURCE // 5, SOURCE, endpoint=True, size=max(BATCHES) - 1)]
     # one token of each is </s>
-    sources = [[str(word) for word in rng.integers(words, size=size - 1)] for size in lengths]
+    sources = [[str(word) for word in rng.integers(num_words, size=size - 1)] for size in lengths]
     (folder / SOURCES).write_text(json.dumps(sources), encoding="utf-8")
     sizes = TINY if setup.quick else SIZES
-    parameters = fairseq.save(folder, sizes, words, ALPHA)
-    hugging_face.save(folder, sizes, words + SPECIAL, float(ALPHA))
+    parameters = fairseq.save(folder, sizes, num_words, ALPHA)
+    hugging_face.save(folder, sizes, num_words + SPECIAL, float(ALPHA))
     checkpoint = folder / fairseq.CHECKPOINT
     for out, more in {
         ctranslate2.FLOAT32: (),
@@ -146,7 +146,7 @@ def write_models(folder: Path, setup: Setup) -> int:
 
 
 def export(*arguments: Any) -> None:
-    """Calls ``cape-plugins export`` and keeps what it prints off the screen."""
+    """Calls ``cape-plugins export`` without its output."""
     with contextlib.redirect_stdout(io.StringIO()):
         cape_plugins(["export", *map(str, arguments)])
 
@@ -155,16 +155,17 @@ def export(*arguments: Any) -> None:
 
 
 def case_of(row: dict[str, Any]) -> str:
-    return f"batch {row['batch']}, {row['threads']} thread{'s'[: row['threads'] - 1]}"
+    threads = "1 thread" if row["threads"] == 1 else f"{row['threads']} threads"
+    return f"batch {row['batch']}, {threads}"
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Speed and how many times that of the reference, by search; and memory."""
+    """Tables of speed, with its ratio to the reference's speed, for each search; and of memory."""
     sections = {}
     for search in distinct(rows, "search"):
-        own = [row for row in rows if row["search"] == search]
+        of_search = [row for row in rows if row["search"] == search]
         sections[f"Tokens per second, {search} (times the reference)"] = table(
-            own, lambda row: f"{row['tokens_per_second']:.0f} ({1 / row['ratio']:.2f})"
+            of_search, lambda row: f"{row['tokens_per_second']:.0f} ({1 / row['ratio']:.2f})"
         )
     measured = [row for row in rows if "peak_mib" in row]
     sections["Peak memory of the process in MiB, one thread"] = table(
@@ -176,7 +177,7 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def table(rows: list[dict[str, Any]], cell: Any, column: Any = case_of) -> list[str]:
-    """Translators by cases; "-" where one is not in a case."""
+    """Translators by cases; "-" if a translator has no such case."""
     columns = list(dict.fromkeys(map(column, rows)))
     lines = []
     for name in distinct(rows, "variant"):
@@ -191,12 +192,12 @@ def plot(rows: list[dict[str, Any]], figure: Any) -> None:
     panels = figure.subplots(1, len(searches), sharey=True)
     width = 0.8 / len(names)
     for panel, search in zip(panels, searches, strict=True):
-        own = [row for row in rows if row["search"] == search]
-        cases = list(dict.fromkeys(map(case_of, own)))
+        of_search = [row for row in rows if row["search"] == search]
+        cases = list(dict.fromkeys(map(case_of, of_search)))
         for number, name in enumerate(names):
-            bars = {case_of(row): 1 / row["ratio"] for row in own if row["variant"] == name}
-            places = [cases.index(case) + (number - 2) * width for case in bars]
-            panel.bar(places, bars.values(), width, label=name)
+            bars = {case_of(row): 1 / row["ratio"] for row in of_search if row["variant"] == name}
+            xs = [cases.index(case) + (number - 2) * width for case in bars]
+            panel.bar(xs, bars.values(), width, label=name)
         panel.set_xticks(range(len(cases)), [case.replace(", ", ",\n") for case in cases])
         panel.set_title(search)
         panel.grid(axis="y", alpha=0.3)

@@ -1,5 +1,5 @@
-"""Speech: what position embeddings cost in a training step, what batches without padding save, and
-how fast features are computed."""
+"""Speech: the cost of position embeddings in a training step, the gain of batches without padding,
+and the speed of features."""
 
 import argparse
 import tempfile
@@ -36,7 +36,7 @@ SECONDS = 60.0
 ARCH, TINY = "cape_ctc_transformer_small", "cape_ctc_transformer_tiny"
 BINS, UNITS = 80, 30
 SIZES = {"cpu": ((8, 400), (2, 1600)), "cuda": ((60, 400), (15, 1600))}  # frames of 10 ms
-# durations like those of TED-LIUM 3: 6 s, standard deviation 3 s
+# durations as in TED-LIUM 3: 6 s, standard deviation 3 s
 RECORDINGS, MEAN, DEVIATION = {"cpu": 48, "cuda": 400}, 6.0, 3.0
 BATCH_SECONDS = {"cpu": 40.0, "cuda": 240.0}
 SORTED, PADDED, FREE = "sorted, padded", "perturbed, padded", "padding-free"  # batches
@@ -45,10 +45,9 @@ TEXT = (
 **Types**: a training step (forward, CTC, backward; no optimizer) of `cape_ctc_transformer_small`
 (12 layers of 256) by position embedding, in padded batches of B recordings of 80 to 100 % of T
 frames; `sinpos` is the reference. **Batches**: the same model with cape on one set of recordings
-whose durations are like those of TED-LIUM 3, cut into batches of the same number of seconds:
+with durations as in TED-LIUM 3, cut into batches of the same number of seconds:
 sorted by duration and padded (the reference), perturbed by U(0.85, 1.15) and padded, perturbed
-without padding. Times are those of all batches together; frames count recordings only, padding is
-no work done.""",
+without padding. Times are for all batches together; frames count recordings only, not padding.""",
     """\
 **Features**: seconds of audio per second of one core, from a 16-bit wav file to 80 log-mel bins,
 reading included. To reach: 50.""",
@@ -129,9 +128,9 @@ def make_batches(setup: Setup, name: str) -> list[dict]:
         ]
         times = {}
         if name == FREE:
-            features, kept = equal_length(frames)
+            features, kept_frames = equal_length(frames)
             frames = list(features)
-            times = {"frame_nanoseconds": frame_nanoseconds(kept, hops)}
+            times = {"frame_nanoseconds": frame_nanoseconds(kept_frames, hops)}
         samples.append(make_sample(setup, frames, **times))
     return samples
 
@@ -164,7 +163,7 @@ def batch_rows(setup: Setup, report: Report) -> None:
 
 
 def feature_rows(setup: Setup, report: Report) -> None:
-    """On one CPU core, whatever the device."""
+    """Adds the speed of features on one CPU core, for any device."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     hops, lines = (0.005, 0.010, 0.020), []

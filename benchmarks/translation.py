@@ -48,7 +48,7 @@ positions. `cape, no BOS` shows what the positions alone cost.""",
 
 
 def make_models(setup: Setup) -> tuple[TranslationTask, dict[str, nn.Module]]:
-    """The stock model and those of all types, with their task."""
+    """The stock model and a model of each type, with their task."""
     task = hosts.make_task(1000 if setup.quick else VOCABULARY)
     sizes = hosts.TINY if setup.quick else hosts.BASE
     models = {

@@ -1,5 +1,5 @@
-"""Images: what UniViT's mixed sizes, resized tables and augmented positions cost, and how many
-images per second are classified."""
+"""Images: the cost of UniViT's mixed sizes, resized tables and augmented positions, and the images
+per second in evaluation."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +24,8 @@ from recipes.vit.classifier import images_per_second
 from recipes.vit.data import resize
 
 SECONDS = 60.0
-SIZE, STORED = 224, 256  # of the table and of training; of the images as they come from the disk
+SIZE = 224  # of the table and of training
+STORED = 256  # size of the stored images
 LIMIT = 1.1
 BATCH = {"cpu": 4, "cuda": 128}
 TYPES = ("nopos", "abspos", "sinpos", "cape")
@@ -70,8 +71,8 @@ def run(setup: Setup) -> Report:
 def models(setup: Setup, home: int, names: Sequence[str] = TYPES) -> dict[str, nn.Module]:
     """ViT-Ti of each type, on shared parameters."""
     sizes = vit_sizes(setup) | {"image_size": home}
-    made = {name: vit(sizes, {"type": name}).to(setup.device) for name in names}
-    return share(made, setup)
+    by_name = {name: vit(sizes, {"type": name}).to(setup.device) for name in names}
+    return share(by_name, setup)
 
 
 def images_of(setup: Setup, batch: int, size: int) -> torch.Tensor:
@@ -143,9 +144,9 @@ def _plot(report: Report, figure: Any) -> None:
     names = distinct(timed, "variant")  # colours as on the left
     rows = [row for row in report.rows if row["case"] == "evaluation"]
     for name in TYPES:
-        own = [row for row in rows if row["variant"] == name]
+        of_type = [row for row in rows if row["variant"] == name]
         colour = f"C{names.index(name)}"
-        plot_columns(right, own, "pixels", "images_per_second", color=colour)
+        plot_columns(right, of_type, "pixels", "images_per_second", color=colour)
     right.set(xlabel="pixels", ylabel="images per second, evaluation")
     right.grid(alpha=0.3)
     legend_below(figure, left)

@@ -1,2 +1,2 @@
 """Translators of the hosts, and of the engines that `cape-plugins export` writes for; a file each,
-which imports nothing of the others, so that each can be measured in a process of its own."""
+which imports none of the others, so that each can be measured in a separate process."""

@@ -10,7 +10,7 @@ FLOAT32, INT8 = "ctranslate2", "ctranslate2-int8"  # folders
 
 
 def float32(folder: Path, search: Search) -> Step:
-    """The weights as they were trained."""
+    """Weights in float32."""
     return _translator(folder, FLOAT32, search)
 
 

@@ -30,15 +30,15 @@ def translator(folder: Path, search: Search) -> Step:
             "src_lengths": torch.tensor([len(row) for row in ids]),
         }
     }
-    # its steps are one more than its length, for </s>
+    # fairseq makes one step more than the length, for </s>
     return beam_search(task, model, sample, search.length - 1, search.beam)
 
 
-def save(folder: Path, sizes: dict[str, int], words: int, alpha: str) -> int:
+def save(folder: Path, sizes: dict[str, int], num_words: int, alpha: str) -> int:
     """Writes dictionaries and a checkpoint as fairseq-train does; returns the number of
     parameters."""
     dictionary = Dictionary()
-    for number in range(words):
+    for number in range(num_words):
         dictionary.add_symbol(str(number))
     for language in ("source", "target"):
         dictionary.save(str(folder / f"dict.{language}.txt"))
@@ -49,7 +49,7 @@ def save(folder: Path, sizes: dict[str, int], words: int, alpha: str) -> int:
     argv += ["--source-lang", "source", "--target-lang", "target", "--max-tokens", "1"]
     parser = options.get_training_parser("translation")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's, of its own future
+        warnings.simplefilter("ignore")  # hydra's deprecations
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
     torch.manual_seed(0)
     model = tasks.setup_task(cfg.task).build_model(cfg.model)

@@ -1,4 +1,4 @@
-"""Peak memory of a translator, measured by the process that holds it and nothing else."""
+"""Peak memory of a translator, measured by a process that holds only this translator."""
 
 import json
 import logging

@@ -1,7 +1,7 @@
-"""What all translators get: sentences, how many at once, and how they are searched for.
+"""The input of all translators: sentences, the size of a batch, and options of the search.
 
 A translator is made by a function of a folder and a :class:`Search`. The folder has the models and
-the sentences as lists of words, the words being numbers: word n has the id ``n + SPECIAL``, after
+the sentences as lists of words. Words are numbers: word n has the id ``n + SPECIAL``, after
 `<s>`, `<pad>`, `</s>` and `<unk>`.
 """
 
@@ -20,7 +20,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Search:
-    """How many sentences are translated at once, and how.
+    """Number of sentences in a batch, and options of the search.
 
     Attributes:
         batch: Sentences.

@@ -1,5 +1,5 @@
-"""What is said in which recording of LibriSpeech, TED-LIUM 3, WSJ, or any folder, as sets of
-utterances: ``train``, ``valid``, test sets."""
+"""Recordings and texts of LibriSpeech, TED-LIUM 3, WSJ, or any folder, as sets of utterances:
+``train``, ``valid``, test sets."""
 
 import codecs
 import contextlib
@@ -24,16 +24,17 @@ from recipes.lab.steps import CommandError
 
 Sets = dict[str, list[Utterance]]
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-FEW = 10  # one byte of so many, or less, may be 0; more are in what is no text
+FEW = 10  # at most one byte in 10 of a text may be 0; binary files have more
 TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
-# Speech of espeak-ng: most words in training; of the tests, how many have so many words
+# Speech of espeak-ng: number of training recordings and most words in one of them; number of test
+# recordings by range of words
 TRAIN_STRINGS, TRAIN_WORDS = 6000, 6
 TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30, (64, 96): 20}
 
 
 def read_transcripts(path: Path) -> str:
-    """A text about recordings, with DAMAGED for a byte 0 here and there: of a table of thousands,
-    one bad line is then left out alone."""
+    """The content of a text file about recordings. A few bytes 0 become DAMAGED, so that only the
+    bad lines of a table of thousands are left out."""
     data = path.read_bytes()
     marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if 0 < data.count(0) <= len(data) // FEW and not marked:
@@ -57,17 +58,17 @@ LIBRISPEECH_TESTS = ("dev-other", "test-clean", "test-other")
 def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
     """LibriSpeech: ``SUBSET/SPEAKER/CHAPTER/*.flac`` with the texts of a chapter in one file.
 
-    `source` is the folder of the subsets, or the one around it; by default all of training is used.
+    `source` is the folder of the subsets, or its parent; by default all training subsets are used.
     """
-    places = (source, source / "LibriSpeech")
+    folders = (source, source / "LibriSpeech")
     subsets = {
         path.name: path
-        for place in places
-        for path in sorted(place.glob("*-*"))
+        for folder in folders
+        for path in sorted(folder.glob("*-*"))
         if path.is_dir() and path.name.startswith(("train-", "dev-", "test-"))
     }
     if not subsets:
-        tried = f"folders such as train-clean-100, dev-clean in {' and '.join(map(str, places))}"
+        tried = f"folders such as train-clean-100, dev-clean in {' and '.join(map(str, folders))}"
         raise CommandError(f"{source}: no LibriSpeech; looked for {tried}")
     train = list(dict.fromkeys(train)) or [name for name in subsets if name.startswith("train-")]
     missing = [name for name in (*train, LIBRISPEECH_VALID) if name not in subsets]
@@ -114,13 +115,13 @@ def tedlium_words(text: str) -> str:
 def tedlium(source: Path) -> Sets:
     """TED-LIUM 3, the partition "legacy": segments are cut out of the talks.
 
-    `source` is ``TEDLIUM_release-3``, or the folder around it. Training talks may lie in ``data``
+    `source` is ``TEDLIUM_release-3``, or its parent folder. Training talks may lie in ``data``
     alone, which ``legacy/train`` of the release links to.
     """
-    places = (source, source / "TEDLIUM_release-3")
-    root = next((place for place in places if (place / "legacy").is_dir()), None)
+    folders = (source, source / "TEDLIUM_release-3")
+    root = next((folder for folder in folders if (folder / "legacy").is_dir()), None)
     if root is None:
-        tried = " and ".join(map(str, places))
+        tried = " and ".join(map(str, folders))
         raise CommandError(f"{source}: no TED-LIUM 3; looked for the folder legacy in {tried}")
     talks = {}
     for name, part in TEDLIUM_SETS.items():
@@ -217,8 +218,9 @@ def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
         for name, path in files.items()
         if f"/{subset}/" in name and name.endswith(suffix)
     }
-    texts, folder = {}, subset.partition("/")[2]  # of another tree, as wsj0/transcrp/dots/si_tr_s
-    # .dot is what was said in detail, .lsn what a recogniser is to write; the former replaces it
+    # the texts are in another tree, such as wsj0/transcrp/dots/si_tr_s
+    texts, folder = {}, subset.partition("/")[2]
+    # .dot has a detailed transcript, .lsn the text that a recogniser should write; .dot wins
     for suffix in (".lsn", ".dot"):
         for name, path in files.items():
             if name.endswith(suffix) and f"/{folder}/" in name:
@@ -279,7 +281,8 @@ def _uncompress(source: Path, target: Path) -> None:
 
 
 def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
-    """Audio files with their texts, in subfolders, with these names for each set, or in one folder.
+    """Audio files with their texts, from one folder, or from a subfolder for each set; `names` are
+    the names that the subfolder of a set may have.
 
     The texts stand in ``metadata.csv`` or ``metadata.jsonl`` with the columns file_name and text,
     or in a file beside each recording, ``one.txt`` beside ``one.wav``. A tenth of the training
@@ -337,7 +340,7 @@ def utterances_in(folder: Path) -> list[Utterance]:
 
 
 def text_beside(recording: Path) -> str:
-    """What a file beside a recording says, empty where there is none."""
+    """The text in the file beside a recording; empty if there is no such file."""
     path = recording.with_suffix(".txt")
     return read_transcripts(path) if path.is_file() else ""
 

@@ -1,5 +1,5 @@
-"""Recordings with their texts for transformers' Trainer: of hub data sets, tables, folders or
-espeak-ng; in batches that are padded or have no padding."""
+"""Recordings with their texts for transformers' Trainer, from hub data sets, tables, folders or
+espeak-ng, in padded batches or in batches without padding."""
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,8 +39,8 @@ Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
 
 class Recordings(Dataset):
-    """Waveforms ``[samples]`` at 16 kHz, of paths, bytes, waveforms, or of numbers of `rows`, which
-    have the recordings in `column`."""
+    """Dataset of waveforms ``[samples]`` at 16 kHz. The audio of an item is a path, bytes, a
+    waveform, or the number of a row of `rows`, which hold the recordings in `column`."""
 
     def __init__(self, items: Iterable[Utterance], rows: Any = None, column: str = "") -> None:
         self.items, self.rows, self.column = list(items), rows, column
@@ -65,8 +65,8 @@ class Recordings(Dataset):
 
 
 def _cell(value: Any) -> Any:
-    """What a row holds: a path, bytes of a file, or samples with their rate. Audio is decoded here,
-    by soundfile from undecoded bytes, because the package datasets decodes by torchcodec alone."""
+    """The path, the bytes of a file, or the samples with their rate in a cell. soundfile decodes
+    the bytes here, because the package datasets can decode by torchcodec only."""
     if isinstance(value, Mapping) and value.get("array") is None:
         return value.get("bytes") or value.get("path")
     return value
@@ -93,7 +93,7 @@ def add_recording_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-column", default="text", help="(default: text)")
 
 
-def given(args: argparse.Namespace) -> dict[str, Recordings]:
+def given_recordings(args: argparse.Namespace) -> dict[str, Recordings]:
     """The splits train and test of ``--dataset`` or ``--train-file``."""
     from datasets import Audio
 
@@ -107,13 +107,13 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
 
     def measure(base: Path, numbered: tuple[int, Mapping[str, Any]]) -> Utterance:
         index, row = numbered
-        source, said, seconds = _cell(row[audio]), row[text], None
+        source, spoken, seconds = _cell(row[audio]), row[text], None
         if isinstance(source, str):
             source = base / source
         if isinstance(source, Mapping):
             seconds = len(source["array"]) / source["sampling_rate"]
-        said = said.strip() if isinstance(said, str) else ""
-        utterance = measured(Utterance(str(index), source, said, seconds))
+        spoken = spoken.strip() if isinstance(spoken, str) else ""
+        utterance = measured(Utterance(str(index), source, spoken, seconds))
         # a path, or the number of the row, is enough to read it again
         return utterance._replace(audio=source if isinstance(source, Path) else index)
 
@@ -126,15 +126,15 @@ def given(args: argparse.Namespace) -> dict[str, Recordings]:
 
 
 def folder_of(args: argparse.Namespace, split: str) -> Path:
-    """Where paths of a split begin: the folder of its table, that of training where the test is
-    split off it."""
-    own = args.test_file or args.validation_file if split == "test" else None
-    table = Path(own or args.train_file or args.dataset)
+    """The folder that paths of a split are relative to: the folder of its table, or of the training
+    table where the test is split off from training."""
+    test_file = args.test_file or args.validation_file if split == "test" else None
+    table = Path(test_file or args.train_file or args.dataset)
     return table.parent if table.is_file() else Path()
 
 
 class Labelled(Dataset):
-    """Recordings with token ids as labels, by index, or by hop, which is handed on with them."""
+    """Recordings with token ids as labels. An index may be a Hop, which is then in the sample."""
 
     def __init__(self, recordings: Recordings, labels: Sequence[list[int]]) -> None:
         self.recordings, self.labels = recordings, labels
@@ -146,8 +146,8 @@ class Labelled(Dataset):
 
     def __getitem__(self, index: int | Hop) -> Sample:
         hop = index if isinstance(index, Hop) else None
-        place, waveform = self._read(hop.index if hop else index)
-        return waveform, self.labels[place], hop
+        read_index, waveform = self._read(hop.index if hop else index)
+        return waveform, self.labels[read_index], hop
 
 
 class DurationSampler(Sampler[int]):
@@ -179,10 +179,11 @@ class DurationSampler(Sampler[int]):
 
 
 class SpeechTrainer(Trainer):
-    """Groups recordings by duration, or makes batches without padding, and masks features, after
-    the batch was loaded: batches are loaded ahead, and a resumed training must draw the same masks.
-    The loader of batches without padding does not go through accelerate, which would share out the
-    batches a second time.
+    """Trainer with batches of recordings of similar duration, or without padding, and SpecAugment.
+
+    Features are masked after a batch is loaded, because batches are loaded ahead and a resumed
+    training must draw the same masks. accelerate does not get the loader of batches without
+    padding: it would divide the batches between the processes a second time.
     """
 
     masks: Mapping[str, Any] | None = None  # settings of SpecAugment
@@ -196,21 +197,23 @@ class SpeechTrainer(Trainer):
         return sampler
 
     def get_train_dataloader(self) -> DataLoader:
-        """Padded batches of the Trainer; or those of PaddingFreeBatches, of which each process
-        takes its own, so that accelerate must not share them out again."""
+        """The Trainer's padded batches, or PaddingFreeBatches. The latter give each process its
+        share already, so that accelerate must not divide them again."""
         if self.batch_seconds is None:
             return super().get_train_dataloader()
         limits = (self.train_dataset.seconds, self.batch_seconds)
         make = partial(PaddingFreeBatches, *limits, seed=self.args.seed)
         free, padded = make(shuffle=True), make(shuffle=False)
-        processes, own = self.args.world_size, self.args.process_index
-        if own == 0:
-            said = f"{len(free)} batches without padding; sorted batches of"
-            percent = f"{100 * padded.padding():.1f} %"
-            print(f"{said} {self.batch_seconds:g} s would have {percent}", flush=True)
-        # The Trainer takes it for granted that all epochs have the same number of batches.
+        processes, rank = self.args.world_size, self.args.process_index
+        if rank == 0:
+            print(
+                f"{len(free)} batches without padding; sorted batches of {self.batch_seconds:g} s "
+                f"would have {100 * padded.padding():.1f} %",
+                flush=True,
+            )
+        # The Trainer assumes that all epochs have the same number of batches.
         count = max(len(free), processes)
-        batches = make(num_batches=count, num_replicas=processes, rank=own)
+        batches = make(num_batches=count, num_replicas=processes, rank=rank)
         self.add_callback(SetEpoch(batches))
         return DataLoader(
             self.train_dataset,
@@ -233,8 +236,9 @@ class SpeechTrainer(Trainer):
 
 
 class Collator:
-    """Waveforms and labels to a batch of features, without padding where each has a hop; padded
-    with frames of distance `hop_seconds`, by default that of the extractor."""
+    """Makes batches of features from waveforms and labels. A batch has no padding where each sample
+    has a hop; else it is padded, and its frames are `hop_seconds` apart (default: the hop of the
+    extractor)."""
 
     def __init__(self, extractor: Any, hop_seconds: float | None = None) -> None:
         self.extractor = extractor
@@ -254,8 +258,8 @@ class Collator:
         more = {"hop_seconds": seconds, "padding": False, "return_tensors": None}
         frames = self.features(waveforms, **more)["input_features"]
         generator = torch.Generator().manual_seed(hops[0].seed)
-        features, kept = equal_length(list(map(torch.from_numpy, frames)), generator)
-        times = frame_nanoseconds(kept, seconds, self.extractor.window_seconds)
+        features, kept_frames = equal_length(list(map(torch.from_numpy, frames)), generator)
+        times = frame_nanoseconds(kept_frames, seconds, self.extractor.window_seconds)
         return {"input_features": features, "frame_nanoseconds": times}
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:

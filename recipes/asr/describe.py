@@ -59,10 +59,10 @@ def shares_of_hops(
         seconds = [utterance.seconds for utterance in utterances]
         batches = chain.from_iterable(PaddingFreeBatches(seconds, batch_seconds, seed))
         counts[name] = Counter(round(1000 * hop.seconds) for hop in batches)
-    every = sorted({hop for own in counts.values() for hop in own})
+    every = sorted({hop for counter in counts.values() for hop in counter})
     return [
-        {"set": name, "hop_ms": hop, "percent": 100 * own[hop] / own.total()}
-        for name, own in counts.items()
+        {"set": name, "hop_ms": hop, "percent": 100 * counter[hop] / counter.total()}
+        for name, counter in counts.items()
         for hop in range(every[0], every[-1] + 1)
     ]
 
@@ -79,7 +79,7 @@ def tables_of(rows: Sequence[Row], histogram: Sequence[Row]) -> dict[str, list[s
     ]
     shares = pivot(histogram, "set", "hop_ms", "percent")
     columns = next(iter(shares.values()))
-    hops = [[name, *(share for (share,) in own.values())] for name, own in shares.items()]
+    hops = [[name, *(share for (share,) in by_hop.values())] for name, by_hop in shares.items()]
     return {
         "Recordings (mean ± sample standard deviation)": markdown(
             ["set", "recordings", *TITLES.values()], lines

@@ -31,7 +31,7 @@ OWN_FLAGS = {
     **dict.fromkeys(("--path", "--scoring", "--task", "--user-dir"), "the checkpoints"),
     **dict.fromkeys(("--cpu", "--gpu"), "--device"),
 }
-_SAID = re.compile(r"^([TH])-(\d+)(?:\t|$)(?:.*\t)?(.*)$", re.MULTILINE)  # the last column
+_TEXT_LINE = re.compile(r"^([TH])-(\d+)(?:\t|$)(?:.*\t)?(.*)$", re.MULTILINE)  # the last column
 _TIMING = re.compile(r"Translated [\d,]+ sentences .* in ([\d.]+)s")
 
 
@@ -46,9 +46,11 @@ def decode(
     max_tokens: int = 20000,
     threads: int = 1,
 ) -> tuple[list[Text], float]:
-    """Runs fairseq-generate on the set `name` once, in a step below `folder`. Returns what was
-    understood of recordings with a text, and the throughput in seconds of audio per second of
-    computation, without the reading of recordings."""
+    """Runs fairseq-generate on the set `name` once, in a step below `folder`.
+
+    Returns references and hypotheses of the recordings that have a text, and the throughput in
+    seconds of audio per second of computation, without the time for reading recordings.
+    """
 
     def make(partial: Path) -> None:
         log = partial / "generate.log"
@@ -57,52 +59,63 @@ def decode(
         if not any(utterance.text for utterance in utterances):
             why = f"no recording of {name}.tsv has a text to compare with"
             raise CommandError(f"--data {data}: {why}; fairseq-generate transcribes it")
-        run_module(
-            "fairseq_cli.generate",
-            *(data, "--user-dir", USER_DIR, "--task", "cape_asr", "--path", checkpoint),
-            *("--gen-subset", name, "--scoring", "cape_wer", "--max-tokens", max_tokens),
-            *("--hop-seconds", hop_ms / 1000, *flags),
-            log=log,
-            env=child_environment(threads),
-        )
+        arguments = [data, "--user-dir", USER_DIR, "--task", "cape_asr", "--path", checkpoint]
+        arguments += ["--gen-subset", name, "--scoring", "cape_wer", "--max-tokens", max_tokens]
+        arguments += ["--hop-seconds", hop_ms / 1000, *flags]
+        run_module("fairseq_cli.generate", *arguments, log=log, env=child_environment(threads))
         write_lines(partial / DECODED, _decoded(log, utterances))
 
     settings = {"checkpoint": steps.digest(checkpoint), "set": steps.digest(data / f"{name}.tsv")}
     settings |= {"hop": hop_ms / 1000, "max_tokens": max_tokens, "flags": list(map(str, flags))}
     folder = steps.step(folder / f"hop-{hop_ms:g}ms", settings, make)
     seconds, *lines = steps.read_written(folder / DECODED)
-    texts = [Text(float(length), *said) for length, *said in (x.split("\t") for x in lines)]
+    cells = (line.split("\t") for line in lines)
+    texts = [Text(float(length), *pair) for length, *pair in cells]
     speed = sum(text.seconds for text in texts) / max(float(seconds), 1e-3)
     return [text for text in texts if text.reference], speed
 
 
 def _decoded(log: Path, utterances: Sequence[Utterance]) -> list[str]:
-    """Seconds of computation; then duration, reference and hypothesis of each recording."""
+    """Lines for DECODED: the seconds of computation, then a line with duration, reference and
+    hypothesis for each recording."""
     with open(log, encoding="utf-8", newline="\n") as file:
         lines = file.read()
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}}
-    for letter, index, said in _SAID.findall(lines):
-        texts[letter][int(index)] = said
+    for letter, index, text in _TEXT_LINE.findall(lines):
+        texts[letter][int(index)] = text
     seconds = _TIMING.findall(lines)[-1:]
     scored = {index for index in texts["H"] if utterances[index].text}
     if not seconds or texts["T"].keys() != scored or not scored:
         raise ChildError(f"{log}: not a complete log of fairseq-generate")
-    pairs = [(utterances[index], said) for index, said in sorted(texts["H"].items())]
-    return seconds + [f"{item.seconds:.3f}\t{item.text}\t{said}" for item, said in pairs]
+    pairs = [(utterances[index], text) for index, text in sorted(texts["H"].items())]
+    return seconds + [f"{item.seconds:.3f}\t{item.text}\t{text}" for item, text in pairs]
 
 
 def measure(
-    columns: Row, place: Sequence[Any], bins: Sequence[float], hops: Sequence[float], **more: Any
+    columns: Row,
+    decode_args: Sequence[Any],
+    bins: Sequence[float],
+    hops: Sequence[float],
+    **decode_options: Any,
 ) -> tuple[list[Row], list[Row]]:
-    """Rows of error rates by duration, and of word error rate and throughput by hop in ms (CAPE
-    Figure 17), of the model of `columns`; `place` and `more` are arguments of :func:`decode`."""
-    texts, _ = decode(*place, **more)
+    """Rows of error rates by duration, and rows of word error rate and throughput by hop in ms.
+
+    The latter are for CAPE Figure 17. `columns` name the model; `decode_args` and `decode_options`
+    go to :func:`decode`.
+    """
+    texts, _ = decode(*decode_args, **decode_options)
     rows, curve = [columns | row for row in by_duration(texts, bins)], []
     for hop in hops:
-        texts, speed = decode(*place, hop_ms=hop, **more)
-        shown = {"hop_ms": int(hop) if hop.is_integer() else hop, "wer": rates(texts)["wer"]}
-        own = {name: columns[name] for name in ("model", "seed")}
-        curve.append({**own, **shown, SPEED: speed})
+        texts, speed = decode(*decode_args, hop_ms=hop, **decode_options)
+        curve.append(
+            {
+                "model": columns["model"],
+                "seed": columns["seed"],
+                "hop_ms": int(hop) if hop.is_integer() else hop,
+                "wer": rates(texts)["wer"],
+                SPEED: speed,
+            }
+        )
     return rows, curve
 
 
@@ -143,8 +156,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if argv and not argv[0].startswith("-"):
         raise CommandError(f"{argv[0]}: checkpoints are given by --model, as in --model {argv[0]}")
     args, args.flags = make_parser().parse_known_args(argv)
-    if given := [flag for flag in args.flags if flag in OWN_FLAGS]:
-        raise CommandError(f"{given[0]} is set by this command; see {OWN_FLAGS[given[0]]}")
+    if refused := [flag for flag in args.flags if flag in OWN_FLAGS]:
+        raise CommandError(f"{refused[0]} is set by this command; see {OWN_FLAGS[refused[0]]}")
     command_line.check_increasing(args.bins, "--bins")
     command_line.check_shared(args)
     args.models = command_line.named_models(args.model)
@@ -165,16 +178,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     decoding = {"flags": args.flags, "max_tokens": args.max_tokens, "threads": args.threads}
     command = shown_command(steps.started_as(), sys.argv[1:] if argv is None else argv)
     facts = how_made(command, PACKAGES, args.device, flags=f"`{' '.join(args.flags)}`")
-    shown = {model: ", ".join(paths) for model, paths in args.models.items()}
+    checkpoints = {model: ", ".join(paths) for model, paths in args.models.items()}
     for name in args.sets:
         parts = []
         for model, paths in args.models.items():
             for number, path in enumerate(map(Path, paths), 1):
                 seed = number if len(paths) > 1 else None
                 columns = {"model": model, "seed": seed, "train_seconds": None}
-                place = (args.data, name, path, args.work / steps.digest(path) / name)
-                parts.append(measure(columns, place, args.bins, args.hops, **decoding))
-        write_report(args.output / name, f"Set {name}", parts, shown, facts, args.bins)
+                decode_args = (args.data, name, path, args.work / steps.digest(path) / name)
+                parts.append(measure(columns, decode_args, args.bins, args.hops, **decoding))
+        write_report(args.output / name, f"Set {name}", parts, checkpoints, facts, args.bins)
 
 
 if __name__ == "__main__":

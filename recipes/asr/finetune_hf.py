@@ -40,7 +40,7 @@ from recipes.asr.data import (
     Recordings,
     SpeechTrainer,
     add_recording_args,
-    given,
+    given_recordings,
     synthetic,
 )
 from recipes.asr.manifest import report_left_out
@@ -64,8 +64,8 @@ DIGIT_MODEL = {
     **dict.fromkeys(("feature_dropout", "activation_dropout", "attention_dropout"), 0.0),
 }
 DIGIT_TRAINING = (
-    *("--max_steps", "800", "--per_device_train_batch_size", "32", "--learning_rate", "2e-3"),
-    *("--warmup_steps", "120", "--lr_scheduler_type", "cosine", "--weight_decay", "0.05"),
+    "--max_steps 800 --per_device_train_batch_size 32 --learning_rate 2e-3 "
+    "--warmup_steps 120 --lr_scheduler_type cosine --weight_decay 0.05"
 )
 DIGIT_MASKS = {"frequency_width": 20, "time_masks": 2}
 SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
@@ -108,7 +108,8 @@ def positions_of_paper(preset: str | None) -> dict[str, Any]:
 def make_processor(
     folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool, sizes: Any
 ) -> transformers.ProcessorMixin:
-    """Features with letters or, of a given number, sentencepiece subwords of the training text."""
+    """Processor for features, and for letters or `vocab_size` subwords of sentencepiece, made from
+    the training text."""
     vocab_size = vocab_size or (1000 if seq2seq else None)
     made_of = {"vocab_size": vocab_size, "seq2seq": seq2seq, "text": fingerprint(texts)}
 
@@ -132,7 +133,7 @@ def make_processor(
 
 
 def at_natural_length(processor: WhisperProcessor, language: str | None) -> WhisperProcessor:
-    """The processor of a Whisper, which does not pad to 30 s, with this or its own language."""
+    """Makes the processor of a Whisper pad no more to 30 s. `language` replaces its language."""
     stock = processor.feature_extractor.to_dict() | {"return_attention_mask": True}
     processor.feature_extractor = hf_models.CapeWhisperFeatureExtractor.from_dict(stock)
     if language:
@@ -175,38 +176,42 @@ def build_model(path: str | None, settings: Any, sizes: Any, tokenizer: Any, seq
     model_class = seq2seq_class if seq2seq else CapeSpeechForCTC
     if path:
         return load_model(model_class, path, settings)
-    own = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    token_fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     if seq2seq:
-        own |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-        own["decoder_start_token_id"] = tokenizer.eos_token_id
+        start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+        token_fields |= {"bos_token_id": start, "eos_token_id": end, "decoder_start_token_id": end}
     else:
         # batches without padding may have fewer outputs than labels
         sizes = {"ctc_zero_infinity": True, **sizes}
-    config = make_config(model_class.config_class, {**sizes, **own}, position_embedding=settings)
+    config = make_config(
+        model_class.config_class, {**sizes, **token_fields}, position_embedding=settings
+    )
     return model_class(config)
 
 
 def fitting(data: Labelled, model: Any) -> Labelled:
-    """Leaves out what CTC cannot align: more labels and blanks between equal ones than outputs."""
-    config, kept, left_out = model.config, [], LeftOut()
+    """Leaves out recordings that CTC cannot align: those with more labels, and blanks between equal
+    labels, than outputs."""
+    config, alignable, left_out = model.config, [], LeftOut()
     for item, ids in zip(data.recordings.items, data.labels, strict=True):
         frames = int((item.seconds - config.window_seconds) / config.hop_seconds) + 1
         labels = torch.tensor([ids], dtype=torch.long)
         with left_out.counting():
             if outputs_needed(labels, labels >= 0) > model._get_feat_extract_output_lengths(frames):
                 raise Unusable("with more labels than outputs of the model", item.text)
-            kept.append((item, ids))
+            alignable.append((item, ids))
     report_left_out("train", left_out, len(data))
-    if not kept:
+    if not alignable:
         raise CommandError("no recording has enough frames for its labels; is the text right?")
-    items, labels = zip(*kept, strict=True)
+    items, labels = zip(*alignable, strict=True)
     return Labelled(Recordings(items, data.recordings.rows, data.recordings.column), labels)
 
 
 def recognise(
     model: Any, processor: Any, data: Recordings, batch_size: int, args: argparse.Namespace
 ) -> list[str | None]:
-    """Texts by CTC, or by the decoder, in the order of the data; None for what cannot be read."""
+    """Texts by CTC, or by the decoder, in the order of the data; None for recordings that cannot be
+    read."""
     collate = Collator(processor.feature_extractor, args.hop_seconds)
     ctc = isinstance(model, CapeSpeechForCTC)
     decode = ctc_decoder(processor.tokenizer, args) if ctc else None
@@ -219,14 +224,14 @@ def recognise(
             except AudioError as error:
                 print(f"test data: skipped ({error})", flush=True)
         texts = recognised([*waveforms.values()]) if waveforms else []
-        said = dict(zip(waveforms, texts, strict=True))
-        return [said.get(row) for row in rows]
+        text_of = dict(zip(waveforms, texts, strict=True))
+        return [text_of.get(row) for row in rows]
 
     def recognised(waveforms: Sequence[torch.Tensor]) -> list[str]:
         batch = collate.features(waveforms).to(model.device)
         if not ctc:
             whisper = isinstance(model, hf_models.CapeWhisperForConditionalGeneration)
-            limit = {} if whisper else {"max_new_tokens": 500}  # a Whisper stores its own
+            limit = {} if whisper else {"max_new_tokens": 500}  # a Whisper stores its limit
             out = model.generate(**batch, num_beams=args.beam, **limit)
             return processor.batch_decode(out, skip_special_tokens=True)
         lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
@@ -239,7 +244,7 @@ def recognise(
 
 
 def ctc_decoder(tokenizer: Any, args: argparse.Namespace) -> Any:
-    """Makes what turns log probabilities ``[B, T, V]`` and lengths into hypotheses."""
+    """Makes the function that turns log probabilities ``[B, T, V]`` and lengths into hypotheses."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     files = {"lm": args.ctc_lm, "lexicon": args.ctc_lexicon}
     weights = {"lm_weight": args.ctc_lm_weight, "separator": "|"}
@@ -250,9 +255,9 @@ def ctc_decoder(tokenizer: Any, args: argparse.Namespace) -> Any:
 
 
 def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list[Row]:
-    """Error rates by duration of what could be read."""
+    """Error rates by duration, of the recordings that could be read."""
     pairs = zip(items, hypotheses, strict=True)
-    texts = [Text(item.seconds, item.text, said) for item, said in pairs if said is not None]
+    texts = [Text(item.seconds, item.text, text) for item, text in pairs if text is not None]
     return by_duration(texts, SECONDS)
 
 
@@ -274,8 +279,8 @@ def make_options() -> argparse.ArgumentParser:
         "--padding-free",
         type=number(0.1, 1e6),
         metavar="SECONDS",
-        help="batches of so many seconds per process without padding, in which each recording "
-        "has a hop of its own; by CTC",
+        help="train by CTC with batches of SECONDS of audio per process, without padding: each "
+        "recording has its own hop",
     )
     parser.add_argument(
         "--no-spec-augment", action="store_true", help="do not mask features in training"
@@ -286,8 +291,7 @@ def make_options() -> argparse.ArgumentParser:
         type=positive,
         default=1,
         metavar="N",
-        help="of a model trained by CTC: hypotheses of the beam of flashlight-text (default: 1, "
-        "the best path)",
+        help="of CTC models: hypotheses of the flashlight-text beam (default: 1, the best path)",
     )
     parser.add_argument(
         "--ctc-lm",
@@ -309,19 +313,21 @@ def make_options() -> argparse.ArgumentParser:
         "--hop-seconds",
         type=number(0.001, 0.1),
         metavar="SECONDS",
-        help="distance of frames in the test, by CTC; longer is faster (default: that of the "
-        "model)",
+        help="hop of the frames in the test of a CTC model; longer is faster (default: the hop of "
+        "the model)",
     )
     parser.add_argument(
         "--language",
         metavar="NAME",
-        help="of the speech, for a Whisper of many languages (default: that of its tokenizer)",
+        help="language of the speech, for a Whisper of many languages (default: the language of "
+        "its tokenizer)",
     )
     return parser
 
 
 def check_flags(args: argparse.Namespace, seq2seq: bool) -> None:
-    """Beams are of one kind; features of models with decoder have one hop, that of transformers."""
+    """Refuses options for models with a decoder on CTC models, and the reverse. The features of
+    models with a decoder have one hop, which transformers sets."""
     ctc_flags = args.ctc_beam != 1 or args.ctc_lm or args.ctc_lexicon
     if ctc_flags if seq2seq else args.beam != 1:
         raise CommandError("--beam is for models with decoder, --ctc-beam for those without")
@@ -335,9 +341,9 @@ def check_flags(args: argparse.Namespace, seq2seq: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_options()
     builtin = not has_data(parser.parse_known_args(argv)[0])
-    args, training = parse(parser, DIGIT_TRAINING if builtin else (), argv)
+    args, training = parse(parser, DIGIT_TRAINING.split() if builtin else (), argv)
     if builtin:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     seq2seq = is_seq2seq(args)
     check_flags(args, seq2seq)
     sizes = model_sizes(args, builtin, seq2seq)
@@ -346,13 +352,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         processor = read_beside(transformers.AutoProcessor, args.model)
         if isinstance(processor, WhisperProcessor):
             processor = at_natural_length(processor, args.language)
-    splits = synthetic() if builtin else given(args)
+    splits = synthetic() if builtin else given_recordings(args)
     if args.max_seconds is not None:
-        kept = [item for item in splits["train"].items if item.seconds <= args.max_seconds]
-        if not kept:
+        short = [item for item in splits["train"].items if item.seconds <= args.max_seconds]
+        if not short:
             why = "no training recording is that short"
             raise CommandError(f"--max-seconds {args.max_seconds}: {why}")
-        splits["train"].items = kept
+        splits["train"].items = short
     texts = [item.text for item in splits["train"].items]
     if not args.model:
         folder = args.output / "processor"
@@ -363,11 +369,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     labels = [labels_of(processor, text) for text in texts]
     train_set = Labelled(splits["train"], labels)
 
-    def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> SpeechTrainer:
+    def make_trainer(settings: Any, run_args: Seq2SeqTrainingArguments) -> SpeechTrainer:
         model = build_model(args.model, settings, sizes, processor.tokenizer, seq2seq)
         data = train_set if seq2seq else fitting(train_set, model)
         collate = Collator(processor.feature_extractor)
-        trainer = SpeechTrainer(model, own, collate, data, processing_class=processor)
+        trainer = SpeechTrainer(model, run_args, collate, data, processing_class=processor)
         trainer.batch_seconds = args.padding_free
         trainer.frames_last = isinstance(processor, WhisperProcessor)
         masks = DIGIT_MASKS if builtin else {}
@@ -382,7 +388,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows += [columns | row for row in scored(test, hypotheses)]
         if training.process_index == 0:
             pairs = zip(test, hypotheses, strict=True)
-            lines = (f"{item.text}\t{said or ''}" for item, said in pairs)
+            lines = (f"{item.text}\t{text or ''}" for item, text in pairs)
             path = Path(trainer.args.output_dir, "hypotheses.tsv")
             write_lines(path, ["reference\thypothesis", *lines])
     trained = in_training(rows, SECONDS, max(train_set.seconds))

@@ -34,8 +34,8 @@ class ToWrite(NamedTuple):
 
 
 LEFT_OUT = "left_out.txt"  # in a folder of data: recordings that are not used, and why
-SHOWN = 20  # of them, of a set
-DAMAGED = "\ufffd"  # in place of a byte that is no text; words keep it, and collect leaves them out
+SHOWN = 20  # recordings of a set that are printed; LEFT_OUT lists all
+DAMAGED = "\ufffd"  # in place of a byte that is no text; collect leaves out recordings with it
 
 
 def ascii_words(text: str) -> str:
@@ -57,8 +57,10 @@ def unicode_words(text: str) -> str:
     """
     text = unicodedata.normalize("NFC", text.replace("’", "'").lower())
     # L: letters, M: marks, which many scripts write vowels with, N: digits
-    kept = (c if c in ("'", DAMAGED) or unicodedata.category(c)[0] in "LMN" else " " for c in text)
-    return _spaced("".join(kept))
+    characters = (
+        c if c in ("'", DAMAGED) or unicodedata.category(c)[0] in "LMN" else " " for c in text
+    )
+    return _spaced("".join(characters))
 
 
 def _spaced(text: str) -> str:
@@ -81,42 +83,42 @@ def usable(
     measure: Callable[[Any], Utterance] = measured,
     listing: Path | None = None,
 ) -> list[Utterance]:
-    """What of the set `name` can be used; the others, for which `measure` raises Unusable, are
-    counted and reported, and added to the file `listing`."""
-    kept, left_out = [], LeftOut()
+    """The utterances of the set `name` that can be used. Items for which `measure` raises Unusable
+    are counted, reported and added to the file `listing`."""
+    utterances, left_out = [], LeftOut()
     for item in progress(items, name, total=total, unit="recording"):
         with left_out.counting():
-            kept.append(measure(item))
+            utterances.append(measure(item))
     report_left_out(name, left_out, total, listing)
-    if not kept:
+    if not utterances:
         why = f"none of {total} recordings can be used. {left_out.example}".strip()
         raise CommandError(f"{name} data: {why}")
-    return kept
+    return utterances
 
 
 def report_left_out(name: str, left_out: LeftOut, total: int, listing: Path | None = None) -> None:
-    """Says how many recordings are left out, and why; the first process alone does. All of them are
-    added to the file `listing`."""
+    """Says in the first process how many recordings are left out, and why, and adds all of them to
+    the file `listing`."""
     entries = left_out.entries
     if not entries or os.environ.get("RANK", "0") != "0":
         return
     # an example of each sort at least
-    shown = list(dict.fromkeys([*(f"{r}: {e}" for r, e in left_out.examples.items()), *entries]))
-    shown = [f"  {entry}" for entry in shown[: max(SHOWN, len(left_out.examples))]]
+    lines = list(dict.fromkeys([*(f"{r}: {e}" for r, e in left_out.examples.items()), *entries]))
+    lines = [f"  {entry}" for entry in lines[: max(SHOWN, len(left_out.examples))]]
     if listing:
         with open(listing, "a", encoding="utf-8") as file:
             file.writelines(f"{name}: {' '.join(entry.split())}\n" for entry in entries)
-        shown.append(f"  all of them and why: {listing.name} in the folder of the data")
+        lines.append(f"  all of them and why: {listing.name} in the folder of the data")
     print(
-        f"{name} data: {len(entries)} of {total} skipped ({left_out})", *shown, sep="\n", flush=True
+        f"{name} data: {len(entries)} of {total} skipped ({left_out})", *lines, sep="\n", flush=True
     )
 
 
 def collect(
     name: str, utterances: Sequence[Utterance], folder: Path, decode: bool = False
 ) -> list[Utterance]:
-    """The :func:`usable` utterances, with `decode` those that can be read to their end; recordings
-    that are to be written go to ``folder/audio/name``."""
+    """The :func:`usable` utterances; with `decode` only recordings that can be read to their end.
+    Recordings without a file are written to ``folder/audio/name``."""
     ids = Counter(utterance.id for utterance in utterances if utterance.text)
     for id, count in ids.most_common(1):
         if count > 1:
@@ -124,16 +126,16 @@ def collect(
 
     def measure(utterance: Utterance) -> Utterance:
         audio = utterance.audio
-        shown = utterance.id if isinstance(audio, ToWrite) else str(audio)
+        source = utterance.id if isinstance(audio, ToWrite) else str(audio)
         if DAMAGED in utterance.text:
-            raise Unusable("with a damaged text", shown)
-        if re.search(r"[\t\r\n]", f"{utterance.id} {shown}"):  # a line of the manifest has none
-            raise Unusable("with a tab or line break in its name", repr(shown))
+            raise Unusable("with a damaged text", source)
+        if re.search(r"[\t\r\n]", f"{utterance.id} {source}"):  # a line of the manifest has none
+            raise Unusable("with a tab or line break in its name", repr(source))
         try:
             if isinstance(audio, ToWrite) and utterance.text:
                 utterance = utterance._replace(audio=folder / "audio" / name / audio.name)
                 audio.write(utterance.audio)
-            if decode and utterance.text:  # a header may say another duration
+            if decode and utterance.text:  # the duration in a header may be wrong
                 seconds = len(read_audio(utterance.audio)) / SAMPLING_RATE
                 utterance = utterance._replace(seconds=seconds)
         except AudioError as error:
@@ -143,27 +145,27 @@ def collect(
     return usable(utterances, len(utterances), name, measure, folder / LEFT_OUT)
 
 
-SOURCES = "sources"  # in the record of a folder: what its sources were
-# What preparations read: recordings, texts, lists of them.
+SOURCES = "sources"  # in the record of a folder: facts about its sources
+# Files that preparations read: recordings, texts, lists of them.
 _SOURCE_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".sph", ".wv1"}
 _SOURCE_SUFFIXES |= {".txt", ".csv", ".jsonl", ".stm", ".dot", ".lsn", ".ndx"}
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files at any depth, also behind links to folders, of which none is visited twice."""
+    """All files at any depth, also behind links to folders; no folder is visited twice."""
     visited = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
         if real in visited:  # a link to a folder above
             folders.clear()
         else:
             visited.add(real)
-            yield from (Path(place, name) for name in names)
+            yield from (Path(parent, name) for name in names)
 
 
 def fingerprint(source: Path, output: Path) -> dict[str, Any]:
-    """Number of recordings, texts and lists below `source`, and a digest of names, sizes and times;
-    without those in `output`."""
+    """Number of recordings, texts and lists below `source`, and a digest of their names, sizes and
+    times. Files in `output` do not count."""
     sha, count = hashlib.sha256(), 0
     for path in sorted(files_below(source)):
         if path.suffix.lower() in _SOURCE_SUFFIXES and not path.is_relative_to(output):
@@ -180,8 +182,8 @@ def make_folder(
     make: Callable[[Path], None],
     source: Path | None = None,
 ) -> None:
-    """A step that leaves nothing behind when it fails: speech fills disks. A finished folder whose
-    `source` has changed is made again; what others put into it, such as dict.txt, stays."""
+    """A step that deletes its files when it fails, because speech fills disks. A finished folder
+    whose `source` has changed is made again; other files in it, such as dict.txt, stay."""
     old = steps.recorded(folder).get(SOURCES)
     finished = steps.matches(folder, {**settings, SOURCES: old}, steps.OTHER_OUTPUT)
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None
@@ -201,26 +203,26 @@ def make_folder(
         shutil.rmtree(folder, ignore_errors=True)
     with steps.building(new) as partial:
         make(partial)
-        made = {**(now or {}), "made": sorted(path.name for path in partial.glob("*.tsv"))}
-        steps.record(partial, {**settings, SOURCES: made})
+        tables = sorted(path.name for path in partial.glob("*.tsv"))
+        steps.record(partial, {**settings, SOURCES: {**(now or {}), "made": tables}})
     if finished:
         _replace_content(folder, new, old["made"])
 
 
 def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
-    """Moves what was made into a finished folder, whose `tables` and their recordings go. The
-    record is last: up to then the folder counts as made of what there was before."""
+    """Replaces the old `tables` and their recordings in a finished folder by the content of `new`.
+    The record comes last: until then the folder counts as made from the old sources."""
     (folder / LEFT_OUT).unlink(missing_ok=True)
     for name in tables:
         (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / "audio" / Path(name).stem, ignore_errors=True)
-    made = (
+    new_paths = (
         path for pattern in ("audio/*", "*.tsv", "*.model", LEFT_OUT) for path in new.glob(pattern)
     )
-    for path in (*made, new / steps.RECORD):
-        place = folder / path.relative_to(new)
-        place.parent.mkdir(exist_ok=True)
-        os.replace(path, place)
+    for path in (*new_paths, new / steps.RECORD):
+        target = folder / path.relative_to(new)
+        target.parent.mkdir(exist_ok=True)
+        os.replace(path, target)
     shutil.rmtree(new)
 
 

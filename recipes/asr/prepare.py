@@ -47,8 +47,8 @@ Takes = Mapping[str, Mapping[int, Sequence[Path]]]  # recordings of single digit
 def digits(source: Path, seed: int, test_takes: int, valid_takes: int, **strings: int) -> Sets:
     """Strings of digits by one speaker each, joined from recordings of single digits.
 
-    They are ``{digit}_{speaker}_{index}.wav``; of the indices the lowest are for the test, the next
-    for validation. There are `test_strings` for each of :data:`TEST_DIGITS`.
+    The recordings are ``{digit}_{speaker}_{index}.wav``; the lowest indices are for the test, the
+    next ones for validation. There are `test_strings` for each of :data:`TEST_DIGITS`.
     """
     bounds = {"test": test_takes, "valid": test_takes + valid_takes, "train": float("inf")}
     takes = _takes(source, bounds)
@@ -88,16 +88,16 @@ def _takes(source: Path, bounds: Mapping[str, float]) -> dict[str, Takes]:
 
 def _string(takes: Takes, lengths: Sequence[int], rng: Any, number: int) -> Utterance:
     speaker = rng.choice(sorted(takes))
-    own = takes[speaker]
-    spoken = rng.choice(sorted(own), rng.integers(*lengths, endpoint=True))
-    paths = [own[digit][rng.integers(len(own[digit]))] for digit in spoken]
+    by_digit = takes[speaker]
+    spoken = rng.choice(sorted(by_digit), rng.integers(*lengths, endpoint=True))
+    paths = [by_digit[digit][rng.integers(len(by_digit[digit]))] for digit in spoken]
     silences = rng.uniform(*SILENCE, len(paths) - 1)
     id, text = f"{speaker}-{number:05}", " ".join(DIGITS[digit] for digit in spoken)
     return Utterance(id, ToWrite(f"{id}.wav", partial(_join, paths, silences)), text)
 
 
 def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> None:
-    """Writes recordings with so many seconds of silence between them, at the rate of the first."""
+    """Writes recordings with `silences` (seconds) between them, at the rate of the first one."""
     rate = audio_rate(paths[0])
     parts = []
     for path, seconds in zip(paths, (0, *silences), strict=True):
@@ -111,17 +111,17 @@ _read = lru_cache(maxsize=10_000)(read_audio)  # the same takes are in many stri
 def synthetic(seed: int, words: Sequence[str], **strings: int | None) -> Sets:
     """Random words read by espeak-ng, few in train and valid, up to 96 in test.
 
-    There are `test_strings` for each range of lengths, by default those of :data:`TEST_WORDS`.
+    There are `test_strings` for each range of lengths (default: the numbers in :data:`TEST_WORDS`).
     """
-    own = strings["test_strings"]
+    test_count = strings["test_strings"]
     plan = [
         ("train", (1, TRAIN_WORDS), strings["train_strings"]),
-        *(("test", lengths, own or count) for lengths, count in TEST_WORDS.items()),
+        *(("test", lengths, test_count or count) for lengths, count in TEST_WORDS.items()),
         ("valid", (1, TRAIN_WORDS), strings["valid_strings"]),
     ]
     sets = defaultdict(list)
     for number, (name, lengths, count) in enumerate(plan):
-        # every range of every seed is drawn by its own
+        # each range of each seed has its own random numbers
         for spoken in make_speech(seed * len(plan) + number, count, lengths, words):
             id = f"{name}-{len(sets[name]):05}"
             write = partial(write_audio, samples=spoken.waveform, sampling_rate=SAMPLING_RATE)
@@ -142,7 +142,7 @@ def folder(source: Path) -> Sets:
 
 CORPORA = {"librispeech": corpora.librispeech, "tedlium3": corpora.tedlium, "wsj": corpora.wsj}
 CORPORA |= {"digits": digits, "synthetic": synthetic, "folder": folder}
-# How many recordings are made, those of the test for each range of lengths
+# Numbers of recordings, in the test for each range of lengths
 STRINGS = {
     "digits": {"train": 4000, "valid": 300, "test": 150},
     "synthetic": {"train": TRAIN_STRINGS, "valid": 300, "test": None},
@@ -164,9 +164,9 @@ def word_file(name: str) -> list[str]:
 
 
 def write_word_units(folder: Path, texts: Sequence[str]) -> None:
-    """Writes ``spm.model``, whose units are the words of these texts, and one for all others. Small
-    decoders output words: 16 tokens of context, and greedy decoding stops at 6 words a second (30
-    letters)."""
+    """Writes ``spm.model`` with a unit for each word of these texts, and one for all other words.
+    Small decoders output words, because they see 16 tokens of context and greedy decoding stops at
+    6 words a second (or 30 letters)."""
     words, listed = {word for text in texts for word in text.split()}, folder / "texts"
     write_lines(listed, texts)
     SentencePiece.train([listed], folder / SUBWORD_MODEL, 1 + len(words), model_type="word")
@@ -176,31 +176,32 @@ def write_word_units(folder: Path, texts: Sequence[str]) -> None:
 def make_parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
-    adding = {}
     for name, function in CORPORA.items():
-        text = function.__doc__.partition("\n")[0]
-        add = adding[name] = commands.add_parser(name, help=text, description=text).add_argument
+        title = function.__doc__.partition("\n")[0]
+        command = commands.add_parser(name, help=title, description=title)
         if name != "synthetic":
-            add("source", type=absolute, metavar="SOURCE", help="folder of the corpus")
-        add_shared(commands.choices[name], "output", type=absolute, required=True)
-        add(
+            command.add_argument(
+                "source", type=absolute, metavar="SOURCE", help="folder of the corpus"
+            )
+        add_shared(command, "output", type=absolute, required=True)
+        command.add_argument(
             "--decode",
             action="store_true",
             help="read every recording to its end, not only its header; takes longer",
         )
-        add(
+        command.add_argument(
             "--word-units",
             action="store_true",
             help="make a model of subwords, spm.model, whose units are the words of train",
         )
-    adding["librispeech"](
+    commands.choices["librispeech"].add_argument(
         "--train",
         nargs="+",
         default=[],
         metavar="SUBSET",
         help="subsets for training, such as train-clean-100 (default: all train-*)",
     )
-    adding["wsj"](
+    commands.choices["wsj"].add_argument(
         "--vocabulary",
         choices=corpora.WSJ_TESTS,
         default="20k",
@@ -212,22 +213,24 @@ def make_parser() -> argparse.ArgumentParser:
             text = f"number of {split} recordings"
             text += " for each range of lengths" if split == "test" else ""
             text += f" (default: {count})" if count else ""
-            adding[name](f"--{split}-strings", type=positive, default=count, metavar="N", help=text)
-    adding["digits"](
+            commands.choices[name].add_argument(
+                f"--{split}-strings", type=positive, default=count, metavar="N", help=text
+            )
+    commands.choices["digits"].add_argument(
         "--test-takes",
         type=positive,
         default=5,
         metavar="N",
-        help="recordings with an index below are for the test (default: 5)",
+        help="recordings with an index below N are for the test (default: 5)",
     )
-    adding["digits"](
+    commands.choices["digits"].add_argument(
         "--valid-takes",
         type=positive,
         default=5,
         metavar="N",
-        help="so many indices after these are for validation (default: 5)",
+        help="the next N indices are for validation (default: 5)",
     )
-    adding["synthetic"](
+    commands.choices["synthetic"].add_argument(
         "--words",
         type=word_file,
         default=[*DIGITS],
@@ -241,13 +244,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = vars(make_parser().parse_args(argv))
     corpus, output, decode = (options.pop(name) for name in ("corpus", "output", "decode"))
     word_units = options.pop("word_units")
-    source, made = options.get("source"), (output / RECORD).is_file()
-    if output.exists() and not made and (output.is_file() or any(output.iterdir())):
+    source, finished = options.get("source"), (output / RECORD).is_file()
+    if output.exists() and not finished and (output.is_file() or any(output.iterdir())):
         raise CommandError(f"--output {output} holds other files; give a new folder")
 
     def make(folder: Path) -> None:
         if source and not source.is_dir():
-            raise CommandError(f"SOURCE {source}: no such folder; give that of the corpus")
+            raise CommandError(f"SOURCE {source}: no such folder; give the folder of the corpus")
         for name, utterances in CORPORA[corpus](**options).items():
             usable = manifest.collect(name, utterances, folder, decode)
             manifest.write_manifest(folder / f"{name}.tsv", usable)
@@ -256,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     settings = {"corpus": corpus, "decode": decode, "word_units": word_units, **options}
     manifest.make_folder(output, settings, make, source)
-    tables = recorded(output)[manifest.SOURCES]["made"]  # people may have put others there
+    tables = recorded(output)[manifest.SOURCES]["made"]  # users may have put other tables there
     names = (Path(name).stem for name in tables)
     names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
     print(manifest.describe({name: read_manifest(output / f"{name}.tsv") for name in names}))

@@ -18,8 +18,8 @@ SPEED = "audio_seconds_per_second"
 
 class Text(NamedTuple):
     seconds: float  # of the recording
-    reference: str  # what was said
-    hypothesis: str  # what was understood
+    reference: str  # the right text
+    hypothesis: str  # the text of the model
 
 
 def rates(texts: Sequence[Text]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def by_duration(texts: Sequence[Text], bins: Sequence[float]) -> list[Row]:
 
 
 def in_training(rows: Sequence[Row], bins: Sequence[float], longest: float) -> list[str]:
-    """Durations of the rows that occur in training, whose longest recording this is."""
+    """Durations of the rows that occur in training, where `longest` is the longest recording."""
     lows = {name: low for name, low in duration_bins(bins).items() if low < longest}
     return [name for name in dict.fromkeys(row["duration"] for row in rows) if name in lows]
 
@@ -66,16 +66,16 @@ def write_report(
     bins: Sequence[float],
     longest: float = 0.0,
 ) -> None:
-    """Writes rows by duration, and by hop where there are, of `models`, which says what they are;
-    `longest` is the longest recording of their training, if it is known."""
+    """Writes rows by duration, and rows by hop if there are any. `models` describes each model by
+    name; `longest` is the longest training recording in seconds, 0 if it is not known."""
     names = list(models)
     rows, hops = (
         sorted((row for part in column for row in part), key=lambda row: names.index(row["model"]))
         for column in zip(*parts, strict=True)
     )
     lines = []
-    for name, own in grouped(rows, "model").items():
-        seconds = [row["train_seconds"] for row in own if row["train_seconds"] is not None]
+    for name, model_rows in grouped(rows, "model").items():
+        seconds = [row["train_seconds"] for row in model_rows if row["train_seconds"] is not None]
         lasted = f", trained in {mean(seconds):.0f} s (mean)" if seconds else ""
         lines.append(f"- **{name}**: `{models[name]}`{lasted}")
     more = {"trained": in_training(rows, bins, longest), "more": {"Models": lines}}
@@ -85,9 +85,11 @@ def write_report(
 
 
 def write_hops(output: Path, rows: Sequence[Row], facts: Mapping[str, str]) -> None:
-    """Writes word error rate and throughput by hop as ``hops.csv``, ``hops.md`` and ``hops.png``,
-    a point for each hop, at its mean throughput (CAPE Figure 17), of rows with model, seed, hop_ms,
-    wer and :data:`SPEED`."""
+    """Writes word error rate and throughput by hop as ``hops.csv``, ``hops.md`` and ``hops.png``.
+
+    In the figure each hop is a point at its mean throughput (CAPE Figure 17). The rows have the
+    columns model, seed, hop_ms, wer and :data:`SPEED`.
+    """
     wers, speeds = (pivot(rows, "model", "hop_ms", column) for column in ("wer", SPEED))
     tables = {
         METRICS["wer"]: seed_table(wers, "model by hop in ms"),

@@ -10,7 +10,7 @@
 Studies, with the figures of the CAPE paper: types (5, 6); augmentation, CAPE and SpecAugment (7);
 batches, padded and without padding (15, 16, with --hops 17); shift (18); local (19); relpos, with
 its contexts and in the first layer only, and scale (20, 21); dropout (22); decoder, CTC against a
-decoder with relative positions of its own (23). All models of a study share every other setting;
+decoder that has relative positions itself (23). All models of a study share every other setting;
 its cape has the settings of the figure. Finished work in --work is reused.
 """
 
@@ -52,16 +52,16 @@ SMALL = """--optimizer adam --adam-betas (0.9,0.98)
     --max-tokens 4000 --frequency-mask-width 20 --time-masks 2
     --cpu --num-workers 0 --disable-validation --no-epoch-checkpoints"""
 # The same for few recordings of real speakers at 8 kHz: smaller batches, and no SpecAugment, with
-# which so short a training learns next to nothing.
+# which such a short training learns next to nothing.
 DIGITS = SMALL.replace("--max-tokens 4000", "--max-tokens 1500").replace("0.003", "0.005")
 DIGITS = f"{DIGITS} --no-spec-augment"
 CTC = "--arch cape_ctc_transformer_tiny"
 DECODER = "--arch cape_seq2seq_transformer_tiny --position-decoder-relative-context 16"
-SLOWER = "--lr 0.002 --no-spec-augment"  # what so small a decoder learns with
+SLOWER = "--lr 0.002 --no-spec-augment"  # small decoders do not learn with the flags of CTC
 
 # CAPE Appendix C.2, on 16 GPUs: 36 layers of 768, Adagrad, 240 seconds per GPU. The paper trains
 # for a time, not for a number of updates. Rate, warm-up, clipping, the start of SpecAugment and
-# TED-LIUM's narrower masks (C.2 has those of WSJ for both) are those of the released runs.
+# TED-LIUM's narrower masks come from the released runs (C.2 has the masks of WSJ for both).
 PAPER = """--optimizer adagrad --lr-scheduler fixed --clip-norm 0.1 --num-workers 4
     --batch-size-valid 1 --keep-last-epochs 1"""
 PAPER_CTC = f"""--arch cape_ctc_transformer {PAPER} --lr 0.01 --max-tokens 24000 --target-norm
@@ -92,15 +92,15 @@ RECIPES = {
 
 
 class Head(NamedTuple):
-    """What makes words of the states of an encoder."""
+    """The part of a model that makes words from the states of the encoder."""
 
     recipe: str  # names its flags in a recipe
     training: str
-    decodes: bool = False  # by the flags of the recipe
+    decodes: bool = False  # with the flags for decoding of the recipe
 
 
 CTC_HEAD = Head("ctc", "--criterion cape_ctc")
-# The paper's decoder looks back by 320 tokens, and adds nothing beyond.
+# The paper's decoder looks back by 320 tokens, and adds no position beyond.
 DECODER_HEAD = Head(
     "decoder",
     "--criterion label_smoothed_cross_entropy --label-smoothing 0.05 "
@@ -110,7 +110,7 @@ DECODER_HEAD = Head(
 
 
 class Variant(NamedTuple):
-    """A model of a study. Settings of its type that are left out are those of the recipe."""
+    """A model of a study. The recipe has the settings of its type that are left out here."""
 
     settings: command_line.Settings
     flags: str = ""
@@ -185,7 +185,7 @@ STUDIES = {
         units=("--word-units",),
     ),
 }
-# What they add to a model's name, and to its flags
+# Suffix of a model's name, and more flags
 BATCHES = {"padded": ("", ""), "padding-free": (" (padding-free)", " --padding-free")}
 
 
@@ -218,7 +218,7 @@ def models(args: argparse.Namespace) -> list[Model]:
 
 
 def training_flags(args: argparse.Namespace, model: Model) -> list[str]:
-    """Flags of fairseq-train for a model, but for those of folders and logs."""
+    """Flags of fairseq-train for a model, without the flags for folders and logs."""
     recipe = shlex.split(getattr(RECIPES[args.recipe], model.head.recipe))
     flags = ["--task", "cape_asr", *shlex.split(model.head.training), *recipe]
     flags += ["--max-update", str(args.updates), "--seed", str(model.seed * SEED_STEP)]
@@ -228,44 +228,46 @@ def training_flags(args: argparse.Namespace, model: Model) -> list[str]:
 
 
 def state_after(updates: int, folder: Path, train_part: Callable[..., float]) -> Path:
-    """A copy of the checkpoint after so many updates, to which `train_part` trains."""
-    kept, last = folder / f"checkpoint_after_{updates}.pt", folder / "checkpoint_last.pt"
-    if not kept.is_file():
+    """A copy of the checkpoint after `updates`, which `train_part` trains up to."""
+    copied, last = folder / f"checkpoint_after_{updates}.pt", folder / "checkpoint_last.pt"
+    if not copied.is_file():
         train_part(until=updates)
         reached = read_checkpoint(str(last))["optimizer_history"][-1]["num_updates"]
         if reached != updates:
             why = f"{folder} is at update {reached} already; give another --work folder"
             raise CommandError(f"--curve {updates}: {why}")
-        with writing(kept, "wb") as file:
+        with writing(copied, "wb") as file:
             file.write(last.read_bytes())
-    return kept
+    return copied
 
 
 def run_model(
     args: argparse.Namespace, model: Model, longest: float
 ) -> tuple[list[Row], list[Row], list[Row]]:
-    """Trains one model; scores it by duration, by hop, and by update on recordings that are no
-    longer than the `longest` of training."""
+    """Trains one model; scores it by duration, by hop, and by update. The last is on recordings no
+    longer than `longest`, the longest training recording."""
     folder = args.work / "runs" / f"{folder_name(model.name)}-seed{model.seed}"
     flags = training_flags(args, model)
     corpus = {"corpus": digest(args.data / "train.tsv")}
     title = f"{model.name} seed {model.seed}"
     train_part = partial(train, args.data, folder, flags, corpus, threads=args.threads, title=title)
-    kept = {updates: state_after(updates, folder, train_part) for updates in args.curve}
+    checkpoints = {updates: state_after(updates, folder, train_part) for updates in args.curve}
     seconds = train_part()
     best, last = (folder / f"checkpoint_{name}.pt" for name in ("best", "last"))
     shared = [word for word in ("--cpu", "--fp16") if word in flags]
     if model.head.decodes:
         shared += shlex.split(RECIPES[args.recipe].decoding)
-    columns, how = {"model": model.name, "seed": model.seed}, {"flags": shared}
-    how["threads"] = args.threads
+    columns, decoding = {"model": model.name, "seed": model.seed}, {"flags": shared}
+    decoding["threads"] = args.threads
     checkpoint = best if best.is_file() else last
-    place = (args.data, args.test, checkpoint, folder / args.test)
-    rows, by_hop = measure(columns | {"train_seconds": seconds}, place, args.bins, args.hops, **how)
+    decode_args = (args.data, args.test, checkpoint, folder / args.test)
+    rows, by_hop = measure(
+        columns | {"train_seconds": seconds}, decode_args, args.bins, args.hops, **decoding
+    )
     curve = []
-    for updates, path in {**kept, args.updates: last}.items() if kept else ():
+    for updates, path in {**checkpoints, args.updates: last}.items() if checkpoints else ():
         where = folder / (args.test if path == checkpoint else f"{args.test}-{updates}")
-        texts, _ = decode(args.data, args.test, path, where, **how)
+        texts, _ = decode(args.data, args.test, path, where, **decoding)
         if texts := [text for text in texts if text.seconds <= longest]:
             curve.append({**columns, "updates": updates, **rates(texts)})
     return rows, by_hop, curve
@@ -286,7 +288,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--study", choices=STUDIES, default="types", help="(default: types)")
     rows = dict.fromkeys(name for study in STUDIES.values() for name in study.models)
-    command_line.add_compared(parser, "audio", "those of the study", rows=list(rows))
+    command_line.add_compared(parser, "audio", "the models of the study", rows=list(rows))
     parser.add_argument(
         "--batches",
         nargs="+",
@@ -294,14 +296,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="padded and padding-free (default: padded; both in the study batches)",
     )
     command_line.add_shared(parser, "seeds", default=[1])
-    command_line.add_shared(parser, "updates", shown="those of the recipe")
+    command_line.add_shared(parser, "updates", shown="as in the recipe")
     parser.add_argument(
         "--curve",
         nargs="+",
         type=command_line.positive,
         metavar="N",
         default=(),
-        help="also score recordings of the durations of training after so many updates",
+        help="also score recordings no longer than the training recordings after N updates",
     )
     parser.add_argument(
         "--test", default="test", metavar="NAME", help="manifest of the test set (default: test)"
@@ -311,7 +313,7 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         type=SECONDS,
         metavar="SECONDS",
-        help="upper ends of the bins of durations (default: those of the recipe)",
+        help="upper ends of the bins of durations (default: as in the recipe)",
     )
     command_line.add_shared(parser, "hops")
     command_line.add_shared(parser, "jobs", default=available_cores())
@@ -352,8 +354,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 def trained_by(args: argparse.Namespace) -> str:
     """The flags that models share, for each kind of head."""
     recipe, heads = RECIPES[args.recipe], dict.fromkeys(model.head for model in args.models)
-    words = (f"{head.training} {getattr(recipe, head.recipe)}".split() for head in heads)
-    return "; ".join(f"`{' '.join(flags)}`" for flags in words)
+    flag_lists = (f"{head.training} {getattr(recipe, head.recipe)}".split() for head in heads)
+    return "; ".join(f"`{' '.join(flags)}`" for flags in flag_lists)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -377,8 +379,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows, names = [row for _, _, curve in done for row in curve], list(flags)
     if rows:
         rows.sort(key=lambda row: names.index(row["model"]))
-        shown = f"{title}: durations of training by update"
-        write_scores(args.output, shown, rows, "updates", METRICS, facts, name="curve")
+        curve_title = f"{title}: durations of training by update"
+        write_scores(args.output, curve_title, rows, "updates", METRICS, facts, name="curve")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python -m recipes.asr.stretch data/libri100/test_clean.tsv --seconds 10 20 30 45
 
-makes ``test_clean_10s.tsv`` ... beside the manifest, with recordings at 16 kHz in ``audio``. Joined
-are utterances of the same talk, chapter or speaker, which is what stands before the last - or _ in
-their ids, in order, as long as they stay within the duration. No text is lost: longer utterances
-stay alone, and what is left of a talk is a shorter recording.
+makes ``test_clean_10s.tsv`` ... beside the manifest, with recordings at 16 kHz in ``audio``.
+Utterances of the same talk, chapter or speaker (the part of their ids before the last - or _) are
+joined in order, as long as they stay within the duration. No text is lost: a longer utterance stays
+alone, and the rest of a talk becomes a shorter recording.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from recipes.lab.steps import CommandError, digest, progress, run_main
 
 
 def group_of(id: str) -> str:
-    """What stands before the last ``-`` or ``_``.
+    """The part of an id before the last ``-`` or ``_``.
 
     >>> group_of("84-121123-0000")
     '84-121123'
@@ -49,7 +49,8 @@ def pack(utterances: Sequence[Utterance], seconds: float, gap: float) -> Iterato
 
 
 def join(run: Sequence[Utterance], gap: float, left_out: LeftOut) -> tuple[np.ndarray, str]:
-    """Samples at 16 kHz and the text of a run, without what cannot be read, which is counted."""
+    """Samples at 16 kHz and the text of a run. Utterances that cannot be read are counted and left
+    out."""
     parts, texts = [], []
     silence = np.zeros(round(gap * SAMPLING_RATE), np.float32)
     for utterance in run:
@@ -103,7 +104,7 @@ def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group:
 def make_parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     parser.add_argument(
-        "manifest", type=Path, metavar="MANIFEST.tsv", help="of recipes.asr.prepare"
+        "manifest", type=Path, metavar="MANIFEST.tsv", help="manifest of recipes.asr.prepare"
     )
     parser.add_argument(
         "--seconds",
@@ -111,7 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         required=True,
         metavar="N",
-        help="longest durations of what is joined, one set for each",
+        help="longest durations of the joined recordings; each makes one set",
     )
     add_shared(parser, "output", shown="beside the manifest")
     parser.add_argument(

@@ -4,9 +4,9 @@
     python -m recipes.asr.whisper --dataset FOLDER --train-seconds 5 10   # short recordings
     python -m recipes.asr.whisper --dataset FOLDER --model openai/whisper-tiny --max_steps 2000
 
-Recordings, joined to longer ones, train the stock model, which is given 30 s for each, and models
-with the types of position embedding that are compared, which are given what there is. Tables and
-figures show word error rates by duration, and the time of training and of recognition.
+Recordings are joined to longer ones. The stock model is trained on recordings padded to 30 s, the
+models with the types of position embedding that are compared on recordings of natural length.
+Tables and figures show word error rates by duration, and the time of training and of recognition.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from recipes.asr.data import (
     Recordings,
     SpeechTrainer,
     add_recording_args,
-    given,
+    given_recordings,
 )
 from recipes.asr.finetune_hf import at_natural_length, labels_of
 from recipes.asr.report import METRICS, Text, rates
@@ -47,30 +47,32 @@ from recipes.lab.tables import Row, pivot, seed_table, write_csv
 
 PADDED = "padded"  # the stock model
 COMPARED = ("sinpos", "cape")  # without and with augmentation
-LONGEST, TIMED = 30.0, 5.0  # seconds: of stock models, and of the recordings that time is taken of
-STRINGS = {"train": 3000, "timed": 240}  # joined recordings; and so many of each test:
-TEST_STRINGS, RECOGNISED = 60, 16  # the latter together
-DIGITS = {"train": 400, "test": 100}  # of which strings are made
+LONGEST = 30.0  # seconds that stock models are given
+TIMED = 5.0  # least seconds of the longest recordings for taking the time
+STRINGS = {"train": 3000, "timed": 240}  # numbers of joined recordings
+TEST_STRINGS = 60  # joined recordings of each test
+RECOGNISED = 16  # recordings in a batch of recognition
+DIGITS = {"train": 400, "test": 100}  # numbers of single digits, which strings are made of
 SIDE = {"layers": 2, "attention_heads": 2, "ffn_dim": 256}
 SIZES = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDE.items()}
 SIZES |= {"d_model": 64, "init_std": 0.1, "begin_suppress_tokens": None, "suppress_tokens": None}
 SIZES |= {"num_mel_bins": 24, "max_source_positions": 750}  # of 30 s: frames are 20 ms apart
 TRAINING = (
-    *("--num_train_epochs", "2", "--per_device_train_batch_size", "4", "--learning_rate", "2e-3"),
-    *("--warmup_steps", "100", "--lr_scheduler_type", "cosine", "--weight_decay", "0.01"),
+    "--num_train_epochs 2 --per_device_train_batch_size 4 --learning_rate 2e-3 "
+    "--warmup_steps 100 --lr_scheduler_type cosine --weight_decay 0.01"
 )
 SPECIAL = ("<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>")
 
 
 class Joined(Recordings):
-    """Recordings of a pool, one after the other; the items have their numbers."""
+    """Joined recordings of a pool, `rows`; the audio of an item is the indices in the pool."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.cat([self.rows[row] for row in self.items[index].audio])
 
 
 def join(pool: Recordings, count: int, low: float, high: float, seed: int) -> Joined:
-    """Strings of random recordings, of `low` to `high` seconds; none where none can be made."""
+    """Strings of random recordings, `low` to `high` seconds long; empty if none can be made."""
     rng, items = np.random.default_rng(seed), []
     seconds = np.array([item.seconds for item in pool.items])
     short = np.flatnonzero(seconds <= high)
@@ -101,7 +103,7 @@ def durations(low: float, high: float) -> dict[str, tuple[float, float]]:
 
 
 def make_strings(args: argparse.Namespace, pools: Mapping[str, Recordings]) -> dict[str, Joined]:
-    """Strings for training ("train"), to take the time of ("timed"), and of the tests."""
+    """Strings for training ("train"), for taking the time ("timed"), and for each test."""
     low, high = args.train_seconds
     longest, tests = max(TIMED, high), args.limit
     parts = {
@@ -143,8 +145,8 @@ def build_stock(model: str | None, sizes: Mapping[str, Any], tokenizer: Any) -> 
         return WhisperForConditionalGeneration.from_pretrained(model, dtype=torch.float32)
     end, start, no_timestamps = tokenizer.convert_tokens_to_ids(list(SPECIAL))
     ends = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), end)
-    own = {"vocab_size": len(tokenizer), "decoder_start_token_id": start, **ends}
-    built = WhisperForConditionalGeneration(make_config(WhisperConfig, {**sizes, **own}))
+    token_fields = {"vocab_size": len(tokenizer), "decoder_start_token_id": start, **ends}
+    built = WhisperForConditionalGeneration(make_config(WhisperConfig, {**sizes, **token_fields}))
     generation = {"no_timestamps_token_id": no_timestamps, "is_multilingual": False}
     built.generation_config.update(**generation)
     return built
@@ -174,18 +176,19 @@ def recognise(model: Any, recogniser: Recogniser, test: Labelled) -> dict[str, A
         waveforms = [test.recordings[row] for row in rows]
         return recogniser.transcribe(model, waveforms, max_new_tokens=limit)
 
-    said = share(batches(test.seconds, RECOGNISED), run, "recognise", len(test))
-    items = zip(test.recordings.items, said, strict=True)
+    hypotheses = share(batches(test.seconds, RECOGNISED), run, "recognise", len(test))
+    items = zip(test.recordings.items, hypotheses, strict=True)
     return rates([Text(item.seconds, item.text, text) for item, text in items])
 
 
 def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> list[Row]:
     """Seconds of training and of recognition with all of `data`, and how many times as fast as the
-    padded model each is. They take turns, batch by batch, so that all meet what else runs."""
+    padded model each model is. The models take turns, batch by batch, so that other work of the
+    machine slows all of them down alike."""
     spent = {(name, work): 0.0 for name in models for work in ("training", "recognition")}
     learners = {name: copy.deepcopy(model).train() for name, (model, _) in models.items()}
     optimizers = {name: torch.optim.AdamW(model.parameters()) for name, model in learners.items()}
-    tokens = max(map(len, data.labels))  # all write as many
+    tokens = max(map(len, data.labels))  # every model writes as many
     limits = {"max_new_tokens": tokens, "min_new_tokens": tokens, "min_length": None}
     work = batches(data.seconds, RECOGNISED)
     for turn, rows in enumerate(progress([work[0], *work], "take time")):
@@ -206,8 +209,8 @@ def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> lis
                 spent[name, "training"] += trained - started
                 spent[name, "recognition"] += time.perf_counter() - trained
     return [
-        {"variant": name, "work": work, "seconds": own, "ratio": spent[PADDED, work] / own}
-        for (name, work), own in spent.items()
+        {"variant": name, "work": work, "seconds": seconds, "ratio": spent[PADDED, work] / seconds}
+        for (name, work), seconds in spent.items()
     ]
 
 
@@ -226,8 +229,9 @@ def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: J
     axes.set_ylabel("times as fast as padded to 30 s")
     axes.legend(fontsize="small")
     write_figure(args.output / "times.png", figure)
-    place = (args.output, "Whisper at natural length", rows, "duration", METRICS)
-    report(*place, trained=list(durations(*args.train_seconds))[1:2], more=more)
+    trained = list(durations(*args.train_seconds))[1:2]
+    title = "Whisper at natural length"
+    report(args.output, title, rows, "duration", METRICS, trained=trained, more=more)
 
 
 def make_options() -> argparse.ArgumentParser:
@@ -243,37 +247,42 @@ def make_options() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_options()
     builtin = not has_data(parser.parse_known_args(argv)[0])
-    args, training = parse(parser, TRAINING, argv)
+    args, training = parse(parser, TRAINING.split(), argv)
     if builtin:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     check_increasing(args.train_seconds, "--train-seconds")
     compared = settings_to_compare(args, "audio", COMPARED)
     sizes = {**SIZES, **(args.model_config or {})}
     if args.model:
         read_config(args.model, WhisperConfig)
-    strings = make_strings(args, spoken_digits() if builtin else given(args))
+    strings = make_strings(args, spoken_digits() if builtin else given_recordings(args))
     if args.model:
         processor = read_beside(WhisperProcessor, args.model)
     else:
         texts = [f" {item.text}" for item in strings["train"].items]
         with training.main_process_first():  # it writes files, the others read them
             processor = make_processor(args.output / "processor", texts, sizes)
-    sets = {  # a space belongs to the first word in Whisper's subwords, as to all others
+    sets = {  # in Whisper's subwords every word begins with a space, the first one, too
         name: Labelled(part, [labels_of(processor, f" {item.text}") for item in part.items])
         for name, part in strings.items()
     }
     recognisers = {padded: Recogniser(processor, padded) for padded in (True, False)}
     hop = processor.feature_extractor.hop_length / SAMPLING_RATE
 
-    def make_trainer(settings: Mapping[str, Any], own: Any) -> SpeechTrainer:
+    def make_trainer(settings: Mapping[str, Any], run_args: Any) -> SpeechTrainer:
         model = build_stock(args.model, sizes, processor.tokenizer)
         recogniser = recognisers[not settings]
         if settings:  # text gets the type as well, unless the decoder has a trained table
             text = None if args.model else {"type": settings["type"]}
-            own_fields = {"hop_seconds": hop, "decoder_position_embedding": text}
-            hf_models.switch(model, settings, natural_length=True, **own_fields)
-        place = (model, own, recogniser.collate, sets["train"])
-        return SpeechTrainer(*place, processing_class=recogniser.processor)
+            fields = {"hop_seconds": hop, "decoder_position_embedding": text}
+            hf_models.switch(model, settings, natural_length=True, **fields)
+        return SpeechTrainer(
+            model,
+            run_args,
+            recogniser.collate,
+            sets["train"],
+            processing_class=recogniser.processor,
+        )
 
     rows: list[Row] = []
     models: dict[int, dict[str, Any]] = {}

@@ -1,1 +1,1 @@
-"""What the recipes share: options, steps, training runs, data, tables, figures."""
+"""Shared code of the recipes: options, steps, training runs, data, tables, figures."""

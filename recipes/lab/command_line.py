@@ -55,18 +55,18 @@ def check_increasing(numbers: Sequence[float], option: str) -> None:
 
 
 def check_reach(tested: Sequence[float], trained: float) -> None:
-    """Refuses a training of which not even its own length would be tested."""
+    """Refuses test lengths that are all shorter than the training length."""
     if max(tested) < trained:
-        shown = " ".join(f"{length:g}" for length in tested)
+        lengths = " ".join(f"{length:g}" for length in tested)
         raise CommandError(
-            f"--test-lengths {shown}: shorter than --train-length {trained:g}, so that nothing says"
-            f" how the models do at the length of training and beyond; give one of {trained:g} or"
-            " more"
+            f"--test-lengths {lengths}: shorter than --train-length {trained:g}, so that nothing "
+            "says how the models do at the length of training and beyond; give one of "
+            f"{trained:g} or more"
         )
 
 
 def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
-    """Label, lowest and highest number of the bins with these upper ends, and of what is beyond.
+    """Label, lowest and highest number of the bins with these upper ends, and of the bin beyond.
 
     >>> bins([5, 10], "--bins")
     [('0-5', 0, 5), ('6-10', 6, 10), ('over 10', 11, inf)]
@@ -83,8 +83,8 @@ def bin_of(value: float, labelled: Sequence[tuple[str, int, float]]) -> str:
 
 
 def named_models(words: Sequence[str]) -> dict[str, list[str]]:
-    """``{name: paths}`` of ``--model``. A name that is not given is that of the folder, or the
-    whole path where two are alike."""
+    """``{name: paths}`` of ``--model``. A model without a name gets the name of its folder, or the
+    whole path where two folders have the same name."""
     named = []
     for word in words:
         name, equals, rest = word.partition("=")
@@ -95,9 +95,9 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
         if not all(parts):
             raise CommandError(f"--model {word}: nothing matches; give the path of a checkpoint")
         paths = [path for part in parts for path in part]
-        places = list(map(os.path.realpath, paths))
-        for path, place in zip(paths, places, strict=True):
-            if places.count(place) > 1:  # would count as two seeds
+        real_paths = list(map(os.path.realpath, paths))
+        for path, real_path in zip(paths, real_paths, strict=True):
+            if real_paths.count(real_path) > 1:  # would count as two seeds
                 raise CommandError(f"--model {word}: names {path} twice; give each once")
         named.append((name, paths))
     short = [name for name, _ in named]
@@ -106,15 +106,16 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
         name = word if paths == [word] and short.count(name) > 1 else name
         if name in models or not name or not all(paths):
             raise CommandError(
-                f"--model {word}: give each model once, as PATH or NAME=PATH,PATH with a name of "
-                "its own"
+                f"--model {word}: give each model once, as PATH or NAME=PATH,PATH with a "
+                "unique name"
             )
         models[name] = paths
     return models
 
 
 def usable_folder(path: Path, option: str) -> None:
-    """Refuses a folder that results cannot be written to, before there are any; makes nothing."""
+    """Refuses a folder that results cannot be written to, before there are any; does not create
+    it."""
     try:
         missing_folder(path, f"{option} {path}")
     except ValueError as error:
@@ -122,8 +123,8 @@ def usable_folder(path: Path, option: str) -> None:
 
 
 _COUNT, _FOLDER = {"type": positive, "metavar": "N"}, {"type": Path, "metavar": "FOLDER"}
-# What argparse is told of each shared option. The help of a program adds its default, and what it
-# alone takes.
+# Arguments of add_argument for each shared option. A program adds its default to the help, and a
+# note if there is more to say.
 SHARED: dict[str, dict[str, Any]] = {
     "compare": {
         "nargs": "+",
@@ -174,7 +175,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "metavar": "X",
         "help": "length penalty of the beam search",
     },
-    "work": {**_FOLDER, "help": "what is kept and reused"},
+    "work": {**_FOLDER, "help": "folder of finished work, which is reused"},
     "output": {**_FOLDER, "help": "where results are written"},
 }
 
@@ -186,21 +187,22 @@ def new_parser(description: str | None, **more: Any) -> Parser:
 
 def parse_with_fairseq(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Arguments, and in ``fairseq`` the flags behind ``--``, which go to fairseq-train."""
-    place = [*argv, "--"].index("--")
-    args = parser.parse_args(argv[:place])
-    args.fairseq = argv[place + 1 :]
+    end = [*argv, "--"].index("--")
+    args = parser.parse_args(argv[:end])
+    args.fairseq = argv[end + 1 :]
     return args
 
 
 def add_shared(parser: Any, name: str, note: str = "", **more: Any) -> None:
-    """Adds an option of :data:`SHARED`. Its help ends with a `note` and the default, in the words
-    of ``shown`` where the program works it out. `more` goes to ``parser.add_argument``."""
+    """Adds an option of :data:`SHARED`. Its help ends with a `note` and the default; ``shown``
+    describes a default that the program works out. `more` goes to ``parser.add_argument``."""
     settings = {"flag": f"--{name}", **SHARED[name], **more}
-    default, shown = settings.get("default"), settings.pop("shown", "")
-    if default not in (None, ()) and not shown:
-        shown = " ".join(map(str, default if isinstance(default, list | tuple) else [default]))
+    default, default_text = settings.get("default"), settings.pop("shown", "")
+    if default not in (None, ()) and not default_text:
+        values = default if isinstance(default, list | tuple) else [default]
+        default_text = " ".join(map(str, values))
     text = "; ".join(filter(None, (settings["help"], note)))
-    settings["help"] = f"{text} (default: {shown})" if shown else text
+    settings["help"] = f"{text} (default: {default_text})" if default_text else text
     parser.add_argument(settings.pop("flag"), **settings)
 
 
@@ -211,17 +213,21 @@ def add_compared(
     rows: Sequence[str] = (),
     architecture: str | None = None,
 ) -> None:
-    """Adds ``--compare`` and the options of one type; see :func:`settings_to_compare`. `default` is
-    names, or words for one that another option decides; `rows` are names of the program's own;
-    `architecture` is that of the models, default that of the domain."""
+    """Adds ``--compare`` and the options of one type; see :func:`settings_to_compare`.
+
+    Args:
+        default: Names, or a description of a default that another option decides.
+        rows: Names that this program takes besides the types.
+        architecture: Of the models; the default is the architecture of the domain.
+    """
     architecture = architecture or DOMAINS[domain].architecture
-    own = [name for name in rows if name not in TYPES]
-    alone = shown = default
+    other_names = [name for name in rows if name not in TYPES]
+    loose_type = default_text = default
     if not isinstance(default, str):
-        alone, shown = type_of_loose_options(default), " ".join(default)
-    note = f"here also {', '.join(own)}" if own else ""
-    add_shared(parser, "compare", note=note, shown=shown)
-    text = f"{alone} with other --position-... options, else see --compare"
+        loose_type, default_text = type_of_loose_options(default), " ".join(default)
+    note = f"here also {', '.join(other_names)}" if other_names else ""
+    add_shared(parser, "compare", note=note, shown=default_text)
+    text = f"{loose_type} with other --position-... options, else see --compare"
     arguments.add_position_args(parser, domain, text, architecture)
 
 
@@ -241,8 +247,8 @@ def check_shared(args: argparse.Namespace) -> None:
 
 
 def settings_to_compare(*args: Any, **more: Any) -> dict[str, dict[str, Any]]:
-    """What is to be trained, see :func:`cape_plugins.settings.arguments.settings_to_compare`; a
-    mistake is one of the caller."""
+    """The models to train, see :func:`cape_plugins.settings.arguments.settings_to_compare`, whose
+    errors become errors of the command."""
     try:
         return arguments.settings_to_compare(*args, **more)
     except ValueError as error:
@@ -251,15 +257,15 @@ def settings_to_compare(*args: Any, **more: Any) -> dict[str, dict[str, Any]]:
 
 def position_flags(settings: Settings) -> str:
     """Flags of fairseq-train for a position embedding."""
-    words = []
+    flags = []
     for name, value in settings.items():
-        shown = f"{value:g}" if isinstance(value, float) else str(value).lower()
-        words += [arguments.flag(TYPE_ARG if name == "type" else PREFIX + name), shown]
-    return " ".join(words)
+        text = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        flags += [arguments.flag(TYPE_ARG if name == "type" else PREFIX + name), text]
+    return " ".join(flags)
 
 
 def of_papers(*presets: str) -> dict[str, dict[str, Any]]:
     """``{type: settings}`` of rows of :data:`cape_plugins.PRESETS`."""
-    place = ("domain", "architecture")
+    model_keys = ("domain", "architecture")
     rows = (PRESETS[name] for name in presets)
-    return {row["type"]: {key: row[key] for key in row if key not in place} for row in rows}
+    return {row["type"]: {key: row[key] for key in row if key not in model_keys} for row in rows}

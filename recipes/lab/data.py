@@ -1,4 +1,4 @@
-"""Data of the caller: data sets of the hub, folders and tables, by options all recipes share."""
+"""Data of the user: data sets of the hub, folders and tables, with options all recipes share."""
 
 import argparse
 import contextlib
@@ -14,14 +14,14 @@ from cape_plugins import texts
 from recipes.lab.steps import CommandError, reason
 
 TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that there is, unless one is named
+TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the default
 
 
 def open_dataset(
     name: str, config: str | None = None, text_columns: Sequence[str] = ()
 ) -> Mapping[str, Any]:
-    """Splits of a hub data set, a folder of ``save_to_disk``, or a folder or file of examples; in
-    csv and tsv these columns hold texts, whatever their cells look like."""
+    """Splits of a hub data set, a folder of ``save_to_disk``, or a folder or file of examples. In
+    csv and tsv files `text_columns` hold texts, whatever their cells look like."""
     from datasets import Dataset, load_dataset, load_dataset_builder, load_from_disk
     from datasets.packaged_modules.csv.csv import CsvConfig
     from datasets.packaged_modules.folder_based_builder.folder_based_builder import (
@@ -52,8 +52,8 @@ def open_dataset(
 
 
 def _described(path: Path, builder: Any, text_columns: Sequence[str]) -> dict[str, Any]:
-    """Splits of a folder of images or recordings that csv files beside these describe; empty if
-    none does. ``datasets`` would read these with pandas' own idea of what an empty cell is."""
+    """Splits of a folder of images or recordings that csv files in it describe; empty if there are
+    no such files. ``datasets`` would read cells such as "null" as empty, as pandas does."""
     from datasets import concatenate_datasets
 
     names, splits, tables = builder.METADATA_FILENAMES, {}, []
@@ -90,7 +90,8 @@ def _with_files(table: Path, builder: Any, text_columns: Sequence[str]) -> Any:
 
 @contextlib.contextmanager
 def reading(what: str, remedy: str) -> Iterator[None]:
-    """Turns all errors of its block into a :class:`CommandError`: each reader has its own."""
+    """Turns every error of its block into a :class:`CommandError`: readers differ in their
+    exceptions."""
     from datasets.exceptions import DatasetGenerationError
 
     try:
@@ -135,9 +136,8 @@ TSV = {**CSV, "sep": "\t", "quoting": csv.QUOTE_NONE}
 
 
 def _texts(columns: Sequence[str]) -> dict[str, Any]:
-    """Options for columns of texts: pandas would make numbers of a column such as 001, 1e5, and a
-    truth value of True. Cells such as null, NA and nan are words too; pandas takes nineteen of them
-    for empty."""
+    """Options for columns of texts. Without them pandas reads 001 and 1e5 as numbers, True as a
+    truth value, and nineteen words such as null, NA and nan as empty cells."""
     return {"converters": dict.fromkeys(columns, _cell_text)} if columns else {}
 
 
@@ -146,12 +146,13 @@ def _cell_text(cell: str) -> str | None:
 
 
 def _format_of(path: Path, text_columns: Sequence[str] = ()) -> dict[str, Any]:
-    """Options for reading a table. Lines end at line feeds alone, where pandas would end a row at a
-    carriage return; no option of pandas reads one within a row of a file whose rows end in both.
+    """Options for reading a table. Lines end at line feeds only; by default pandas also ends a row
+    at a carriage return. No option of pandas reads a carriage return within a row of a file whose
+    rows end in both signs.
 
     Raises:
-        CommandError: naming a line that is no text, or has a carriage return in it where those also
-            end lines.
+        CommandError: A line is no text, or has a carriage return in it while lines also end with
+            one. The message names the line.
     """
     suffix = path.suffix
     if suffix not in TABLES or suffix == ".parquet":
@@ -186,7 +187,7 @@ def given_tables(args: argparse.Namespace, text_columns: Sequence[str]) -> Mappi
 
 
 def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:
-    """Options for data of the caller."""
+    """Adds options for data of the user."""
     parser.add_argument("--dataset", metavar="NAME", help="data set of the hub, folder or file")
     parser.add_argument(
         "--dataset-config", metavar="NAME", help="configuration of a data set of the hub"
@@ -205,7 +206,7 @@ def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:
 
 
 def has_data(args: argparse.Namespace) -> bool:
-    """False where the built-in data are to be used."""
+    """Whether the user gave data; False means the built-in data."""
     files = [getattr(args, f"{split}_file", None) for split in ("train", "validation", "test")]
     if args.dataset and any(files):
         raise CommandError("--dataset and --train-file exclude each other; give one of them")
@@ -221,7 +222,8 @@ def has_data(args: argparse.Namespace) -> bool:
 def train_and_test(
     data: Mapping[str, Any], train_split: str = "train", test_split: str | None = None
 ) -> dict[str, Any]:
-    """The splits that are used; without a test split at most 1000 rows of training are."""
+    """The splits for training and test. Without a test split, a tenth of training, at most 1000
+    rows, becomes the test."""
     for option, name in (("--train-split", train_split), ("--test-split", test_split)):
         if name is not None and name not in data:
             raise CommandError(f"{option} {name}: the data have the splits {', '.join(data)}")
@@ -230,9 +232,10 @@ def train_and_test(
         return {"train": data[train_split], "test": data[test]}
     rows = len(data[train_split])
     if rows < 2:
+        count = "1 row" if rows == 1 else f"{rows} rows"
         raise CommandError(
-            f"{train_split}: has {rows} row{'s' * (rows != 1)}, too few to split off a test; give "
-            "more data, or a test of its own"
+            f"{train_split}: has {count}, too few to split off a test; give more data, or a "
+            "separate test"
         )
     size = min(1000, max(1, rows // 10))
     return dict(data[train_split].train_test_split(size, seed=0))
@@ -247,12 +250,12 @@ def read_text(path: Path) -> str:
 
 
 def fingerprint(texts: Sequence[str]) -> str:
-    """Fingerprint of the texts that a tokenizer is made of."""
+    """Fingerprint of the texts that a tokenizer is made from."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def check_columns(args: argparse.Namespace, data: Any, *options: str) -> None:
-    """Options that name columns must name some of the data."""
+    """Refuses options that name columns which the data do not have."""
     for option in options:
         if getattr(args, option) not in data.column_names:
             raise CommandError(

@@ -11,16 +11,18 @@ import numpy as np
 from cape_plugins.files import writing
 from recipes.lab.tables import Cells, of_seeds
 
-LEAST_SPAN = 0.05  # of all, on the vertical axis: less would make noise look large
+LEAST_SPAN = 0.05  # part of the whole on the vertical axis; a smaller one makes noise look large
 DIGITS = 4  # of a number below an axis
 DASHES = ("-", "--", ":", "-.")
 
 
-class Panel(NamedTuple):  # of a figure of lines
-    cells: Cells  # values by line and place; places are labels, or numbers on an axis
+class Panel(NamedTuple):
+    """A panel of a figure of lines."""
+
+    cells: Cells  # values by line and x, which is a label or a number on the axis
     ylabel: str
     title: str = ""
-    whole: float = 100  # what the values can be at most: 1 of shares, 100 of percentages
+    whole: float = 100  # the highest possible value: 1 of shares, 100 of percentages
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
@@ -40,7 +42,7 @@ def write_figure(path: Path, figure: Any) -> None:
 def write_lines_figure(
     path: Path, panels: Sequence[Panel], xlabel: str, trained: Collection[Any] = ()
 ) -> None:
-    """Writes a figure with a line for each row of each panel; `trained` places are grey."""
+    """Writes a figure with a line for each row of each panel; x in `trained` are grey."""
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, grid = new_figure(max(7, 5.2 * columns), 4.4 * rows, rows, columns)
@@ -60,11 +62,12 @@ def write_lines_figure(
 
 
 def draw_lines(axes: Any, cells: Cells, trained: Collection[Any] = ()) -> None:
-    """Draws a line with its band for each row. A row whose name begins with that of another ("cape
-    TTA" after "cape") has its colour, dashed; one that would hide another is dashed, too."""
-    places = dict.fromkeys(place for row in cells.values() for place in row)
-    named = any(isinstance(place, str) for place in places)
-    at = {place: number if named else place for number, place in enumerate(places)}
+    """Draws a line with its band for each row. A row whose name begins with the name of another one
+    ("cape TTA" after "cape") has the same colour, dashed; a row that would hide another line is
+    dashed, too."""
+    xs = dict.fromkeys(x for row in cells.values() for x in row)
+    named = any(isinstance(x, str) for x in xs)
+    position = {x: number if named else x for number, x in enumerate(xs)}
     styles: dict[str, int] = {}
     for number, (name, row) in enumerate(cells.items()):
         base = next((other for other in styles if name.startswith(f"{other} ")), name)
@@ -74,22 +77,22 @@ def draw_lines(axes: Any, cells: Cells, trained: Collection[Any] = ()) -> None:
         style = {"color": f"C{colour % 10}", "ls": DASHES[(dashes + colour // 10) % len(DASHES)]}
         middle = [mean(values) if values else nan for values in row.values()]
         spread = [stdev(values) if len(values) > 1 else 0.0 for values in row.values()]
-        where = [at[place] for place in row]
+        where = [position[x] for x in row]
         draw_band(axes, where, middle, spread, label=name, marker="o", ms=4, **style)
-    for place in places:
-        if place in trained:
-            first = "occurs in training" if place == next(iter(trained)) else None
-            axes.axvspan(at[place] - 0.5, at[place] + 0.5, color="0.92", zorder=0, label=first)
-    if all(row.keys() == places.keys() for row in cells.values()):
-        labels = list(map(_label, places))
+    for x in xs:
+        if x in trained:
+            first = "occurs in training" if x == next(iter(trained)) else None
+            axes.axvspan(position[x] - 0.5, position[x] + 0.5, color="0.92", zorder=0, label=first)
+    if all(row.keys() == xs.keys() for row in cells.values()):
+        labels = list(map(_label, xs))
         turned = 45 if sum(len(label) + 2 for label in labels) > 60 else 0
-        axes.set_xticks(list(at.values()), labels, rotation=turned)
+        axes.set_xticks(list(position.values()), labels, rotation=turned)
 
 
-def _label(place: Any) -> str:
-    if isinstance(place, float):
-        return np.format_float_positional(place, DIGITS, fractional=False, trim="-")
-    return str(place)
+def _label(x: Any) -> str:
+    if isinstance(x, float):
+        return np.format_float_positional(x, DIGITS, fractional=False, trim="-")
+    return str(x)
 
 
 def draw_band(
@@ -131,12 +134,12 @@ def draw_matrix(axes: Any, values: np.ndarray, texts: Sequence[Sequence[str]], *
 
 
 def widen(axes: Any, whole: float) -> None:
-    """Lets the vertical axis span a part of the `whole` at least, so that a difference that says
-    nothing does not look large; 0 and the whole are the ends of what the numbers can be."""
+    """Makes the vertical axis span at least :data:`LEAST_SPAN` of the `whole`, so that a difference
+    that says nothing does not look large. Numbers lie between 0 and the whole."""
     low, high = axes.get_ylim()
     least = LEAST_SPAN * whole
     if high - low < least:
-        margin = 0.45 * least  # a line at the end is seen
+        margin = 0.45 * least  # a line at the end stays visible
         middle = max((low + high) / 2, margin)
         if middle < whole:  # error rates may be above 100
             middle = min(middle, whole - margin)

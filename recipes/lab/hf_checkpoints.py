@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from recipes.lab.steps import CommandError, reason
 
-# What a checkpoint raises that is no model of its type, or damaged, or of other shapes
+# Errors of checkpoints that are no model of their type, are damaged, or have other shapes
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 
@@ -30,7 +30,7 @@ def make_config(config_class: type[Any], sizes: Mapping[str, Any], **more: Any) 
 
 
 def unloadable(path: str, error: Exception) -> CommandError:
-    """What to say of a ``--model`` that transformers refuses."""
+    """The error for a ``--model`` that transformers refuses."""
     remedy = "give a folder of save_pretrained with config.json and weights, or a name on the hub"
     is_folder = path.startswith((".", "/", "~")) or path.count("/") > 1  # a hub name has at most 1
     lost = is_folder and not Path(path).is_dir()
@@ -39,15 +39,15 @@ def unloadable(path: str, error: Exception) -> CommandError:
 
 
 def read_config(path: str, *configs: type[Any]) -> Any:
-    """The configuration of the checkpoint of ``--model``, read before there is any work: one of
-    these of this package, which the recipe trains, or of their stock models."""
+    """The configuration of the checkpoint of ``--model``, read before any work starts. The model
+    must be of one of the classes `configs`, which the recipe trains, or of its stock class."""
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise unloadable(path, error) from None
-    own = [config.model_type for config in configs]
-    stock = [name.removeprefix("cape_") for name in own]
-    allowed = [*(name for name in stock if name in CONFIG_MAPPING), *own]
+    our_types = [config.model_type for config in configs]
+    stock_types = [name.removeprefix("cape_") for name in our_types]
+    allowed = [*(name for name in stock_types if name in CONFIG_MAPPING), *our_types]
     if config.model_type not in allowed:
         why = f"--model {path}: is of the type {config.model_type}; allowed: {', '.join(allowed)}"
         raise CommandError(why)
@@ -59,7 +59,7 @@ def read_beside(loader: type[Any], path: str) -> Any:
     what = loader.__name__.removeprefix("Auto").lower()
     try:
         return loader.from_pretrained(path)
-    except Exception as error:  # without its files each tokenizer fails in a way of its own
+    except Exception as error:  # without its files each tokenizer fails in a different way
         raise CommandError(
             f"--model {path}: has no {what} that can be read ({reason(error)}); put its files "
             f"there, as {what}.save_pretrained writes them"
@@ -67,12 +67,11 @@ def read_beside(loader: type[Any], path: str) -> Any:
 
 
 def load_model(loader: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
-    """The checkpoint of ``--model`` with another position embedding. Weights are float32, for
-    training too, unless another precision is asked for: transformers 5 loads a folder in the
-    precision it is stored in."""
+    """The checkpoint of ``--model`` with another position embedding. Weights are float32 unless
+    `more` has another ``dtype``, because transformers 5 loads them in the stored precision."""
     try:
         # weights stored in half precision are trained in single precision, with or without autocast
-        how = {"position_embedding": dict(settings), "dtype": torch.float32, **more}
-        return loader.from_pretrained(path, **how)
+        options = {"position_embedding": dict(settings), "dtype": torch.float32, **more}
+        return loader.from_pretrained(path, **options)
     except UNREADABLE as error:
         raise unloadable(path, error) from None

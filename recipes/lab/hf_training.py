@@ -1,7 +1,7 @@
-"""What the Hugging Face recipes share: options, training of one model after the other, evaluation.
+"""Shared code of the Hugging Face recipes: options, training of several models, evaluation.
 
-Training is transformers' Trainer, and so accelerate: any of its flags may be given, under
-``python``, ``accelerate launch`` or ``torchrun`` alike.
+transformers' Trainer, and so accelerate, trains: any of its flags may be given, under ``python``,
+``accelerate launch`` or ``torchrun`` alike.
 """
 
 import argparse
@@ -40,15 +40,15 @@ TRAINER_DEFAULTS = (
 )
 PACKAGES = ("torch", "transformers", "accelerate")
 
-# The record of a training holds all options but these, so that no other run takes it for its own.
-# Of the recipes: what is tested and where; types, presets and recipes are recorded by their values,
-# as are the training data, which a test may be split off.
+# The record of a training holds all options but these, so that no other run takes its model.
+# Options of the recipes: they say what is tested and where; types, presets, recipes and training
+# data are recorded by their values.
 UNRECORDED = """
     output compare seeds defaults recipe preset beam hop_seconds limit test_split test_file
     validation_file test_sizes test_lengths ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
 """
-# By how they begin: position settings, which are recorded as one; of the Trainer output, speed,
-# place, and how long, since a training goes on if more is asked for.
+# Beginnings of other options: position settings, which are recorded as one entry; options of the
+# Trainer for output, speed, devices, and duration, because a training goes on if more is asked for.
 DURATION = ("max_steps", "num_train_epochs")
 UNRECORDED_BEGINNINGS = """
     position_ output_dir log report_to run_name project trackio_ hub_ push_to_hub save_ disable_
@@ -66,8 +66,8 @@ def make_parser(
     output: str,
     architecture: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Options of every recipe; `default` is what it compares, `architecture` that of its models,
-    default that of the domain."""
+    """A parser with the options of every recipe. `default` are the types that the recipe compares,
+    `architecture` its models' architecture (default: the architecture of the domain)."""
     epilog = "All other flags go to transformers' Seq2SeqTrainingArguments."
     parser = new_parser(description, epilog=epilog)
     add_shared(
@@ -87,24 +87,24 @@ def make_parser(
 def parse(
     parser: argparse.ArgumentParser, defaults: Sequence[str], argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments]:
-    """The recipe's own options and the Trainer's."""
+    """Parses the options of the recipe and the options of the Trainer."""
     args, rest = parser.parse_known_args(argv)
     trainer_parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False)
     trainer_parser.error = parser.error
-    ours = [*TRAINER_DEFAULTS.split(), *defaults, "--output_dir", str(args.output)]
+    recipe_flags = [*TRAINER_DEFAULTS.split(), *defaults, "--output_dir", str(args.output)]
     if not torch.accelerator.is_available() or "--use_cpu" in rest:
-        # also for what is parsed below: all arguments share one state of processes and devices
-        ours.append("--use_cpu")
+        # also for the arguments parsed below: all share one state of processes and devices
+        recipe_flags.append("--use_cpu")
     try:
         training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
-            args=[*ours, *rest], look_for_args_file=False, return_remaining_strings=True
+            args=[*recipe_flags, *rest], look_for_args_file=False, return_remaining_strings=True
         )
     except ValueError as error:  # which names no option
         raise CommandError(f"{' '.join(rest)}: {reason(error)}; give other values") from None
     if unknown:
         raise CommandError(
-            f"unknown option {unknown[0]}; --help lists those of the recipe, all others are fields "
-            "of transformers' Seq2SeqTrainingArguments, such as --learning_rate 1e-4"
+            f"unknown option {unknown[0]}; --help lists the options of the recipe, all others are "
+            "fields of transformers' Seq2SeqTrainingArguments, such as --learning_rate 1e-4"
         )
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
         if (size := getattr(training, name)) < 1:
@@ -112,7 +112,9 @@ def parse(
     if args.seeds and any(word.split("=")[0] == "--seed" for word in rest):
         raise CommandError(f"--seeds {' '.join(map(str, args.seeds))}: give no --seed besides")
     check_shared(args)
-    (plain,) = trainer_parser.parse_args_into_dataclasses(args=ours, look_for_args_file=False)
+    (plain,) = trainer_parser.parse_args_into_dataclasses(
+        args=recipe_flags, look_for_args_file=False
+    )
     args.defaults = {name: parser.get_default(name) for name in vars(args)} | _init_fields(plain)
     if args.model_config:
         if args.model:
@@ -139,8 +141,8 @@ def _read_sizes(text: str) -> dict[str, Any]:
 
 
 class SetEpoch(TrainerCallback):
-    """Tells a sampler which epoch begins, also one that is resumed in its middle: accelerate does
-    not reach the sampler of a resumed training of several processes."""
+    """Tells a sampler which epoch begins, also where a training resumes within an epoch: accelerate
+    does not reach the sampler of a resumed training of several processes."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -150,18 +152,18 @@ class SetEpoch(TrainerCallback):
 
 
 def recorded_options(
-    settings: Mapping[str, Any], args: argparse.Namespace, own: Seq2SeqTrainingArguments
+    settings: Mapping[str, Any], args: argparse.Namespace, run_args: Seq2SeqTrainingArguments
 ) -> dict[str, Any]:
-    """Everything that may change a trained model. Every option counts but a few that the code
-    names, so that a new option cannot be forgotten. The price: a change of precision (``--bf16``)
+    """All options that may change a trained model. Only the options that are named above are left
+    out, so that a new option cannot be forgotten. The price: a change of precision (``--bf16``)
     needs another folder."""
     unrecorded = (*UNRECORDED_BEGINNINGS.split(), *DURATION)
-    given = {
+    options = {
         name: value
-        for name, value in {**vars(args), **_init_fields(own)}.items()
+        for name, value in {**vars(args), **_init_fields(run_args)}.items()
         if name not in UNRECORDED.split() and not name.startswith(unrecorded)
     }
-    return {"position_embedding": dict(settings), **given}
+    return {"position_embedding": dict(settings), **options}
 
 
 def train_all(
@@ -171,53 +173,55 @@ def train_all(
     make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
     data: str,
 ) -> Iterator[tuple[dict[str, Any], Trainer]]:
-    """Trains each of the types that are compared, with each of ``--seeds``, goes on where one was
-    interrupted, or takes what is finished.
+    """Trains each of the types that are compared, with each of ``--seeds``. An interrupted training
+    goes on, a finished model is reused.
 
     Args:
-        data: Fingerprint of the training data: a model is taken for those alone that it was trained
-            on.
+        data: Fingerprint of the training data; a finished model is reused only for the data that it
+            was trained on.
 
     Yields:
-        The first columns of its scores: variant and seed; and the trainer. Its model is that of the
-        saved folder, whole on each process also where training had it in shards.
+        The first columns of the model's scores, variant and seed; and the trainer. Its model is
+        loaded from the saved folder, whole on each process even if training had it in shards.
     """
     for (variant, settings), seed in product(compared.items(), args.seeds or [training.seed]):
         name = f"{variant}-seed{seed}" if args.seeds else variant
         folder = Path(training.output_dir) / folder_name(name)
-        own = dataclasses.replace(training, seed=seed, output_dir=str(folder))
+        run_args = dataclasses.replace(training, seed=seed, output_dir=str(folder))
         accelerate.utils.set_seed(seed)
-        made_with = {**recorded_options(settings, args, own), "training_data": data}
-        # a record lacks options that a newer transformers has; with their defaults they change
+        made_with = {**recorded_options(settings, args, run_args), "training_data": data}
+        # an older transformers has recorded fewer options; with their defaults the new ones change
         # no model
-        begun, default = recorded(folder), args.defaults.get
-        expected = {n: value for n, value in made_with.items() if n in begun or value != default(n)}
+        on_disk, default = recorded(folder), args.defaults.get
+        expected = {
+            n: value for n, value in made_with.items() if n in on_disk or value != default(n)
+        }
         matches(folder, expected, OTHER_OUTPUT)
-        if own.process_index == 0:
+        if run_args.process_index == 0:
             print(f"{name}: {json.dumps(dict(settings))}", flush=True)
-        trainer = make_trainer(settings, own)
+        trainer = make_trainer(settings, run_args)
         trainer.add_callback(RankSeedCallback())
-        if own.process_index == 0:
+        if run_args.process_index == 0:
             record(folder, made_with)
         train(trainer, folder)
         yield {"variant": variant, "seed": seed}, trainer
 
 
 def train(trainer: Trainer, folder: Path) -> None:
-    """Trains the model, unless it is finished, and loads what is saved."""
-    own = trainer.args
-    duration = {key: getattr(own, key) for key in DURATION}
+    """Trains the model, unless it is finished, and loads the saved one."""
+    run_args = trainer.args
+    duration = {key: getattr(run_args, key) for key in DURATION}
     if not _finished(folder, duration):  # resuming would train one more step
-        resume = own.resume_from_checkpoint or _last_whole_checkpoint(folder)
+        resume = run_args.resume_from_checkpoint or _last_whole_checkpoint(folder)
         result = trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()
         trainer.save_metrics("train", {**result.metrics, **duration})
     trainer.accelerator.wait_for_everyone()
     saved = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(folder)
-    trainer.model = trainer.model_wrapped = saved.to(own.device).eval()
-    # What wraps the model for several processes must go before their group does. Otherwise it
-    # takes the group with it while it holds Python's lock, for which gloo's thread, that the group
-    # waits for, may be waiting: a program that never ends.
+    trainer.model = trainer.model_wrapped = saved.to(run_args.device).eval()
+    # Free the wrapper of the model for several processes before their group. Otherwise the wrapper
+    # frees the group while it holds Python's lock, and the group waits for gloo's thread, which may
+    # wait for that lock: the program never ends.
     trainer.callback_handler.model = trainer.model
     trainer.accelerator.free_memory()
 
@@ -250,20 +254,22 @@ def _init_fields(training: Seq2SeqTrainingArguments) -> dict[str, Any]:
 def share(
     work: Sequence[Sequence[int]], run: Callable[[Sequence[int]], Sequence], what: str, size: int
 ) -> list[Any]:
-    """Runs batches of indices below `size`, each on one of the processes. Returns what `run` makes
-    of each index, the same list on every process."""
+    """Runs batches of indices below `size`, each on one of the processes. Returns the results of
+    `run` in the order of the indices, the same list on every process."""
     state = accelerate.PartialState()
-    own = work[state.process_index :: state.num_processes]
+    own_batches = work[state.process_index :: state.num_processes]
     results = []
     with torch.no_grad():
-        for batch in tqdm(own, what, leave=False, disable=None if state.is_main_process else True):
+        for batch in tqdm(
+            own_batches, what, leave=False, disable=None if state.is_main_process else True
+        ):
             results += zip(batch, run(batch), strict=True)
     ordered = dict(accelerate.utils.gather_object(results))
     return [ordered[index] for index in range(size)]
 
 
 def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
-    """Batches of indices, those of similar length together, so that there is little padding."""
+    """Batches of indices of similar length, so that there is little padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
@@ -271,10 +277,12 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
 def report(
     folder: Path, title: str, rows: Sequence[Row], group: str, metrics: Any, **more: Any
 ) -> None:
-    """Writes scores by the main process; the last thing that the processes of a training do. It
-    releases the process group after the trainer has released DistributedDataParallel: a wrapper
-    that is the last to know the group frees it while it holds Python's lock, for which a thread of
-    gloo may wait, so that the program never ends (torch 2.13, seen once)."""
+    """Writes scores in the main process, at the end of a program.
+
+    The process group is released here, after the trainer has released DistributedDataParallel: a
+    wrapper that holds the last reference to the group frees it while it holds Python's lock, for
+    which a thread of gloo may wait, so that the program never ends (torch 2.13, seen once).
+    """
     state = accelerate.PartialState()
     main_process = state.is_main_process
     state.destroy_process_group()

@@ -1,5 +1,5 @@
-"""The fairseq commands of an experiment: binarise, train, decode. They are those that a user would
-type, in child processes with the same interpreter."""
+"""The fairseq commands of an experiment: binarise, train, decode. They are the commands that a user
+would type, and run in child processes with the same interpreter."""
 
 import argparse
 import contextlib
@@ -23,7 +23,8 @@ from recipes.lab import steps
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
-SEED_STEP = 100003  # of --seeds: fairseq seeds update n with seed + n, neighbours share numbers
+# Distance of --seeds: fairseq seeds update n with seed + n, so that close seeds share numbers.
+SEED_STEP = 100003
 HYPOTHESES = "hypotheses"
 LOG = "train.log"
 SECONDS = "seconds.json"  # the time of a training; its presence means: finished
@@ -36,13 +37,12 @@ def binarise(
     prefixes: Mapping[str, object], languages: tuple[str, str], workers: int, folder: Path
 ) -> None:
     """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``."""
-    steps.run_module(
-        "fairseq_cli.preprocess",
-        *("--source-lang", languages[0], "--target-lang", languages[1]),
-        *(arg for split, prefix in prefixes.items() for arg in (f"--{split}pref", prefix)),
-        *("--joined-dictionary", "--destdir", folder, "--workers", workers),
-        log=folder.with_name("preprocess.log"),
-    )
+    arguments: list[object] = ["--source-lang", languages[0], "--target-lang", languages[1]]
+    for split, prefix in prefixes.items():
+        arguments += [f"--{split}pref", prefix]
+    arguments += ["--joined-dictionary", "--destdir", folder, "--workers", workers]
+    log = folder.with_name("preprocess.log")
+    steps.run_module("fairseq_cli.preprocess", *arguments, log=log)
 
 
 def device_flags(device: torch.device) -> list[str]:
@@ -61,13 +61,13 @@ def check_flags(flags: Sequence[object]) -> None:
     calm_logging()
     # --user-dir itself does nothing in a process that has imported this package
     import_models(str(USER_DIR / "models"), f"{USER_DIR.name}.models")
-    words = ["DATA", "--user-dir", str(USER_DIR), *map(str, flags)]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    arguments = ["DATA", "--user-dir", str(USER_DIR), *map(str, flags)]
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
         try:
-            parse_args_and_arch(get_training_parser(), words)
+            parse_args_and_arch(get_training_parser(), arguments)
         except SystemExit:
-            problem = said.getvalue().strip().splitlines()[-1].partition("error: ")[2]
-            problem = problem.partition(" (choose from")[0]  # of all architectures, a page
+            problem = errors.getvalue().strip().splitlines()[-1].partition("error: ")[2]
+            problem = problem.partition(" (choose from")[0]  # without the list of all architectures
             why = f"fairseq-train: {problem}; correct it or leave it out"
             raise steps.CommandError(why) from None
 
@@ -93,10 +93,10 @@ def train(
     remedy: str = "give another --work folder",
     until: int | None = None,
 ) -> float:
-    """Run fairseq-train in the folder `run`, unless it is finished; an interrupted run goes on from
-    its last checkpoint, as does one that was stopped after `until` updates. One that failed before
-    its first checkpoint may begin anew with other settings. Returns the seconds it took, also
-    before `until`; else those after the last interruption."""
+    """Run fairseq-train in the folder `run`, unless it is finished. A run that was interrupted, or
+    stopped after `until` updates, goes on from its last checkpoint. A run that failed before its
+    first checkpoint may begin anew with other settings. Returns the seconds of the training: after
+    the last interruption, and including the part that `until` ended."""
     updates = last_update(flags)
     settings = {**settings, "flags": list(map(str, flags))}
     if not is_finished(run) and not any(run.glob("checkpoint*.pt")):
@@ -119,12 +119,14 @@ def train(
                 bar.set_postfix_str(f"epoch {values['epoch']} loss {values['loss']}", refresh=False)
                 bar.update(int(values["num_updates"]) - bar.n)
 
+        log_interval = min(50, max(1, (updates or 500) // 10))
+        arguments = [data, "--user-dir", USER_DIR, "--save-dir", run]
+        arguments += ["--log-format", "json", "--log-interval", log_interval, *flags]
+        if until:
+            arguments += ["--max-update", until]  # the last one counts
         steps.run_module(
             "fairseq_cli.train",
-            *(data, "--user-dir", USER_DIR, "--save-dir", run),
-            *("--log-format", "json", "--log-interval", min(50, max(1, (updates or 500) // 10))),
-            *flags,
-            *(("--max-update", until) if until else ()),
+            *arguments,
             log=run / LOG,
             env=child_environment(threads),
             on_line=show,
@@ -142,27 +144,26 @@ def is_finished(run: Path) -> bool:
 
 
 def last_update(flags: Sequence[object]) -> int | None:
-    """The last --max-update, which replaces that of a recipe; None without a limit."""
+    """The last --max-update, which replaces the one of a recipe; None without a limit."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-update", default="")
     text = parser.parse_known_args(list(map(str, flags)))[0].max_update
-    return int(text) if text.isdecimal() and int(text) else None  # what is wrong, fairseq says
+    return int(text) if text.isdecimal() and int(text) else None  # fairseq reports mistakes
 
 
 def generate(
     data: Path, checkpoint: Path, folder: Path, flags: Sequence[object], *, count: int, threads: int
 ) -> list[str]:
-    """Run fairseq-generate in a step: the best hypotheses as subwords, in the corpus' order."""
+    """Run fairseq-generate in a step. Returns the best hypotheses as subwords, in the order of the
+    corpus."""
 
     def make(partial: Path) -> None:
         log = partial / "generate.log"
-        steps.run_module(
-            "fairseq_cli.generate",
-            *(data, "--user-dir", USER_DIR, "--path", checkpoint, *flags),
-            *("--required-batch-size-multiple", 1),  # else the last few sentences are dropped
-            log=log,
-            env=child_environment(threads),
-        )
+        arguments = [data, "--user-dir", USER_DIR, "--path", checkpoint, *flags]
+        # else the last few sentences are dropped
+        arguments += ["--required-batch-size-multiple", 1]
+        environment = child_environment(threads)
+        steps.run_module("fairseq_cli.generate", *arguments, log=log, env=environment)
         best: dict[int, str] = {}
         with open(log, encoding="utf-8", newline="\n") as file:
             for line in file:
@@ -179,7 +180,7 @@ def generate(
 
 
 def run_trainings(jobs: Sequence[Callable[[], Any]], workers: int, updates: int) -> list[Any]:
-    """Says what is going to be trained, and runs the jobs; see :func:`run_all`."""
+    """Says how many trainings there are, and runs them; see :func:`run_all`."""
     print(f"{len(jobs)} trainings of {updates} updates, {workers} side by side", flush=True)
     return run_all(jobs, workers)
 

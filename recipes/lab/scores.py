@@ -6,7 +6,7 @@ from pathlib import Path
 from recipes.lab.figures import Panel, write_lines_figure
 from recipes.lab.tables import ALL, Row, pivot, seed_table, write_csv, write_page
 
-# metrics that are 1 or around it; of others 100 is all
+# metrics whose highest value is about 1; the others are percentages
 SHARES = ("accuracy", "exact_match", "token_accuracy", "loss")
 
 
@@ -27,10 +27,10 @@ def write_scores(
     """Writes ``NAME.csv``, ``NAME.md`` and ``NAME.png``, and prints the tables.
 
     Args:
-        rows: Have the name of the model in their first column, mostly ``seed``, the column
+        rows: Rows with the name of the model in their first column, mostly ``seed``, the column
             `group`, and the columns of `metrics`. The group "all" is left out of the figure.
         metrics: Titles of columns with values.
-        groups_are: What the groups are; default the name of their column.
+        groups_are: Description of the groups (default: the name of their column).
         trained: Groups that occur in training, grey in the figure.
         more: Sections of the page after the tables, by heading.
     """

@@ -1,6 +1,6 @@
 """Child processes with progress, and *steps*, which are done once. A step makes one folder, which
-gets its name only when it is complete and holds a record of its settings: a finished step is
-reused, a half-finished one is done again, and one of other settings is an error."""
+gets its name only when it is complete and holds a record of its settings. A finished step is
+reused, a half-finished step is done again, and a step with other settings is an error."""
 
 import contextlib
 import hashlib
@@ -34,8 +34,8 @@ class ChildError(RuntimeError):
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what an error of a library says, without a full stop, as messages go on
-    behind it; the name of the error where it says nothing."""
+    """The first line of a library's error message, without a full stop, because our messages go on
+    after it; the name of the error if the message is empty."""
     first = str(error).strip().partition("\n")[0]
     return first.strip().rstrip(".") or type(error).__name__
 
@@ -73,18 +73,18 @@ def folder_name(name: str) -> str:
 
 
 def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
-    """A progress bar; where the output goes to a file, a line now and then of what takes long."""
+    """A progress bar; where the output goes to a file, lines now and then for long work."""
     if sys.stderr.isatty():
         return tqdm(work, title, leave=False, disable=None, **options)
     seldom = {"delay": 10, "mininterval": 30}  # seconds
-    # tqdm has control signs of its own for a file, the last of them as it closes
+    # io.StringIO, because tqdm writes control signs to a file, the last ones as it closes
     return _ProgressLines(work, title, leave=False, file=io.StringIO(), **{**options, **seldom})
 
 
 class _ProgressLines(tqdm):
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Writes a line, where tqdm writes over its last one."""
-        if msg is None:  # it is empty at the end
+        if msg is None:  # msg is empty at the end
             print(self, file=sys.stderr, flush=True)
 
 
@@ -111,10 +111,10 @@ def digest(path: Path) -> str:
 
 @contextlib.contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """Yield a fresh temporary folder that takes the name `folder` when the block ends well. Nothing
-    of it is left otherwise, but where a command failed whose log is in it."""
+    """Yield a fresh temporary folder that takes the name `folder` when the block ends well.
+    Otherwise it is deleted, unless a command failed, whose log is in it."""
     partial = folder.with_name(f"{folder.name}.partial")
-    new_parents = [place for place in partial.parents if not place.exists()]
+    new_parents = [parent for parent in partial.parents if not parent.exists()]
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -123,21 +123,22 @@ def building(folder: Path) -> Iterator[Path]:
         raise
     except BaseException:  # also Ctrl-C
         shutil.rmtree(partial, ignore_errors=True)
-        for place in new_parents:
-            with contextlib.suppress(OSError):  # others have written to it meanwhile
-                place.rmdir()
+        for parent in new_parents:
+            with contextlib.suppress(OSError):  # another process has written to it meanwhile
+                parent.rmdir()
         raise
     os.replace(partial, folder)
 
 
-# for folders of programs that keep them beside their results
+# for programs that keep these folders beside their results
 OTHER_OUTPUT = "give another --output folder"
 
 
 def matches(
     folder: Path, settings: Mapping[str, Any], remedy: str = "give another --work folder"
 ) -> bool:
-    """Says whether `folder` was made: False if it does not exist; other settings raise."""
+    """Whether `folder` was made with these `settings`: False if it does not exist; other settings
+    raise CommandError."""
     if not (folder / RECORD).exists():
         return False
     old, new = recorded(folder), _plain(settings)
@@ -151,7 +152,7 @@ def matches(
     )
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:  # as a record gives them back
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:  # as read from a record
     return json.loads(json.dumps(settings, default=str))
 
 
@@ -162,7 +163,7 @@ def _change(key: str, old: Any, new: Any) -> str:
         added = " ".join(flag for flag in new if flag not in old)
         if bool(gone) != bool(added):
             return f"{key}: {f'now also {added}' if added else f'no longer {gone}'}"
-        # without either they stand in another order
+        # the same flags in another order
         return f"{key} {gone or ' '.join(old)}, now {added or ' '.join(new)}"
     if isinstance(old, dict) and isinstance(new, dict):
         changed = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
@@ -171,7 +172,7 @@ def _change(key: str, old: Any, new: Any) -> str:
 
 
 def _flags(words: Sequence[Any]) -> list[str]:
-    """Options with their values; a list of other things word by word.
+    """Options joined with their values; other lists word by word.
 
     >>> _flags(["--lr", "0.1", "--cpu", "--seed", "7", 3])
     ['--lr 0.1', '--cpu', '--seed 7', '3']
@@ -186,7 +187,7 @@ def _flags(words: Sequence[Any]) -> list[str]:
 
 
 def recorded(folder: Path) -> dict[str, Any]:
-    """The settings that `folder` was made with; none if it does not exist."""
+    """The settings that `folder` was made with; empty if it does not exist."""
     path = folder / RECORD
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
@@ -217,7 +218,7 @@ _children: set[subprocess.Popen] = set()
 
 
 def stop_children() -> None:
-    """Kill what :func:`run_module` has running in other threads; these then raise."""
+    """Kill the processes of :func:`run_module` in other threads, which then raise."""
     for process in tuple(_children):
         process.kill()
 

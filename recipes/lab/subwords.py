@@ -68,7 +68,7 @@ class SubwordNMT:
         with (
             fileinput.FileInput(files, encoding="utf-8") as texts,
             writing(codes) as output,
-            # complains on standard error when there is less to merge, which is no problem
+            # subword-nmt complains when there is less to merge, which is no problem
             contextlib.redirect_stderr(io.StringIO()),
         ):
             learn_bpe(texts, output, merges)
@@ -86,7 +86,7 @@ SEGMENTATIONS = {"sentencepiece": SentencePiece, "bpe": SubwordNMT}
 
 
 def segmentation_of(subwords: Iterable[str]) -> type[SentencePiece] | type[SubwordNMT] | None:
-    """What has made these subwords, by their marks; None where they have none, as words."""
+    """The class that has made these subwords, by their marks; None if they have none, as words."""
     marked: Counter = Counter()
     for subword in subwords:
         marked[SentencePiece] += subword.startswith(WORD_START)

@@ -1,4 +1,4 @@
-"""Speech with exact times of phones by espeak-ng, of the `espeakng-loader` wheel."""
+"""Speech with exact times of phones by espeak-ng, from the `espeakng-loader` wheel."""
 
 import ctypes
 import random
@@ -34,7 +34,7 @@ class Phone(NamedTuple):
 
 
 class Speech(NamedTuple):
-    """What was spoken; the phones cover the waveform from the first sound on."""
+    """Spoken text; the phones cover the waveform from the first sound on."""
 
     text: str
     waveform: np.ndarray  # [samples] float32 in -1 to 1, at 16 kHz
@@ -57,22 +57,22 @@ _Callback = ctypes.CFUNCTYPE(
 
 class Synthesizer:
     """espeak-ng in its initial state. The library keeps states (of random numbers, of the flutter
-    of the voice) that no function resets, so each synthesizer loads a copy of its own: the same
-    calls give the same samples."""
+    of the voice) that no function resets. Each synthesizer loads a separate copy of it, so that the
+    same calls give the same samples."""
 
     def __init__(self) -> None:
         try:
             import espeakng_loader
         except ImportError:
             raise CommandError(
-                "the built-in speech needs espeak-ng; pip install espeakng-loader, or give data of "
-                "your own by --data, --dataset or --train-file"
+                "the built-in speech needs espeak-ng; pip install espeakng-loader, or give your "
+                "data by --data, --dataset or --train-file"
             ) from None
         with tempfile.TemporaryDirectory() as folder:
             self._library = ctypes.CDLL(shutil.copy(espeakng_loader.get_library_path(), folder))
         data = espeakng_loader.get_data_path().encode()
         self.native_rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, _PHONEME_EVENTS)
-        # breath is noise whose seed would be the time
+        # the noise of breath is seeded by the time otherwise
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(0))
         self._samples: list[np.ndarray] = []
         self._phones: list[tuple[int, str]] = []
@@ -101,8 +101,8 @@ class Synthesizer:
         if not text.strip():
             raise ValueError(f"text={text!r} has nothing to be spoken; give words.")
         self._samples, self._phones = [], []
-        words = text.encode()
-        self._library.espeak_Synth(words, len(words) + 1, 0, 1, 0, _UTF8, None, None)
+        encoded = text.encode()
+        self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 1, 0, _UTF8, None, None)
         native = np.concatenate(self._samples).astype(np.float32) / 32768
         starts = [sample / self.native_rate for sample, _ in self._phones]
         ends = [*starts[1:], len(native) / self.native_rate]
@@ -115,7 +115,8 @@ class Synthesizer:
 def make_speech(
     seed: int, count: int, lengths: tuple[int, int], words: Sequence[str] = DIGITS
 ) -> list[Speech]:
-    """Texts of `lengths` (fewest, most) words, read by random voices; a seed gives the same."""
+    """Texts of `lengths` (fewest, most) words, read by random voices. The same `seed` gives the
+    same speech."""
     rng = random.Random(seed)
     synthesizer = Synthesizer()
     speech = []

@@ -1,6 +1,6 @@
 """Tables as CSV and as Markdown, and the pages that hold them. Values of several seeds are shown as
-mean ± sample standard deviation, which the head of the table says. No program reads them back, so
-that there is no JSON."""
+mean ± sample standard deviation, and the head of the table says so. There is no JSON, because no
+program reads the tables back."""
 
 import contextlib
 import csv
@@ -19,13 +19,13 @@ from cape_plugins.machine import describe_processor
 from recipes.lab.steps import write_lines
 
 Row = Mapping[str, Any]
-# label of a row or line: label of a column or place: values of the seeds
+# {label of a row or line: {label of a column or x: values of the seeds}}
 Cells = dict[str, dict[Any, list[float]]]
 ALL = "all"  # the label of all samples together
 
 
 def pivot(rows: Iterable[Row], row: str, column: str, value: str) -> Cells:
-    """Values by two keys, in the order they come in; those of several seeds in a list."""
+    """Lists of the values of all seeds by two keys, in the order of the rows."""
     cells: Cells = {}
     for entry in rows:
         cells.setdefault(entry[row], {}).setdefault(entry[column], []).append(entry[value])
@@ -33,7 +33,7 @@ def pivot(rows: Iterable[Row], row: str, column: str, value: str) -> Cells:
 
 
 def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
-    """Rows by the values of keys, joined to a heading."""
+    """Rows by the values of `keys`, which are joined to a heading."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(", ".join(str(row[key]) for key in keys), []).append(row)
@@ -41,7 +41,7 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
 
 
 def write_csv(path: Path, rows: Iterable[Row], digits: int = 4) -> None:
-    """Writes a line for each row; what a row does not have, or is None, is left empty."""
+    """Writes a line for each row; cells that a row does not have, or that are None, are empty."""
     rows = [{key: _shown(value, digits) for key, value in row.items()} for row in rows]
     with writing(path) as file:
         columns = dict.fromkeys(key for row in rows for key in row)
@@ -62,7 +62,8 @@ def plus_minus(middle: float, spread: float | None = None, digits: int = 2) -> s
 
 
 def cell(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± sample standard deviation; a single value alone, whole numbers whole; "-" for none."""
+    """Mean ± sample standard deviation; a single value alone; equal integers as an integer; "-" for
+    no value."""
     if not values:
         return "-"
     if all(isinstance(value, int) for value in values) and len(set(values)) == 1:
@@ -71,7 +72,7 @@ def cell(values: Sequence[float], digits: int = 2) -> str:
 
 
 def of_seeds(cells: Cells) -> str:
-    """Says what the numbers are: "one seed", or "mean ± sample standard deviation of 3 seeds"."""
+    """Description of the numbers: "one seed", or "mean ± sample standard deviation of 3 seeds"."""
     counts = sorted({len(values) for row in cells.values() for values in row.values() if values})
     if counts in ([], [1]):
         return "one seed"
@@ -80,7 +81,7 @@ def of_seeds(cells: Cells) -> str:
 
 
 def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], digits: int = 2) -> list[str]:
-    """Lines of a table; floating-point numbers have so many digits, None is an empty cell."""
+    """Lines of a table; floating-point numbers have `digits`, None is an empty cell."""
 
     def line(row: Sequence[Any]) -> str:
         return f"| {' | '.join(_shown(entry, digits) for entry in row)} |"
@@ -89,7 +90,7 @@ def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], digits: int =
 
 
 def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
-    """Lines of a table whose head says what the rows (`corner`) and the numbers are."""
+    """Lines of a table whose head describes the rows (`corner`) and the numbers."""
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     seeds = of_seeds(cells)
     rows = (
@@ -102,8 +103,8 @@ def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
 def flags_and_times(rows: Iterable[Row], flags: Mapping[str, str]) -> dict[str, list[str]]:
     """A section of a page: the flags of each variant of the rows, and its seconds of training."""
     lines = [
-        [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in own):.0f}"]
-        for name, own in grouped(rows, "variant").items()
+        [name, f"`{flags[name]}`", f"{mean(row['train_seconds'] for row in variant_rows):.0f}"]
+        for name, variant_rows in grouped(rows, "variant").items()
     ]
     return {"Variants": markdown(["variant", "flags", "training time (s, mean)"], lines)}
 
@@ -112,12 +113,12 @@ def write_page(
     path: Path, title: str, sections: Mapping[str, Sequence[str]], facts: Mapping[str, str]
 ) -> list[str]:
     """Writes a page with sections by heading ("" has none); returns their lines, for the screen."""
-    shown: list[str] = []
+    lines_of_sections: list[str] = []
     for heading, lines in sections.items():
-        shown += [*([f"## {heading}", ""] if heading else []), *lines, ""]
-    made = [f"- **{name}**: {text}" for name, text in facts.items()]
-    write_lines(path, [f"# {title}", "", *shown, "## How it was made", "", *made])
-    return shown
+        lines_of_sections += [*([f"## {heading}", ""] if heading else []), *lines, ""]
+    fact_lines = [f"- **{name}**: {text}" for name, text in facts.items()]
+    write_lines(path, [f"# {title}", "", *lines_of_sections, "## How it was made", "", *fact_lines])
+    return lines_of_sections
 
 
 def how_made(

@@ -14,7 +14,7 @@ from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError
 
 IGNORED = -100  # label of tokens that are not predicted
-HELD_OUT = 10  # of texts without a validation file the last of so many parts
+HELD_OUT = 10  # without a validation file, the last tenth of the text is the test
 TEXT_SIZE, DOCUMENT_SIZE = 1_000_000, 1500  # characters of the built-in text
 LEXICON, TOPIC = 400, 12  # words of the built-in text, and of one of its documents
 
@@ -25,7 +25,7 @@ class Exercise(NamedTuple):
 
 
 def copy_letters(rng: random.Random, length: int) -> Exercise:
-    """``>abc=`` and ``abc``; the first sign is that of the beginning."""
+    """``>abc=`` and ``abc``; the first sign marks the beginning."""
     letters = "".join(rng.choices(string.ascii_lowercase, k=length))
     return Exercise(f">{letters}=", letters)
 
@@ -53,10 +53,10 @@ class Task(NamedTuple):
     Attributes:
         summary: One line for the help.
         make: Makes an exercise of a length; None for texts.
-        train_length: Lengths up to this one are trained; of texts tokens of a block.
-        times: Tested lengths, as multiples of it.
+        train_length: Longest exercise of the training; for texts, tokens of a block.
+        times: Tested lengths, as multiples of `train_length`.
         training: Flags of the Trainer.
-        samples: Exercises of the training.
+        samples: Number of exercises of the training.
     """
 
     summary: str
@@ -84,14 +84,14 @@ TASKS = {
 
 
 def exercises(task: Task, lengths: Sequence[int], count: int, seed: str) -> Iterator[Exercise]:
-    """So many exercises, of lengths drawn from these; the same for each seed."""
+    """`count` exercises with lengths drawn from `lengths`; the same seed gives the same ones."""
     rng = random.Random(seed)
     for _ in range(count):
         yield task.make(rng, rng.choice(lengths))
 
 
 def encode(work: Sequence[Exercise], tokenizer: Any) -> list[dict[str, list[int]]]:
-    """Tokens of exercises, of which the answers and the ends are predicted."""
+    """Tokens of exercises; the labels are the tokens of the answers and their ends."""
 
     def tokens(texts: Sequence[str]) -> list[list[int]]:
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -106,7 +106,7 @@ def encode(work: Sequence[Exercise], tokenizer: Any) -> list[dict[str, list[int]
 
 def built_in_text(size: int = TEXT_SIZE, seed: int = 0) -> str:
     """Sentences of made-up words. Each document has a topic, words that it uses more often than
-    others, so that whoever has read more of it can predict more."""
+    others, so that a model that has read more of it can predict more."""
     rng = random.Random(seed)
     syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
     lexicon = ["".join(rng.choices(syllables, k=rng.choice((1, 2, 2, 3)))) for _ in range(LEXICON)]
@@ -125,15 +125,16 @@ def built_in_text(size: int = TEXT_SIZE, seed: int = 0) -> str:
 
 
 def read_texts(files: Mapping[str, Sequence[Path]]) -> dict[str, str]:
-    """Texts by split, train and test; without files for the test the end of the training text."""
+    """Texts of the splits train and test; without files for the test, the end of the training text
+    is the test."""
     if not files["train"]:
         texts = {"train": built_in_text()}
     else:
         texts = {split: "".join(map(_read, paths)) for split, paths in files.items() if paths}
     if "test" not in texts:
         whole = texts["train"]
-        place = len(whole) - len(whole) // HELD_OUT
-        texts = {"train": whole[:place], "test": whole[place:]}
+        test_start = len(whole) - len(whole) // HELD_OUT
+        texts = {"train": whole[:test_start], "test": whole[test_start:]}
     return texts
 
 
@@ -145,7 +146,7 @@ def _read(path: Path) -> str:
 
 
 def blocks(tokens: Sequence[Any], length: int, split: str) -> list[Sequence[Any]]:
-    """Tokens of a text in blocks of one length, without what is left over."""
+    """Tokens of a text in blocks of one length; a shorter rest is dropped."""
     if len(tokens) < length:
         raise CommandError(
             f"the {split} text has {len(tokens)} tokens, a block has {length}; give more text, or "

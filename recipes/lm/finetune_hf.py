@@ -8,8 +8,8 @@ Tested on longer ones:
     accelerate launch recipes/lm/finetune_hf.py --task text --model LLAMA \\
         --position-embedding cape --train-file *.txt --train-length 1024
 
-Without --model a small model is trained from scratch, on bytes. The types are those of models that
-turn queries and keys by their positions.
+Without --model a small model is trained from scratch, on bytes. Llama turns queries and keys by
+their positions, so that the types for such models can be compared.
 """
 
 import argparse
@@ -62,7 +62,7 @@ METRICS = {
 
 
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, Task]:
-    """Options, those of the Trainer, and the task; lengths are completed by those of the task."""
+    """Options of the recipe, options of the Trainer, and the task, which has default lengths."""
     parser = make_parser(__doc__, "text", COMPARED, "results/lm/TASK", ROTARY)
     text = "; ".join(f"{name}: {task.summary}" for name, task in TASKS.items())
     parser.add_argument("--task", choices=TASKS, default="copy", help=f"{text} (default: copy)")
@@ -77,17 +77,18 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, T
         "--train-length",
         type=positive,
         metavar="N",
-        help="longest exercise of the training, of texts tokens of a block (default: of the task)",
+        help="longest exercise of the training; for texts, tokens of a block (default: depends on "
+        "the task)",
     )
     parser.add_argument(
         "--test-lengths",
         nargs="+",
         type=positive,
         metavar="N",
-        help="lengths of exercises, of texts ends of ranges of positions (default: up to 4 and 8 "
-        "times that of training)",
+        help="lengths of exercises; for texts, ends of ranges of positions (default: up to 4 or 8 "
+        "times --train-length)",
     )
-    add_shared(parser, "limit", note="of each length, of texts so many stretches", default=200)
+    add_shared(parser, "limit", note="exercises of each length; for texts, stretches", default=200)
     first = parser.parse_known_args(argv)[0]
     task = TASKS[first.task]
     length = first.train_length or task.train_length
@@ -131,14 +132,14 @@ def logits_of(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 def right_answers(
     model: Any, collate: Any, samples: Sequence[Mapping[str, list[int]]], batch_size: int
 ) -> list[tuple[float, float]]:
-    """Of each exercise whether all of the answer is right, which is what greedy decoding would
-    write, and the share of its tokens that are right after the right ones before them."""
+    """Two numbers for each exercise: whether the whole answer is right, as greedy decoding would
+    write it, and the share of its tokens that are right after the right tokens before them."""
 
     def run(rows: Sequence[int]) -> list[tuple[float, float]]:
         logits, labels = logits_of(model, collate([samples[row] for row in rows]))
-        asked = labels != IGNORED
-        right = (logits.argmax(-1) == labels) & asked
-        shares = right.sum(1) / asked.sum(1)
+        in_answer = labels != IGNORED
+        right = (logits.argmax(-1) == labels) & in_answer
+        shares = right.sum(1) / in_answer.sum(1)
         return [(float(part == 1), float(part)) for part in shares.tolist()]
 
     lengths = [len(sample["input_ids"]) for sample in samples]
@@ -163,10 +164,10 @@ class Exam(NamedTuple):
 
     Attributes:
         make_train_set: Makes samples with ``input_ids`` and ``labels``.
-        data: Fingerprint of what it makes them of.
+        data: Fingerprint of the training data.
         longest: Tokens of the longest input of training and test.
         trained: Groups of the scores that occur in training.
-        measure: Gives scores of a model by group.
+        measure: Returns the scores of a model by group.
     """
 
     make_train_set: Callable[[], Sequence[Mapping[str, list[int]]]]
@@ -194,7 +195,7 @@ def exam_of_exercises(args: argparse.Namespace, task: Task, tokenizer: Any, size
 
     hardest = exercises(task, [max(*lengths, *args.test_lengths)], args.limit, "longest")
     longest = max(len(sample["input_ids"]) for sample in encode([*hardest], tokenizer))
-    # all follow from what is recorded besides; the first ones tell whether they are still the same
+    # The recorded options determine all exercises. The first ones show a change of the code.
     first = fingerprint([*map("".join, exercises(task, lengths, 100, "train"))])
     trained = [n for n in tests if int(n) in lengths]
     return Exam(make_train_set, first, longest, trained, measure)
@@ -228,13 +229,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         tokenizer = read_beside(transformers.AutoTokenizer, args.model)
     else:
         tokenizer = transformers.ByT5Tokenizer(extra_ids=0)
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     size = training.per_device_eval_batch_size
     if task.make:
         exam = exam_of_exercises(args, task, tokenizer, size)
     else:
         exam = exam_of_texts(args, tokenizer, size)
-    # positions of the training reach as far as the test
+    # positions drawn in training reach as far as the test
     defaults = {
         name: {"max_position": exam.longest}
         for name, row in types_of(ROTARY).items()
@@ -244,10 +245,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     train_set = exam.make_train_set()
     collate = transformers.DataCollatorForSeq2Seq(tokenizer)
 
-    def make_trainer(settings: Any, own: Any) -> transformers.Seq2SeqTrainer:
+    def make_trainer(settings: Any, run_args: Any) -> transformers.Seq2SeqTrainer:
         model = build_model(args, settings, tokenizer)
         trainer = transformers.Seq2SeqTrainer
-        return trainer(model, own, collate, train_set, processing_class=tokenizer)
+        return trainer(model, run_args, collate, train_set, processing_class=tokenizer)
 
     rows: list[Row] = []
     for columns, trainer in train_all(compared, args, training, make_trainer, exam.data):

@@ -1,4 +1,4 @@
-"""What the language models of both hosts measure on texts: loss by position."""
+"""Loss by position on texts, for the language models of both hosts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def ranges(ends: Sequence[int]) -> list[str]:
 
 
 def trained_ranges(ends: Sequence[int], length: int) -> list[str]:
-    """Labels of the ranges that training on blocks of this length sees as a whole."""
+    """Labels of the ranges that lie within a training block of this length."""
     return [label for label, end in zip(ranges(ends), ends, strict=True) if end <= length]
 
 

@@ -1,4 +1,4 @@
-"""Trains language models of fairseq that differ in their positions, and tests them beyond.
+"""Trains language models of fairseq that differ in their positions; tests them on longer text.
 
     python -m recipes.lm.run                                 # made-up words; all types
     python -m recipes.lm.run --train-file train.en.gz --validation-file val.en.gz \\
@@ -67,11 +67,11 @@ OPTIMISATION = """--task language_modeling --sample-break-mode none --criterion 
 UPDATES, WARMUP = 600, 100
 TEST_TOKENS = 8192  # of a batch
 
-LINE_END = "</s>"  # fairseq ends each line of a text by its own sign
+LINE_END = "</s>"  # fairseq's sign for the end of a line
 
 
 def symbol(byte: int) -> str:
-    """How a byte is written in the text that fairseq reads: printable ones as they are.
+    """The sign for a byte in the text that fairseq reads; printable bytes do not change.
 
     >>> symbol(65), symbol(32), symbol(10)
     ('A', '<0x20>', '</s>')
@@ -85,7 +85,7 @@ SYMBOLS = tuple(map(symbol, range(256)))
 
 
 def symbols(text: str) -> list[str]:
-    """The bytes of a text as they are written for fairseq."""
+    """Signs for the bytes of a text, see :func:`symbol`."""
     return [SYMBOLS[byte] for byte in text.encode()]
 
 
@@ -95,7 +95,7 @@ class Data(NamedTuple):
 
 
 def read_data(args: argparse.Namespace) -> Data:
-    """The text of training, and the stretches of the test; refuses too short ones."""
+    """The text of training, and the stretches of the test; refuses texts that are too short."""
     texts = read_texts({"train": args.train_file, "test": args.validation_file})
     blocks(symbols(texts["train"]), args.train_length, "training")
     tested = stretches(symbols(texts["test"]), args.test_lengths[-1], args.limit)
@@ -103,27 +103,24 @@ def read_data(args: argparse.Namespace) -> Data:
 
 
 def binarise(folder: Path, text: str) -> Path:
-    """A step: a stream of bytes, in which the sign of fairseq at the end of a line is the line
-    feed. All bytes are in the dictionary, whatever the text."""
+    """A step that binarises a stream of bytes, in which fairseq's sign at the end of a line is the
+    line feed. All 256 bytes are in the dictionary, also those that the text lacks."""
 
     def make(folder: Path) -> None:
         signs = (sign for sign in SYMBOLS if sign != LINE_END)  # which fairseq adds itself
         write_lines(folder / "symbols.txt", (f"{sign} 1" for sign in signs))
         lines = text.removesuffix("\n").split("\n")
         write_lines(folder / "train", (" ".join(symbols(line)) for line in lines))
-        run_module(
-            "fairseq_cli.preprocess",
-            *("--only-source", "--srcdict", folder / "symbols.txt"),
-            *("--trainpref", folder / "train", "--destdir", folder / "binary"),
-            log=folder / "preprocess.log",
-        )
+        arguments = ["--only-source", "--srcdict", folder / "symbols.txt"]
+        arguments += ["--trainpref", folder / "train", "--destdir", folder / "binary"]
+        run_module("fairseq_cli.preprocess", *arguments, log=folder / "preprocess.log")
 
     return step(folder, {"text": fingerprint([text])}, make) / "binary"
 
 
 def settings_of_types(train_length: int, longest: int) -> dict[str, dict[str, Any]]:
-    """Settings that follow from the lengths, of each type that has them: positions of training
-    reach the end of the longest test."""
+    """Settings of each type that follow from the lengths: positions of training reach the end of
+    the longest test."""
     beyond = max(0, longest - train_length)
     follow = {
         "max_offset": beyond,
@@ -151,7 +148,7 @@ def models(args: argparse.Namespace) -> list[Model]:
 
 
 def training_flags(args: argparse.Namespace, model: Model) -> list[str]:
-    """Flags of fairseq-train for a model, but for those of folders and logs."""
+    """Flags of fairseq-train for a model, without the flags for folders and logs."""
     warmup = min(WARMUP, args.updates // 2)
     schedule = f"--max-update {args.updates} --warmup-updates {warmup}"
     lengths = f"--tokens-per-sample {args.train_length} --seed {model.seed * SEED_STEP}"
@@ -172,7 +169,7 @@ def losses(model: Any, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score(args: argparse.Namespace, model: Model, data: Path, test: Sequence) -> dict[str, float]:
-    """Loss by range of positions of a model that is trained, on stretches of symbols."""
+    """Loss of a trained model by range of positions, on stretches of symbols."""
     trained, _, task = load_trained(run_folder(args, model) / "checkpoint_last.pt", str(data))
     trained.to(args.device)
     index = task.source_dictionary.index
@@ -186,23 +183,23 @@ def score(args: argparse.Namespace, model: Model, data: Path, test: Sequence) ->
 def make_parser() -> argparse.ArgumentParser:
     epilog = "Flags behind -- go to fairseq-train."
     parser = command_line.new_parser(__doc__, epilog=epilog)
-    add, task = parser.add_argument, TASKS["text"]
+    task = TASKS["text"]
     files = {"nargs": "+", "type": Path, "metavar": "FILE"}
-    add("--train-file", **files, help="files of text (default: made-up words)")
-    add(
+    parser.add_argument("--train-file", **files, help="files of text (default: made-up words)")
+    parser.add_argument(
         "--validation-file",
         **files,
         help="files of text (default: the last tenth of the training text)",
     )
     length = {"type": command_line.positive, "metavar": "N"}
-    add(
+    parser.add_argument(
         "--train-length",
         **length,
         default=task.train_length,
         help=f"bytes of a block of training (default: {task.train_length})",
     )
     ends = [round(times * task.train_length) for times in task.times]
-    add(
+    parser.add_argument(
         "--test-lengths",
         **length,
         nargs="+",
@@ -240,7 +237,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def positions_are(length: int, longest: int) -> str:
-    """Says which settings follow from the lengths, and what a table does beyond them."""
+    """Text about the settings that follow from the lengths, and about a table beyond its rows."""
     follow = [
         f"{name} {' '.join(f'{option} {value:g}' for option, value in row.items())}"
         for name, row in settings_of_types(length, longest).items()
@@ -274,7 +271,10 @@ def train_all(args: argparse.Namespace, binary: Path, text: str) -> list[float]:
     jobs = [
         partial(
             train,
-            *(binary, run_folder(args, model), training_flags(args, model), made_of),
+            data=binary,
+            run=run_folder(args, model),
+            flags=training_flags(args, model),
+            settings=made_of,
             threads=args.threads,
             title=f"{model.name} seed {model.seed}",
         )
@@ -292,15 +292,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     seconds = train_all(args, binary, data.train)
     torch.set_num_threads(args.threads)
     rows: list[Row] = []
-    for model, taken in zip(args.models, seconds, strict=True):
+    for model, train_seconds in zip(args.models, seconds, strict=True):
         columns = {"variant": model.name, "seed": model.seed}
         for label, loss in score(args, model, binary, data.test).items():
-            rows.append({**columns, "position": label, "loss": loss, "train_seconds": taken})
+            rows.append(
+                {**columns, "position": label, "loss": loss, "train_seconds": train_seconds}
+            )
     trained = trained_ranges(args.test_lengths, args.train_length)
     facts = facts_of(args, argv, data)
     flags = {model.name: model.flags for model in args.models}
-    how = {"trained": trained, "more": flags_and_times(rows, flags)}
-    write_scores(args.output, "Language model of fairseq", rows, "position", LOSS, facts, **how)
+    title, more = "Language model of fairseq", flags_and_times(rows, flags)
+    write_scores(args.output, title, rows, "position", LOSS, facts, trained=trained, more=more)
 
 
 if __name__ == "__main__":

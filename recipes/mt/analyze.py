@@ -1,4 +1,4 @@
-"""What the CAPE and SHAPE papers show about translation models, for any trained model.
+"""The analyses of translation models in the CAPE and SHAPE papers, for any trained model.
 
     python -m recipes.mt.analyze stack --model A/checkpoint_last.pt cape=FOLDER \\
         --test test.en test.de
@@ -71,10 +71,10 @@ def _write(args: argparse.Namespace, pairs: Iterator[corpus.Pair], remedy: str) 
     if source.resolve() == target.resolve():
         raise CommandError(f"--output {source} {target}: is one file; give a name for each side")
     for path in args.output:
-        if any(path.resolve() == given.resolve() for given in args.text):
+        if any(path.resolve() == text.resolve() for text in args.text):
             raise CommandError(f"--output {path}: is a file of --text; give other names")
         if path.suffix == ".gz":
-            raise CommandError(f"--output {path}: text is written as it is; leave out .gz")
+            raise CommandError(f"--output {path}: text is written uncompressed; leave out .gz")
     first = next(pairs, None)
     if first is None:
         raise CommandError(remedy)
@@ -101,12 +101,21 @@ def make_parser() -> argparse.ArgumentParser:
         pair = {"nargs": 2, "type": Path, "required": True, "metavar": ("SOURCE", "TARGET")}
         command.add_argument("--text", **pair, help="parallel text, plain or .gz")
         add_shared(command, "output", note="two files", **pair)
-    text = "neighbouring pairs that become one (default: %(default)s)"
-    number = {"type": positive, "metavar": "N"}
-    commands.choices["interpolate"].add_argument("--count", **number, default=10, help=text)
-    text = "longest side of a pair that is kept (default: %(default)s)"
+    commands.choices["interpolate"].add_argument(
+        "--count",
+        type=positive,
+        default=10,
+        metavar="N",
+        help="neighbouring pairs that become one (default: %(default)s)",
+    )
     command = commands.choices["extrapolate"]
-    command.add_argument("--max-length", **number, default=50, help=text)
+    command.add_argument(
+        "--max-length",
+        type=positive,
+        default=50,
+        metavar="N",
+        help="longest side of a pair that is kept (default: %(default)s)",
+    )
     command.add_mutually_exclusive_group().add_argument(
         "--spm",
         type=Path,

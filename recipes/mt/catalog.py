@@ -1,6 +1,6 @@
 """The translation recipes as rows of data: what each paper prepared, trained and decoded with.
 
-Numbers are those of the papers and of the recipes they name:
+The numbers come from the papers and from the recipes they name:
     CAPE: Likhomanenko et al. 2021, section 5.3 and appendix D, which follow the recipes
         nmt-experiments/wmt14_en-{de,fr}.md of Transformer-Clinic (ADMIN, Liu et al. 2020).
     SHAPE: Kiyono et al. 2021, tables 3 and 4.
@@ -35,7 +35,7 @@ _SHAPE_PAPER = of_papers("shape_wmt16", "relpos_wmt16", "cape_wmt14")
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """What is prepared. `clean` counts words, `max_subwords` counts subwords, of each side."""
+    """How text is prepared. `clean` counts words, `max_subwords` counts subwords, of each side."""
 
     languages: tuple[str, str] = ("en", "de")
     segmentation: str = "bpe"  # "bpe": Moses tokens, then subword-nmt; or "sentencepiece"
@@ -47,12 +47,12 @@ class Text:
     max_subwords: int | None = None  # drop longer training pairs
     filter_valid: bool = False  # max_subwords and max_ratio hold for the validation set, too
     hold_out_every: int = 1000  # every n-th training line is validation where no file is given
-    join: int = 1  # so many neighbouring sentences make one, with a separator between
+    join: int = 1  # number of neighbouring sentences that make one, with a separator between
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Text):
-    """A text, and what is trained on it and how."""
+    """A text, and the training on it."""
 
     title: str
     train: str  # flags of fairseq-train
@@ -62,8 +62,8 @@ class Recipe(Text):
     length_penalty: float = 1.0
     position: str = "cape"  # the paper's own position embedding
     positions: Mapping[str, Settings] = field(default_factory=lambda: _LIKE_CAPE_PAPER)  # by type
-    epochs: int | None = None  # train for so many epochs,
-    updates: int | None = None  # or so many updates
+    epochs: int | None = None  # of the training,
+    updates: int | None = None  # or the number of its updates
     select: str = "best"  # or "average"
     average: int = 10  # checkpoints
     first_epoch: int = 1  # "best" considers epochs from this one on
@@ -155,8 +155,8 @@ _MULTI30K_SMALL = replace(
 
 
 # Four times the updates of the row multi30k_small, of half as many tokens each, with learning
-# curves. Ten joined captions are kept apart by no model of this size; whether three are, the column
-# "separated" of the stage analyze says.
+# curves. No model of this size keeps ten joined captions apart; the column "separated" of the stage
+# analyze says whether it keeps three apart.
 _STUDY = replace(
     _MULTI30K_SMALL,
     title="Multi30k English-German by a small model, 4800 updates (no paper)",

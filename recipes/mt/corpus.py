@@ -30,7 +30,7 @@ def unreadable(option: str, path: Path, error: Exception) -> CommandError:
 
 
 def fingerprint(path: Path, option: str) -> str:
-    """Name and digest of an input file, for the record of what a step was made from."""
+    """Name and digest of an input file, for the record of a step that is made from it."""
     try:
         return f"{path.name} {digest(path)}"
     except OSError as error:
@@ -102,15 +102,15 @@ def split_pairs(pairs: list[Pair], sizes: dict[str, int], seed: int = 0) -> dict
 
 
 def join_neighbours(rows: Iterable[Row], count: int) -> Iterator[Row]:
-    """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1);
-    fewer at the end, so that no sentence of a test set is lost."""
+    """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1).
+    The last group may be smaller, so that no sentence of a test set is lost."""
     rows = iter(rows)
     while group := list(islice(rows, count)):
         yield tuple(f" {SEPARATOR} ".join(column) for column in zip(*group, strict=True))
 
 
 def by_sentence(function: Callable[[str], str], text: str) -> str:
-    """`function` of each of the sentences that separators join."""
+    """Applies `function` to each of the sentences that separators join."""
     if SEPARATOR not in text:
         return function(text)
     return f" {SEPARATOR} ".join(function(part.strip()) for part in text.split(SEPARATOR))
@@ -136,7 +136,7 @@ class Moses:
         return self.detokenizer.detokenize(tokens.split())
 
 
-_functions: Functions  # of a worker process, sent once and not with each chunk
+_functions: Functions  # in a worker process, which gets them once and not with each chunk
 
 
 def _set_functions(functions: Functions) -> None:
@@ -166,7 +166,7 @@ class Segmentation:
 
     def __init__(self, model: Subwords, moses: Sequence[Moses] = ()):
         self.model, self.moses = model, moses
-        # Is the separator of joined sentences a word of its own? Set by who knows the vocabulary.
+        # Whether the separator of joined sentences is one word of the vocabulary; set by the host.
         self.keeps_separator = False
 
     def encode(self, text: str, side: int) -> str:
@@ -179,7 +179,7 @@ class Segmentation:
         return self._each_sentence(lambda part: detokenise(self.model.decode(part)), pieces)
 
     def plain(self, text: str) -> str:
-        """A line of the test text as it is scored."""
+        """A line of the test text in the form that is scored."""
         return text
 
     def _each_sentence(self, function: Callable[[str], str], text: str) -> str:
@@ -187,9 +187,9 @@ class Segmentation:
 
 
 class Segmented:
-    """Text that is in the subwords of a model already; their marks say how they are joined. It is
-    joined before BLEU is computed and words are counted, but not detokenised, because nobody knows
-    how it was tokenised."""
+    """Text that is already in the subwords of a model, whose marks say how to join them. The text
+    is joined before BLEU is computed and words are counted, but not detokenised, because its
+    tokenisation is not known."""
 
     keeps_separator = True
 
@@ -214,7 +214,7 @@ def open_subwords(method: str, path: Path, option: str) -> Subwords:
     """The subword model in a file."""
     try:
         return subwords.SEGMENTATIONS[method](path)
-    except Exception as error:  # each library has errors of its own for a file of another kind
+    except Exception as error:  # each library has other errors for a file of another kind
         raise CommandError(
             f"{option} {path}: cannot be read as a model of {method} ({error}); give the file that"
             " the training text was segmented with"
@@ -224,7 +224,8 @@ def open_subwords(method: str, path: Path, option: str) -> Subwords:
 def open_segmentation(
     data: Path, languages: Pair, spm: Path | None = None, bpe: Path | None = None
 ) -> Segmentation | None:
-    """What ``--spm`` or ``--bpe`` asks for, else what quickstart and run left beside `data`."""
+    """The model of ``--spm`` or ``--bpe``, else the one that quickstart or run left beside
+    `data`."""
     method, option, flags = "sentencepiece", "segmentation", ()
     if spm:
         path, option = spm, "--spm"

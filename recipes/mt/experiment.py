@@ -49,14 +49,14 @@ class Experiment:
         flags += [] if seed is None else ["--seed", str(seed * runs.SEED_STEP)]
         self.train_flags = [*flags, *(GPU_TRAIN_FLAGS if gpus else []), *args.extra]
         self.average_flags = [f"--num-{recipe.keep}-checkpoints", recipe.average]
-        # of every fairseq command
+        # for every fairseq command
         self.device_flags = [*runs.device_flags(args.device), *(GPU_FLAGS if gpus else [])]
         decoding = f"--beam {recipe.beam} --lenpen {recipe.length_penalty} --batch-size 128"
         decoding += f" --max-len-a {recipe.length_factor:g} --max-len-b {recipe.length_extra}"
         self.decode_flags = [*shlex.split(decoding), *runs.LIMITS]
 
     def prepare(self) -> None:
-        """Make the data, or take those that are finished."""
+        """Make the data, or reuse finished data."""
         args = self.args
         files = {"train": args.train, "valid": args.valid, "test": args.test}
         prepare(self.recipe, files, self.work, args.sample, 1 if args.sample else args.workers)
@@ -84,12 +84,12 @@ class Experiment:
         return SEGMENTATIONS[self.recipe.segmentation](self.work / "subwords" / "model")
 
     def lines(self, split: str, ending: str) -> list[str]:
-        """Of prepared text: in the subwords of a language, or the ``reference``."""
+        """Lines of prepared text, whose `ending` is a language (subwords) or "reference"."""
         return steps.read_written(self.work / "subwords" / f"{split}.{ending}")
 
     def commands(self) -> list[str]:
-        """The commands of train, select and decode, without doing anything; what is no command is a
-        comment."""
+        """Lines with the commands of train, select and decode; nothing runs. Steps without a
+        command are comments."""
         recipe, data, common = self.recipe, self.work / "binary", ("--user-dir", runs.USER_DIR)
         prepared = ((key.name, getattr(recipe, key.name)) for key in fields(Text))
         text = ", ".join(
@@ -127,12 +127,8 @@ class Experiment:
         the epoch with the best BLEU on the validation set (CAPE, section 5.3)."""
         recipe, run = self.recipe, self.run
         if recipe.select == "average":
-            steps.run_module(
-                "fairseq_user_dir.average",
-                *("--inputs", run, "--output", run / SELECTED),
-                *self.average_flags,
-                log=run / "average.log",
-            )
+            arguments = ["--inputs", run, "--output", run / SELECTED, *self.average_flags]
+            steps.run_module("fairseq_user_dir.average", *arguments, log=run / "average.log")
             print(f"average of the last {recipe.average} checkpoints: {run / SELECTED}")
             return
         named = {path.stem.removeprefix("checkpoint"): path for path in run.glob("checkpoint*.pt")}
@@ -158,7 +154,7 @@ class Experiment:
         print(f"best epoch {best}: {run / SELECTED}")
 
     def decode_split(self, checkpoint: Path, split: str, name: str) -> list[str]:
-        """Hypotheses of a split as subwords, in the order of the corpus, kept in ``decoded``."""
+        """Hypotheses of a split as subwords, in the order of the corpus, stored in ``decoded``."""
         return runs.generate(
             self.data,
             checkpoint,
@@ -192,9 +188,8 @@ class Experiment:
         return metric.corpus_score(hypotheses, [references]).score
 
     def names(self, split: str, count: int) -> list[str]:
-        """What to call `count` sets of a split: as the user's files, ``newstest2014`` for
-        newstest2014.en.gz, where each of them has a name of its own; else ``test``, ``test1``
-        ..."""
+        """Names of the `count` sets of a split: the names of the user's files, ``newstest2014`` for
+        newstest2014.en.gz, if all of them differ; else ``test``, ``test1`` ..."""
         record = steps.recorded(self.work / "text")
         stems = {
             part: [
@@ -203,9 +198,9 @@ class Experiment:
             ]
             for part in PAGES
         }
-        own, all_of_them = stems[split], [stem for part in stems.values() for stem in part]
-        if len(own) == count and len(set(all_of_them)) == len(all_of_them):
-            return own
+        names, all_names = stems[split], [stem for part in stems.values() for stem in part]
+        if len(names) == count and len(set(all_names)) == len(all_names):
+            return names
         return [f"{split}{number or ''}" for number in range(count)]
 
     def score(self) -> list[tables.Row]:
@@ -220,10 +215,8 @@ class Experiment:
     def validate(self) -> list[tables.Row]:
         """The same on the validation text, for each of its files (``run/valid.md``)."""
         pieces = self.decode_split(self.selected, "valid", "valid")
-        columns = (
-            pieces,
-            *(self.lines("valid", x) for x in (self.recipe.languages[1], "reference")),
-        )
+        targets = self.lines("valid", self.recipe.languages[1])
+        columns = (pieces, targets, self.lines("valid", "reference"))
         sizes = part_sizes(self.work / "subwords", len(pieces))
         starts = [0, *accumulate(sizes)]
         texts = [[column[low:high] for column in columns] for low, high in pairwise(starts)]
@@ -232,8 +225,8 @@ class Experiment:
     def scores_of(
         self, split: str, texts: Sequence[Sequence[Sequence[str]]], mean_is: str
     ) -> list[tables.Row]:
-        """Scores of some sets, each of hypotheses, references (both in subwords) and plain
-        references; of several also the mean."""
+        """Rows of scores, one for each set of hypotheses, references (both in subwords) and plain
+        references; for several sets also a row of the mean, which `mean_is` names."""
         recipe, rows = self.recipe, []
         metric = sacrebleu(recipe.languages[1], lowercase=recipe.lowercase)
         for name, (pieces, targets, references) in zip(
@@ -252,9 +245,9 @@ class Experiment:
         facts = {"sacreBLEU signature": str(metric.get_signature()), "Tokenised BLEU": tokenised}
         title, page = f"{recipe.title}: {self.run.name}", PAGES[split]
         print("\n".join(tables.write_page(self.run / page, title, {"": table}, facts)))
-        known = {"type": self.name, "seed": self.seed}
-        made = [{**known, **dict(zip(SCORES, row, strict=True))} for row in rows]
-        return [{**row, "split": split if row[SCORES[0]] != mean_is else ""} for row in made]
+        columns = {"type": self.name, "seed": self.seed}
+        score_rows = [{**columns, **dict(zip(SCORES, row, strict=True))} for row in rows]
+        return [{**row, "split": split if row[SCORES[0]] != mean_is else ""} for row in score_rows]
 
     def stack(self) -> None:
         """Loss by position on the stacked first test set: ``run/stacked.csv``, and a summary."""
@@ -275,8 +268,8 @@ class Experiment:
         losses = [-scores for scores in model.log_probabilities(pieces)]
         tables.write_csv(self.run / "stacked.csv", position_rows(losses, length))
         print(f"{len(losses)} stacked sentences; mean negative log likelihood (nats) by position")
-        shown = totals_by_bin([values[:length] for values in losses], TABLE_BIN).sum(1)
-        for start, (total, count) in zip(range(0, length, TABLE_BIN), shown.T, strict=True):
+        totals = totals_by_bin([values[:length] for values in losses], TABLE_BIN).sum(1)
+        for start, (total, count) in zip(range(0, length, TABLE_BIN), totals.T, strict=True):
             end = min(start + TABLE_BIN, length) - 1
             print(f"{start:5d}-{end:<5d} {total / count:8.3f}   {count:.0f} tokens")
         print(f"not shown: from {length} on, the ends of the texts (tail 1 in stacked.csv)")
@@ -310,7 +303,7 @@ class Experiment:
 
 
 def train_flags(recipe: Recipe, settings: Settings, devices: int) -> list[str]:
-    """The flags of fairseq-train that make up the recipe, without those of the user."""
+    """The flags of fairseq-train that make up the recipe, without the flags of the user."""
     accumulate = max(1, ceil(recipe.tokens_per_update / (recipe.max_tokens * devices)))
     schedule = f"--max-tokens {recipe.max_tokens} --update-freq {accumulate}"
     if recipe.epochs:

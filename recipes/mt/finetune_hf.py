@@ -50,9 +50,9 @@ LIST_MODEL |= {"d_model": 96, "dropout": 0.0, "activation_function": "relu"}
 # source. Pre-LN, the BOS hint and the start token made no such difference in trials.
 LIST_MODEL |= {"scale_embedding": True, "init_std": 0.04}
 LIST_TRAINING = (
-    *("--max_steps", "1800", "--per_device_train_batch_size", "128", "--learning_rate", "1e-3"),
-    *("--warmup_steps", "150", "--lr_scheduler_type", "linear", "--label_smoothing_factor", "0.1"),
-    *("--train_sampling_strategy", "group_by_length", "--per_device_eval_batch_size", "64"),
+    "--max_steps 1800 --per_device_train_batch_size 128 --learning_rate 1e-3 "
+    "--warmup_steps 150 --lr_scheduler_type linear --label_smoothing_factor 0.1 "
+    "--train_sampling_strategy group_by_length --per_device_eval_batch_size 64"
 )
 LIST_VOCABULARY = 140
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of source words for other data
@@ -69,10 +69,10 @@ def given_data(args: argparse.Namespace) -> dict[str, list[Pair]]:
     tables = data.given_tables(args, (args.source_lang, args.target_lang))
     pairs = {}
     for split, rows in data.train_and_test(tables, args.train_split, args.test_split).items():
-        given = [_pair(row, args.source_lang, args.target_lang) for row in rows]
-        pairs[split] = [pair for pair in given if all(text and text.strip() for text in pair)]
-        if skipped := len(given) - len(pairs[split]):
-            print(f"{split} data: {skipped} of {len(given)} pairs skipped (empty source or target)",
+        every = [_pair(row, args.source_lang, args.target_lang) for row in rows]
+        pairs[split] = [pair for pair in every if all(text and text.strip() for text in pair)]
+        if skipped := len(every) - len(pairs[split]):
+            print(f"{split} data: {skipped} of {len(every)} pairs skipped (empty source or target)",
                   flush=True)  # fmt: skip
         if not pairs[split]:
             raise CommandError(f"{split} data: no pair of texts")
@@ -103,9 +103,9 @@ def make_tokenizer(folder: Path, pairs: Sequence[Pair], size: int) -> transforme
         shutil.copyfile(partial / "source.spm", partial / "target.spm")
         model = SentencePieceProcessor(model_file=str(partial / "source.spm"))
         pieces = map(model.id_to_piece, range(model.get_piece_size()))
-        words = ["</s>", "<unk>", *(p for p in pieces if p not in ("<unk>", "</s>")), "<pad>"]
+        names = ["</s>", "<unk>", *(p for p in pieces if p not in ("<unk>", "</s>")), "<pad>"]
         with open(partial / "vocab.json", "w", encoding="utf-8") as file:
-            json.dump({word: index for index, word in enumerate(words)}, file)
+            json.dump({name: index for index, name in enumerate(names)}, file)
 
     made_of = {"vocab_size": size, "text": data.fingerprint(texts)}
     step(folder, made_of, make, remedy=OTHER_OUTPUT)
@@ -161,13 +161,14 @@ def translate(
 
 
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, bool]:
-    """Options, those of the Trainer, and whether the data are the built-in number lists."""
+    """Options of the recipe, options of the Trainer, and whether the data are the built-in number
+    lists."""
     parser = make_parser(__doc__, "text", COMPARED, "results/mt_hf")
     data.add_data_args(parser)
     parser.add_argument("--source-lang", default="en", help="column (default: en)")
     parser.add_argument("--target-lang", default="de", help="column (default: de)")
     parser.add_argument(
-        "--vocab-size", type=positive, default=8000, help="of a new tokenizer (default: 8000)"
+        "--vocab-size", type=positive, default=8000, help="size of a new tokenizer (default: 8000)"
     )
     parser.add_argument(
         "--max-length",
@@ -179,7 +180,7 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, b
     first = parser.parse_known_args(argv)[0]
     lists = not data.has_data(first)
     sacrebleu(first.target_lang)  # an error now, and not after the training
-    return *parse(parser, LIST_TRAINING if lists else (), argv), lists
+    return *parse(parser, LIST_TRAINING.split() if lists else (), argv), lists
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -199,18 +200,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         for word, alpha in alphas.items():
             print(f"alpha = {alpha} = {alpha.alpha:.4f} target tokens per source token ({word})")
 
-    def make_trainer(settings: Any, own: Any) -> transformers.Seq2SeqTrainer:
+    def make_trainer(settings: Any, run_args: Any) -> transformers.Seq2SeqTrainer:
         model = build_model(args.model, settings, sizes, tokenizer)
         collator = transformers.DataCollatorForSeq2Seq(tokenizer, model=model)
         trainer = transformers.Seq2SeqTrainer
-        return trainer(model, own, collator, train_set, processing_class=tokenizer)
+        return trainer(model, run_args, collator, train_set, processing_class=tokenizer)
 
     defaults = LIST_SETTINGS if lists else {}
     defaults = {**defaults, "cape": {"source_scale": "auto", **defaults.get("cape", {})}}
     compared = settings_to_compare(args, "text", COMPARED, defaults)
     for settings in compared.values():
-        if (how := settings.get("source_scale")) in alphas:
-            settings["source_scale"] = str(alphas[how])
+        if (word := settings.get("source_scale")) in alphas:
+            settings["source_scale"] = str(alphas[word])
     metric, group = ("exact_match", "numbers") if lists else ("bleu", "source words")
     sources, references = map(list, zip(*splits["test"], strict=True))
     source_ids = tokenizer(sources)["input_ids"]

@@ -1,4 +1,4 @@
-"""Data preparation of the recipes: plain text to binarised subwords, in four steps that are kept.
+"""Data preparation of the recipes: plain text to binarised subwords, in four steps (folders).
 
 text        the user's files, or built-in number lists; held-out lines become missing splits
 tokenised   Moses normalisation and tokenisation, training pairs cleaned (not for sentencepiece)
@@ -24,7 +24,7 @@ from recipes.mt.number_lists import write_number_lists
 
 VALID_SIZES = "valid.sizes"  # lines of each validation file, which make one set together
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
-# A step knows and records all options of the text but these, which only later steps look at.
+# A step gets and records all options of the text but these, which only later steps need.
 LATER = {"tokenised": ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join")}
 LATER["text"] = ("lowercase", "aggressive_hyphens", "clean", "max_ratio", *LATER["tokenised"])
 
@@ -40,8 +40,9 @@ Files = Mapping[str, Sequence[tuple[Path, Path]]]
 
 
 class Cleaning:
-    """The filter of clean-corpus-n.perl: leaves out the pairs of a split that do not have `low` to
-    `high` tokens (`unit`) on both sides, in proportion, and counts them."""
+    """The filter of clean-corpus-n.perl: leaves out and counts the pairs of a split that do not
+    have `low` to `high` tokens (`unit`) on both sides, or whose longer side is more than
+    `max_ratio` times as long."""
 
     def __init__(self, split: str, unit: str, low: int, high: int | None, max_ratio: float):
         self.split, self.unit = split, unit
@@ -50,7 +51,7 @@ class Cleaning:
         self.removed: Counter[str] = Counter()  # by reason
 
     def why_unfit(self, pair: corpus.Row) -> str:
-        """The reason to leave a pair out, empty where there is none."""
+        """The reason to leave a pair out; empty if there is none."""
         short, long = sorted(len(text.split()) for text in pair)
         if short < self.low:
             return f"of fewer than {self.low} {self.unit} on a side" if short else "empty on a side"
@@ -70,7 +71,7 @@ class Cleaning:
                 yield row
 
     def report(self) -> None:
-        """Says how many pairs were left out, and why; an error where none is left."""
+        """Says how many pairs were left out, and why; an error if none is left."""
         by, count = f"cleaning by {self.unit} removed", self.removed.total()
         reasons = ", ".join(f"{number} {reason}" for reason, number in self.removed.items())
         if count == self.total:
@@ -88,7 +89,7 @@ def split_files(folder: Path, split: str, options: Namespace) -> list[Path]:
 
 def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) -> None:
     """Make the four folders of this module in `work`; finished ones are reused."""
-    given = {
+    digests = {
         split: [corpus.fingerprint(path, f"--{split}") for pair in pairs for path in pair]
         for split, pairs in files.items()
     }
@@ -96,9 +97,9 @@ def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) 
     splits = ["train", "valid", *tests]
 
     def make(name: str, function: Callable[..., None], *inputs: Any) -> Path:
-        known = [option for option in fields(Text) if option.name not in LATER.get(name, ())]
-        options = {option.name: getattr(recipe, option.name) for option in known}
-        settings = {**given, "sample": sample, **options}
+        step_options = [option for option in fields(Text) if option.name not in LATER.get(name, ())]
+        options = {option.name: getattr(recipe, option.name) for option in step_options}
+        settings = {**digests, "sample": sample, **options}
         if matches(work / name, settings):
             print(f"prepare {name}: finished before", flush=True)
         else:
@@ -127,8 +128,8 @@ def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -
         return islice(lines, SAMPLE_SIZES[split] if sample else None)
 
     every = options.hold_out_every
-    places = {0: "valid", every // 2: "test"}  # line number modulo `every`
-    held_out = {place: split for place, split in places.items() if not files[split]}
+    remainders = {0: "valid", every // 2: "test"}  # line number modulo `every`
+    held_out = {remainder: split for remainder, split in remainders.items() if not files[split]}
     for split in ("train", *held_out.values()):
         lines = enumerate(read("train", files["train"]))
         pairs = (pair for n, pair in lines if held_out.get(n % every, "train") == split)
@@ -149,8 +150,8 @@ def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -
 
 
 def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) -> int:
-    """Writes rows of several files one after the other, and how many each has. Returns the number
-    of all."""
+    """Writes the rows of several files one after the other, and the number of rows of each file.
+    Returns the number of all rows."""
     sizes = [0] * len(parts)
 
     def counted() -> Iterator[corpus.Row]:
@@ -165,7 +166,8 @@ def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) ->
 
 
 def part_sizes(folder: Path, whole: int | None) -> list[int | None]:
-    """How many of the `whole` validation lines in `folder` belong to each of the user's files."""
+    """Numbers of the `whole` validation lines in `folder` by the user's file that they come
+    from."""
     path = folder / VALID_SIZES
     return list(map(int, read_written(path))) if path.exists() else [whole]  # held out
 
@@ -190,8 +192,8 @@ def tokenise_text(
 def segment_text(
     options: Namespace, splits: Sequence[str], text: Path, tokens: Path, workers: int, folder: Path
 ) -> None:
-    """Write ``model`` and ``{split}.{language}``, and for all splits but train the plain text they
-    are to be compared with, filtered and joined likewise: ``{split}.reference``."""
+    """Write ``model`` and ``{split}.{language}``. For all splits but train also write
+    ``{split}.reference``, the plain text to compare with, filtered and joined in the same way."""
     files = split_files(tokens, "train", options)
     model = SEGMENTATIONS[options.segmentation].train(files, folder / "model", options.vocab_size)
     for split in splits:

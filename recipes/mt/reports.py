@@ -32,13 +32,13 @@ class Point(NamedTuple):
     """A validation in the course of a training."""
 
     update: int
-    seconds: float  # since the first update, without what an interruption has lost
+    seconds: float  # since the first update, without the time that an interruption lost
     loss: float  # of the criterion, in bits a token
     perplexity: float
 
 
 class Curve(NamedTuple):
-    """What the log of a training tells."""
+    """Numbers from the log of a training."""
 
     points: list[Point]
     updates: int
@@ -47,12 +47,12 @@ class Curve(NamedTuple):
 
 
 def read_curve(log: Path) -> Curve:
-    """Reads a log of fairseq-train in json. A training that was interrupted goes on, in the log,
-    from an earlier update; what came after that update is forgotten, and its time with it. The
-    clock adds up the times of log lines, because fairseq's `wall` starts again on resuming.
+    """Reads a log of fairseq-train in json. In the log, an interrupted training goes on from an
+    earlier update; lines of later updates before the interruption, and their time, do not count.
+    The clock adds up the times of log lines, because fairseq's `wall` starts again on resuming.
 
     Raises:
-        CommandError: if there is no log, or no validation in it.
+        CommandError: There is no log, or it has no validation.
     """
     if not log.exists():
         raise CommandError(f"{log} does not exist; run the stage train first")
@@ -97,8 +97,8 @@ def write_curves(
     for training in trainings:
         curve = read_curve(training.run / runs.LOG)
         curves.setdefault(training.name, []).append(curve)
-        known = {"type": training.name, "seed": training.seed}
-        rows += [{**known, **point._asdict()} for point in curve.points]
+        columns = {"type": training.name, "seed": training.seed}
+        rows += [{**columns, **point._asdict()} for point in curve.points]
     tables.write_csv(folder / "curves.csv", rows, digits=3)
     lines = time_table(curves)
     page = tables.write_page(folder / "curves.md", "Learning curves", {"": lines}, facts)
@@ -108,7 +108,8 @@ def write_curves(
 
 
 def time_table(curves: Mapping[str, Sequence[Curve]]) -> list[str]:
-    """Time of training as in SHAPE table 6; the speed is in updates a second, the first row's 1."""
+    """Time of training as in SHAPE table 6; the speed, in updates a second, is relative to the
+    first row."""
     speeds = {
         name: [c.updates / max(c.seconds, 1.0) for c in group] for name, group in curves.items()
     }
@@ -139,8 +140,8 @@ def _draw_curves(curves: Mapping[str, Sequence[Curve]]) -> Any:
         values = [[seed[n].perplexity for seed in seeds] for n in shared]
         spread = [stdev(value) if len(value) > 1 else 0.0 for value in values]
         clock = [fmean(seed[n].seconds for seed in seeds) for n in shared]
-        for axes, places in ((by_update, shared), (by_clock, clock)):
-            draw_band(axes, places, list(map(fmean, values)), spread, label=name)
+        for axes, xs in ((by_update, shared), (by_clock, clock)):
+            draw_band(axes, xs, list(map(fmean, values)), spread, label=name)
     for axes, text in ((by_update, "updates"), (by_clock, "seconds of training")):
         axes.set(xlabel=text, ylabel="validation perplexity", yscale="log")
         axes.grid(alpha=0.3, which="both")
@@ -151,8 +152,8 @@ def _draw_curves(curves: Mapping[str, Sequence[Curve]]) -> Any:
 def write_all_scores(
     folder: Path, rows: Sequence[tables.Row], settings: Mapping[str, Any], facts: Mapping[str, str]
 ) -> None:
-    """Writes ``scores.csv``, ``.md`` and ``.png`` of all trainings; `settings` are those of each
-    type, by name. With validation scores, the page says which type is best there."""
+    """Writes ``scores.csv``, ``.md`` and ``.png`` of all trainings. `settings` are the settings of
+    each type, by name. With validation scores, the page says which type is best there."""
     rows = [*rows, *_means_of_all(rows)]
     metrics = dict(zip(SCORES[2:], SCORES[2:], strict=True))
     valid = _on_validation(rows)
@@ -180,13 +181,13 @@ def _means_of_all(rows: Iterable[tables.Row]) -> list[tables.Row]:
         if len({row["split"] for row in of_files}) > 1:
             bleu = {name: fmean(row[name] for row in of_files) for name in SCORES[2:]}
             count = sum(row[SCORES[1]] for row in of_files)
-            known = {key: group[0][key] for key in ("type", "seed")}
-            means.append({**known, SCORES[0]: MEAN_OF_ALL, SCORES[1]: count, **bleu, "split": ""})
+            columns = {key: group[0][key] for key in ("type", "seed")}
+            means.append({**columns, SCORES[0]: MEAN_OF_ALL, SCORES[1]: count, **bleu, "split": ""})
     return means
 
 
 def _on_validation(rows: Iterable[tables.Row]) -> dict[str, list[float]]:
-    """Scores of the validation text by type, of each seed; the mean over its files."""
+    """Scores of the validation text by type, one for each seed: the mean over the files."""
     valid = [row for row in rows if row.get("split") == "valid"]
     scores: dict[str, list[float]] = {}
     for group in tables.grouped(valid, "type", "seed").values():
@@ -197,13 +198,13 @@ def _on_validation(rows: Iterable[tables.Row]) -> dict[str, list[float]]:
 def option_swept(settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, float]] | None:
     """The option that alone differs between the settings of all types, and its numbers by type, in
     increasing order; None if there is no such option, or fewer than three numbers."""
-    options = {key for own in settings.values() for key in own}
+    options = {key for of_type in settings.values() for key in of_type}
     different = [
-        key for key in options if len({str(own.get(key)) for own in settings.values()}) > 1
+        key for key in options if len({str(of_type.get(key)) for of_type in settings.values()}) > 1
     ]
     if len(different) != 1 or len(settings) < 3:
         return None
-    values = {name: own.get(different[0]) for name, own in settings.items()}
+    values = {name: of_type.get(different[0]) for name, of_type in settings.items()}
     if not all(isinstance(value, int | float) for value in values.values()):
         return None
     return different[0], dict(sorted(values.items(), key=lambda item: item[1]))

@@ -17,7 +17,7 @@ updates and by the clock, time of training: SHAPE appendix E), stack (loss by po
 sentences, CAPE figure 8), swap (another order of joined sentences, SHAPE table 1), analyze (the
 analyses of recipes.mt.analyze on the first test set, for all trainings together).
 
-Options this program does not know go to fairseq-train and win over those of the recipe. Finished
+Options this program does not know go to fairseq-train and replace flags of the recipe. Finished
 work is reused, an interrupted training goes on. --sample runs a tiny model for a few updates, on
 built-in number lists where no files are given: a check of the whole recipe.
 """
@@ -50,7 +50,7 @@ SCORED = ("score", "validate")  # give rows for the page of all trainings
 PROBES = ("stack", "swap")
 SPLITS, SIDES = ("train", "valid", "test"), ("source", "target")
 LONGEST_STACK = 6  # sentences in one, for the analysis by length
-TOGETHER = ("curve", "analyze")  # of all trainings
+TOGETHER = ("curve", "analyze")  # for all trainings together
 MORE = ("validate", *PROBES, *TOGETHER)
 
 
@@ -84,9 +84,8 @@ def make_parser() -> command_line.Parser:
             metavar="LANG",
             help=f"language of the {side} text, names the data (default: the recipe's, or of WORK)",
         )
-    own = "that of the recipe"
-    command_line.add_compared(parser, "text", own)
-    add_shared(parser, "seeds", shown=f"one training, of {own}")
+    command_line.add_compared(parser, "text", "the type of the recipe")
+    add_shared(parser, "seeds", shown="one training, with the seed of the recipe")
     parser.add_argument(
         "--name",
         help="name of a single training, a folder under WORK/runs (default: TYPE, or TYPE-seedN)",
@@ -143,8 +142,8 @@ def make_parser() -> command_line.Parser:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Our options, among them ``settled``, the recipe, and ``compared``, settings by name; and the
-    rest, which is for fairseq-train."""
+    """Our options, and the flags that are left, for fairseq-train. The options include ``settled``,
+    the recipe, and ``compared``, settings by name."""
     parser = make_parser()
     args, extra = parser.parse_known_args(argv)
     if "all" in args.stages:
@@ -154,7 +153,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
             parser.error("--train: name the training text, or try the recipe with --sample")
         if args.valid or args.test:
             parser.error("--valid and --test need --train")
-    args.work = args.work or Path("build") / f"{args.recipe}{'-sample' * args.sample}"
+    folder = f"{args.recipe}-sample" if args.sample else args.recipe
+    args.work = args.work or Path("build") / folder
     command_line.check_shared(args)
     recipe = args.settled = settle_recipe(args)
     if recipe.select == "best" and recipe.epochs and recipe.first_epoch > recipe.epochs:
@@ -169,7 +169,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 
 
 def settle_recipe(args: argparse.Namespace) -> Recipe:
-    """The recipe with what the command line changes."""
+    """The recipe with the changes of the command line."""
     recipe = sampled(RECIPES[args.recipe]) if args.sample else RECIPES[args.recipe]
     languages = settle_languages(args, recipe.languages)
     if languages != recipe.languages:
@@ -184,26 +184,28 @@ def settle_recipe(args: argparse.Namespace) -> Recipe:
 
 def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
     """The languages of the options, else of the prepared text, else of the recipe. Refuses text
-    whose file names say others. Names of files could say the languages instead, but a pair in the
-    wrong order would not be noticed."""
+    whose file names say other languages. File names do not decide, because a pair in the wrong
+    order would not be noticed."""
     made_with = recorded(args.work / "text")
     prepared = tuple(made_with["languages"]) if made_with else of_recipe
     chosen = args.source_lang, args.target_lang
-    languages = tuple(code or known for code, known in zip(chosen, prepared, strict=True))
+    languages = tuple(code or default for code, default in zip(chosen, prepared, strict=True))
     if languages[0] == languages[1]:
-        raise CommandError(f"{language_flags(languages)}: are alike; give those of the text")
+        raise CommandError(
+            f"{language_flags(languages)}: are alike; give the languages of the text"
+        )
     if made_with and languages != prepared:
         has, wanted = (" to ".join(codes) for codes in (prepared, languages))
         why = f"its text is {has}, not {wanted}; give another --work folder"
         raise CommandError(f"--work {args.work}: {why}")
     for split, paths in ((s, paths) for s in SPLITS for paths in getattr(args, s)):
         named = languages_of(*paths)
-        # a language that was given may be written otherwise; longer endings, as .src, are no codes
+        # an option may spell the language differently; longer endings, such as .src, are no codes
         checked = [n for n, code in enumerate(named) if len(code) == 2 and not chosen[n]]
         if any(named[n] != languages[n] for n in checked):
-            said, has = (" and ".join(codes) for codes in (named, languages))
+            by_name, has = (" and ".join(codes) for codes in (named, languages))
             raise CommandError(
-                f"--{split} {paths[0]} {paths[1]}: by their names {said}, but {args.recipe} has"
+                f"--{split} {paths[0]} {paths[1]}: by their names {by_name}, but {args.recipe} has"
                 f" {has}; give {language_flags(named)}, or the languages that they are in"
             )
     sacrebleu(languages[1])  # an error now, and not after the training
@@ -216,8 +218,8 @@ def language_flags(languages: Pair) -> str:
 
 def run_stages(training: Experiment, stages: Sequence[str]) -> list[tables.Row]:
     """Runs the stages of one training; returns its scores."""
-    made = [(stage, getattr(training, stage)()) for stage in stages]
-    return [row for stage, rows in made if stage in SCORED for row in rows]
+    results = [(stage, getattr(training, stage)()) for stage in stages]
+    return [row for stage, rows in results if stage in SCORED for row in rows]
 
 
 def analyze_all(args: argparse.Namespace, trainings: Sequence[Experiment]) -> None:
@@ -225,17 +227,17 @@ def analyze_all(args: argparse.Namespace, trainings: Sequence[Experiment]) -> No
     recipe, models = args.settled, {}
     for training in trainings:  # no "=" in a name of recipes.mt.analyze
         models.setdefault(training.name.replace("=", " "), []).append(str(training.selected))
-    words = ["--model", *(f"{name}={','.join(paths)}" for name, paths in models.items())]
-    words += ["--test", *(args.work / "text" / f"test.{code}" for code in recipe.languages)]
-    words += ["--output", args.work / "analysis", "--device", args.device]
+    shared = ["--model", *(f"{name}={','.join(paths)}" for name, paths in models.items())]
+    shared += ["--test", *(args.work / "text" / f"test.{code}" for code in recipe.languages)]
+    shared += ["--output", args.work / "analysis", "--device", args.device]
     decoding = ["--beam", recipe.beam, "--length-penalty", recipe.length_penalty]
     if recipe.join > 1:
-        commands = [["swap", *words, *decoding, "--join", recipe.join]]
+        commands = [["swap", *shared, *decoding, "--join", recipe.join]]
     else:
         stacked = ["--stack", *map(str, range(1, 1 + LONGEST_STACK))]
-        length = ["length", *words, *decoding]
+        length = ["length", *shared, *decoding]
         target = ["--target-tokens", recipe.stacked_length]
-        commands = [["stack", *words, *target], length, [*length, *stacked]]
+        commands = [["stack", *shared, *target], length, [*length, *stacked]]
     for command in commands:
         analyze.main(command)
 

@@ -15,8 +15,8 @@ Score = dict[str, float]  # count, and METRICS: BLEU from 0 to 100, shares from 
 
 
 def sacrebleu(language: str, **settings: Any) -> BLEU:
-    """The metric, with the tokenizer that sacrebleu has for a target language: 13a for most,
-    others for zh, ja and ko."""
+    """BLEU with sacrebleu's tokenizer for a target language: 13a for most, others for zh, ja and
+    ko."""
     try:
         return BLEU(trg_lang=language, **settings)
     except (ImportError, RuntimeError) as error:  # ja and ko need packages
@@ -25,7 +25,7 @@ def sacrebleu(language: str, **settings: Any) -> BLEU:
 
 
 def metrics_are(language: str) -> str:
-    """What the metrics are, for readers of a page."""
+    """Description of the metrics for a page."""
     return (
         "exact match: share of sentences translated without any error; BLEU: sacrebleu, "
         f"{sacrebleu(language).tokenizer.signature()}; token accuracy: share of positions with the"
@@ -34,7 +34,7 @@ def metrics_are(language: str) -> str:
 
 
 def token_accuracy(hypothesis: Sequence[str], reference: Sequence[str]) -> float:
-    """Share of positions with the right token; a position that only one of the two has is wrong."""
+    """Share of positions with the right token; a position that only one text has is wrong."""
     right = sum(ours == theirs for ours, theirs in zip(hypothesis, reference, strict=False))
     return right / max(len(hypothesis), len(reference), 1)
 
@@ -64,9 +64,13 @@ def score_groups(
     tokens: tuple[Sequence[str], Sequence[str]] | None = None,
     language: str = "",
 ) -> dict[str, Score]:
-    """Scores of the sentences of each group, in the order of `labels`, without those that have
-    none; then those of all. `tokens` of both, separated by spaces, are words where not given;
-    `language` is that of the target."""
+    """Scores of the sentences of each group, in the order of `labels` and without empty groups;
+    then scores of all sentences.
+
+    Args:
+        tokens: Tokens of hypotheses and references, separated by spaces (default: words).
+        language: Target language.
+    """
     sides = ([text.split() for text in texts] for texts in tokens or (hypotheses, references))
     members: dict[str, list] = {label: [] for label in labels} | {ALL: []}
     for group, *row in zip(groups, hypotheses, references, *sides, strict=True):

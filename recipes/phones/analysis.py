@@ -1,4 +1,4 @@
-"""What frames, predictions and attention tell: pure functions of arrays."""
+"""Errors, confusions and attention of models: pure functions of arrays."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
-MAX_RUN = 3  # frames; the context of longer runs of wrong frames is wrong itself
+MAX_RUN = 3  # frames; in longer runs of wrong frames the context is wrong, too
 SILENCE = "sil"
 _VOWELS = "aa ae ah ao aw ax ax-h axr ay eh er ey ih ix iy ow oy uh uw ux"
 VOWELS = {*_VOWELS.split()}
@@ -27,7 +27,8 @@ def class_changes(frames: Frames) -> int:
 
 
 def confusions(targets: Frames, predictions: Frames, num_classes: int) -> np.ndarray:
-    """``[targets, predictions]`` in percent of the frames of the target, 0 where it has none."""
+    """``[targets, predictions]`` in percent of the frames of the target; 0 for a target without
+    frames."""
     frames = np.concatenate(targets), np.concatenate(predictions)
     return 100 * confusion_matrix(*frames, labels=range(num_classes), normalize="true")
 
@@ -37,8 +38,8 @@ def top_confusions(
 ) -> list[tuple[str, str, float]]:
     """The largest entries beside the diagonal: target, prediction, percent."""
     beside = matrix - np.diag(np.diag(matrix))
-    places = np.argsort(-beside, axis=None, kind="stable")[:count]
-    pairs = (np.unravel_index(place, matrix.shape) for place in places)
+    largest = np.argsort(-beside, axis=None, kind="stable")[:count]
+    pairs = (np.unravel_index(index, matrix.shape) for index in largest)
     return [(classes[a], classes[b], float(beside[a, b])) for a, b in pairs]
 
 
@@ -49,10 +50,10 @@ def error_types(targets: Frames, predictions: Frames) -> tuple[int, ...]:
 
 
 def frame_error_types(target: np.ndarray, prediction: np.ndarray) -> np.ndarray:
-    """``[T]`` types of wrong frames by the rule of README.md: 1, 2 or 3; 0 for right frames, -1 in
-    long runs. The rule fits all worked examples of the thesis: a frame has type 1 only if it is
-    predicted as the other side of a boundary of its phone, and the run of errors reaches that
-    boundary."""
+    """Types of frames ``[T]`` by the rule of README.md: 1, 2 or 3 for wrong frames, 0 for right
+    ones, -1 in long runs. The rule fits all worked examples of the thesis: a frame has type 1 only
+    if it is predicted as the other side of a boundary of its phone, and the run of errors reaches
+    that boundary."""
     types = np.zeros(len(target), dtype=int)
     starts = np.flatnonzero(np.diff(target)) + 1  # of phones, without the first
     runs = np.flatnonzero(np.diff(target != prediction, prepend=False, append=False))
@@ -71,9 +72,9 @@ def frame_error_types(target: np.ndarray, prediction: np.ndarray) -> np.ndarray:
 def matching_frames(
     target: np.ndarray, predictions: Mapping[str, np.ndarray], wanted: Mapping[str, int]
 ) -> list[tuple[int, int]]:
-    """First frame and end of the stretches of one utterance in which each model has the type of
-    error that is wanted of it (see :func:`frame_error_types`), and which are not at an end of the
-    utterance."""
+    """First frame and end of the stretches of one utterance in which each model has its `wanted`
+    type of error (see :func:`frame_error_types`). Stretches at the ends of the utterance are left
+    out."""
     match = np.ones(len(target), dtype=bool)
     for model, number in wanted.items():
         match &= frame_error_types(target, predictions[model]) == number
@@ -84,36 +85,41 @@ def matching_frames(
 def class_attention(
     weights: Sequence[np.ndarray], labels: Frames, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Attention ``[layers, H, C, C]`` of all frames of a class, in rows, on the frames of a class,
-    in columns, and what it would be ``[C, C]`` if all frames were attended to alike; of weights
-    ``[layers, H, T, T]`` and labels ``[T]`` of utterances."""
-    given, uniform = 0.0, 0.0
+    """Attention ``[layers, H, C, C]`` of the frames of a class (rows) on the frames of a class
+    (columns), and uniform attention ``[C, C]``, as if all frames were attended to alike.
+
+    Args:
+        weights: ``[layers, H, T, T]`` of each utterance.
+        labels: ``[T]`` of each utterance.
+        num_classes: C.
+    """
+    attention, uniform = 0.0, 0.0
     for weight, label in zip(weights, labels, strict=True):
         member = np.eye(num_classes)[label]
-        given = given + member.T @ weight @ member
+        attention = attention + member.T @ weight @ member
         counts = member.sum(0)
         uniform = uniform + np.outer(counts, counts / len(label))
-    return given, uniform
+    return attention, uniform
 
 
 def class_rows(
-    given: np.ndarray, uniform: np.ndarray, classes: Sequence[str]
+    attention: np.ndarray, uniform: np.ndarray, classes: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Layer, head, and how many times as much attention as if all frames were attended to alike the
-    relations of :func:`relations` get; of :func:`class_attention`."""
+    """Rows with layer, head, and a column for each relation of :func:`relations`: its attention as
+    a multiple of uniform attention. The arrays come from :func:`class_attention`."""
     pairs = relations(classes)
     return [
         {
             "layer": layer + 1,
             "head": head + 1,
-            **{name: _ratio(given[layer, head], uniform, pair) for name, pair in pairs.items()},
+            **{name: _ratio(attention[layer, head], uniform, pair) for name, pair in pairs.items()},
         }
-        for layer, head in np.ndindex(*given.shape[:2])
+        for layer, head in np.ndindex(*attention.shape[:2])
     ]
 
 
 def relations(classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Which pairs of classes, query and key, the thesis looks at (5.4): bool ``[C, C]`` by name.
+    """Pairs of classes, query and key, that the thesis looks at (5.4): bool ``[C, C]`` by name.
     Groups are vowels, silence and all others."""
     groups = np.array([group_of(name) for name in classes])
     members = {name: np.array([other.lower() == name for other in classes]) for name in FRICATIVES}
@@ -121,7 +127,7 @@ def relations(classes: Sequence[str]) -> dict[str, np.ndarray]:
     pairs = {"same class": np.eye(len(classes), dtype=bool)}
     if "vowel" in groups:  # else the names are in another alphabet
         pairs["same group"] = groups[:, None] == groups
-    pairs |= {f"all to {name}": np.outer(everything, own) for name, own in members.items()}
+    pairs |= {f"all to {name}": np.outer(everything, keys) for name, keys in members.items()}
     pairs |= {
         f"{query} to {key}": np.outer(members[query], members[key])
         for query in FRICATIVES
@@ -131,33 +137,34 @@ def relations(classes: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def group_of(name: str) -> str:
-    """Vowel, consonant or silence, of the thesis's and TIMIT's names of phones."""
+    """Vowel, consonant or silence, for the thesis's and TIMIT's names of phones."""
     return "vowel" if name.lower() in VOWELS else name if name == SILENCE else "consonant"
 
 
-def _ratio(given: np.ndarray, uniform: np.ndarray, pairs: np.ndarray) -> float | None:
+def _ratio(attention: np.ndarray, uniform: np.ndarray, pairs: np.ndarray) -> float | None:
     expected = uniform[pairs].sum()
-    return float(given[pairs].sum() / expected) if expected > 0 else None
+    return float(attention[pairs].sum() / expected) if expected > 0 else None
 
 
 def attention_by_distance(weights: np.ndarray, farthest: int) -> np.ndarray:
-    """Mean weight ``[.., 2 D + 1]`` of the keys up to D < T frames before and after their query, of
-    ``[.., T, T]``, queries in rows."""
+    """Mean weight ``[.., 2 D + 1]`` of the keys up to D < T frames before and after their query.
+    `weights` are ``[.., T, T]``, queries in rows."""
     distances = range(-farthest, farthest + 1)
     means = [np.diagonal(weights, d, axis1=-2, axis2=-1).mean(-1) for d in distances]
     return np.stack(means, axis=-1)
 
 
 def near_attention(weights: np.ndarray, farthest: int) -> float:
-    """Share of the attention ``[.., T, T]`` on keys that are at most `farthest` frames away."""
+    """Share of the attention ``[.., T, T]`` on keys at most `farthest` frames away."""
     index = np.arange(weights.shape[-1])
     near = np.abs(index[:, None] - index) <= farthest
     return float((weights * near).sum(-1).mean())
 
 
 def head_rows(weights: np.ndarray, near: int, farthest: int = 10) -> list[dict[str, Any]]:
-    """Layer, head, distance (of key minus query) with the largest mean weight, that weight, and the
-    share of the attention at most `near` frames away; of ``[layers, H, T, T]``."""
+    """Rows with layer, head, distance (key minus query) with the largest mean weight, that weight,
+    and the share of the attention at most `near` frames away. `weights` are ``[layers, H, T,
+    T]``."""
     farthest = min(farthest, weights.shape[-1] - 1)
     by_distance = attention_by_distance(weights, farthest)
     return [

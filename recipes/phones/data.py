@@ -1,5 +1,5 @@
-"""Utterances with a phone for each frame: synthetic, or of a folder with labels of TIMIT (``.PHN``)
-or Praat (``.TextGrid``)."""
+"""Utterances with a phone for each frame: synthetic, or from a folder with labels of TIMIT
+(``.PHN``) or Praat (``.TextGrid``)."""
 
 import hashlib
 import random
@@ -27,15 +27,15 @@ BANDS = 40
 SPLITS = ("train", "dev", "test")
 AUDIO = (".wav", ".flac", ".ogg", ".mp3", ".sph", ".aiff")
 LABELS = (".phn", ".textgrid")
-# Labels of another recording, or in another unit of time: they may end this much after the
-# recording, in seconds, and not before this share of it.
+# Labels may end at most BEYOND seconds after the recording, and not before the share COVERED of it;
+# others belong to another recording, or have another unit of time.
 BEYOND, COVERED = 0.1, 0.5
 
 # names of silence in TIMIT, in Praat, of the Montreal Forced Aligner, of MAUS and of espeak-ng
 SILENT_NAMES = {"", "#", "_", "_:", "<p:>", "epi", "h#", "pau", "sil", "silence", "sp"}
 PHONE_TIERS = ("phones", "phone", "phonemes", "phoneme", "segments", "segment", "mau")
 
-# Praat reads texts in quotes, numbers and flags that stand free, and takes all else for comment
+# Praat reads texts in quotes, free-standing numbers and flags; all else is a comment
 _TEXT_GRID_TOKEN = re.compile(
     r'(?<!\S)(?:"((?:[^"]|"")*)"|([-+]?[\d.]+(?:[eE][-+]?\d+)?)|(<\w+>))(?!\S)'
 )
@@ -52,9 +52,9 @@ _WORDS = """the quick brown fox jumps lazy dog measure pleasure vision treasure 
     join, seven, buzz, peace, cheese, bulb, mug,"""
 WORDS = _WORDS.split()
 WORDS_PER_UTTERANCE = (1, 3)
-STEADY_VOICES = [voice for voice in VOICES if voice != "en-us+f2"]  # its breath differs in each run
-NOISE_DB = (0.0, 20.0)  # speech above noise; without noise single frames tell nearly all
-# names of the thesis, each with those of espeak-ng in the voices of synthesis.py
+STEADY_VOICES = [voice for voice in VOICES if voice != "en-us+f2"]  # f2's breath differs by run
+NOISE_DB = (0.0, 20.0)  # speech above noise; without noise single frames tell phones apart
+# names of the thesis, each before the names of espeak-ng in the voices of synthesis.py
 _NAMES = """ah @ @2 V a#, ih I I# I2, iy i: i, aa A: 0, er 3 3:, r r r-, t t t2, y j ;, sil _ _:,
     ae a, ay aI, aw aU, dh D, jh dZ, eh E, ey eI, hh h, ng N, ao O:, oy OI, ow oU, sh S, th T,
     ch tS, uw u:, uh U, zh Z"""
@@ -69,7 +69,7 @@ class Example(NamedTuple):
 
 @dataclass
 class Corpus:
-    """What models are trained and tested on."""
+    """Data for training and tests of models."""
 
     classes: list[str]  # sorted
     splits: dict[str, list[Example]]
@@ -95,7 +95,7 @@ class Corpus:
 
 
 def label(name: str, waveform: Tensor, phones: Sequence[Phone]) -> Example:
-    """Features of ``[samples]`` at 16 kHz, each band normalised over the utterance, with labels."""
+    """An example from ``[samples]`` at 16 kHz; each band is normalised over the utterance."""
     mel = log_mel(waveform, SAMPLING_RATE, BANDS, HOP_SECONDS, normalize=False)
     features = normalized(mel, 0)
     return Example(name, features, frame_labels(phones, len(features)))
@@ -111,8 +111,8 @@ class Tier(NamedTuple):
 
 
 def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list[Phone]:
-    """The phones of a ``.phn`` or ``.TextGrid`` file, in order; `sampling_rate` is the unit of the
-    former, `tier` a name in the latter. Names of silence become "sil", ``AH0`` is ``AH``."""
+    """The phones of a ``.phn`` or ``.TextGrid`` file, in order; `sampling_rate` is the unit of time
+    of the former, `tier` a name in the latter. Names of silence become "sil", ``AH0`` is ``AH``."""
     try:
         text = read_text(path)
     except OSError as error:
@@ -190,7 +190,8 @@ def _parse_tier(tokens: Iterator[str | float]) -> Tier | None:
 
 
 def choose_tier(tiers: Sequence[Tier], name: str | None = None) -> Tier:
-    """The tier of this name; else one with a usual name or ``SPEAKER - phones``, else the only."""
+    """The tier `name`; without a name, the tier with a usual name or ``SPEAKER - phones``, else the
+    only tier."""
     wanted = PHONE_TIERS if name is None else [name.lower()]
     chosen = [tier for tier in tiers if tier.name.lower() in wanted]
     if name is None:
@@ -208,26 +209,26 @@ def choose_tier(tiers: Sequence[Tier], name: str | None = None) -> Tier:
 def frame_labels(
     phones: Sequence[Phone], count: int, hop: float = HOP_SECONDS, window: float = WINDOW_SECONDS
 ) -> list[str]:
-    """The phone, of some in order, at the centre of each frame, ``i * hop + window / 2`` seconds;
-    "sil" where none is."""
+    """The phone at the centre of each frame, ``i * hop + window / 2`` seconds; "sil" where there is
+    none. `phones` are in order."""
     centres = np.arange(count) * hop + window / 2
-    places = np.searchsorted([phone.start for phone in phones], centres, side="right") - 1
+    indices = np.searchsorted([phone.start for phone in phones], centres, side="right") - 1
     return [
-        phones[place].name if place >= 0 and centre < phones[place].end else SILENCE
-        for place, centre in zip(places, centres, strict=True)
+        phones[index].name if index >= 0 and centre < phones[index].end else SILENCE
+        for index, centre in zip(indices, centres, strict=True)
     ]
 
 
 def add_noise(waveform: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """White noise at a random distance of :data:`NOISE_DB` to the speech, ``[samples]`` float32."""
+    """Speech ``[samples]`` float32 with white noise, at a random ratio in :data:`NOISE_DB`."""
     level = np.sqrt((waveform**2).mean()) * 10 ** (-rng.uniform(*NOISE_DB) / 20)
     return (waveform + level * rng.standard_normal(len(waveform))).astype(np.float32)
 
 
 def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
-    """Random words read by espeak-ng, so many utterances for training, dev and test. The speech is
-    short and noisy: in sentences of 1.5 s, SGD did not find local attention within 16 epochs, and
-    clean synthesis of formants tells phones apart by single frames."""
+    """Random words read by espeak-ng; `sizes` are utterances for training, dev and test. The speech
+    is short and noisy: in sentences of 1.5 s, SGD did not find local attention within 16 epochs,
+    and in clean synthesis of formants single frames tell phones apart."""
     splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
     for number, (split, count) in enumerate(zip(SPLITS, sizes, strict=True)):
         rng = np.random.default_rng((seed, number))
@@ -256,11 +257,11 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
     pairs, skipped = _pairs(folder)
     items = []
     for audio, labels in progress(pairs, "read"):
-        place = audio.relative_to(folder)
+        name = audio.relative_to(folder)
         try:
-            items.append((place, _read(place, audio, labels, tier)))
+            items.append((name, _read(name, audio, labels, tier)))
         except ValueError as error:  # AudioError, LabelError, or shorter than a frame
-            skipped.append(f"{place}: {error}")
+            skipped.append(f"{name}: {error}")
     if len(items) < 3:
         why = f"; {skipped[0]}" if skipped else ""
         raise CommandError(
@@ -275,7 +276,7 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
 
 
 def _pairs(folder: Path) -> tuple[list[list[Path]], list[str]]:
-    """Recordings with their labels, and what has no partner."""
+    """Recordings with their labels, and messages about files without a partner."""
     by_name: Any = defaultdict(lambda: {"recording": [], "labels": []})
     for path in sorted(folder.rglob("*")):
         stem = path
@@ -295,7 +296,7 @@ def _pairs(folder: Path) -> tuple[list[list[Path]], list[str]]:
     return pairs, skipped
 
 
-def _read(place: Path, audio: Path, labels: Path, tier: str | None) -> Example:
+def _read(name: Path, audio: Path, labels: Path, tier: str | None) -> Example:
     waveform = read_audio(audio, SAMPLING_RATE)
     if not waveform.any():
         raise AudioError("silence from beginning to end")
@@ -304,14 +305,14 @@ def _read(place: Path, audio: Path, labels: Path, tier: str | None) -> Example:
     end = phones[-1].end
     if not COVERED * seconds < end < seconds + BEYOND:
         raise LabelError(f"labels end at {end:.2f} s, the recording at {seconds:.2f} s")
-    return label(place.as_posix(), waveform, phones)
+    return label(name.as_posix(), waveform, phones)
 
 
 def _split(items: Sequence[tuple[Path, Example]], seed: int) -> dict[str, list[Example]]:
     splits = {split: [] for split in SPLITS}
     names = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
-    for place, item in items:
-        folders = (names.get(part.lower()) for part in place.parts[:-1])
+    for path, item in items:
+        folders = (names.get(part.lower()) for part in path.parts[:-1])
         splits[next(filter(None, folders), "train")].append(item)
     shuffle = random.Random(seed).shuffle
     if not splits["train"]:  # a folder that is a part of a corpus
@@ -330,23 +331,23 @@ def _corpus(splits: dict[str, list[Example]], description: str, skipped: Sequenc
     classes = sorted({SILENCE, *labels})
     index = {name: number for number, name in enumerate(classes)}
     for items in splits.values():
-        for place, item in enumerate(items):
-            items[place] = item._replace(labels=torch.tensor([index[n] for n in item.labels]))
+        for row, item in enumerate(items):
+            items[row] = item._replace(labels=torch.tensor([index[n] for n in item.labels]))
     return Corpus(classes, splits, description, skipped)
 
 
 def join_and_cut(corpus: Corpus, train: float | None, tests: Sequence[float]) -> Corpus:
-    """The corpus in pieces of other lengths, in seconds: each split is joined and cut. All lengths
-    have the same frames; a piece may begin inside a phone.
+    """The corpus in pieces of other lengths, in seconds: each split is joined and cut. A piece may
+    begin inside a phone.
 
     Args:
-        corpus: What was read.
-        train: Length of the pieces of all splits; None leaves them as they are.
-        tests: Lengths of further tests. All of them, and that of `train`, have the same frames: as
-            many as whole pieces of the longest have.
+        corpus: Corpus with whole utterances.
+        train: Length of the pieces of all splits; None does not cut them.
+        tests: Lengths of further tests. All tests, the one of length `train` included, have the
+            same frames: the frames in whole pieces of the longest length.
 
     Raises:
-        CommandError: if a split has too little speech for a piece.
+        CommandError: A split has too little speech for a piece.
     """
     lengths = sorted({*tests} | ({train} - {None}))
     if not lengths:
@@ -371,7 +372,7 @@ def join_and_cut(corpus: Corpus, train: float | None, tests: Sequence[float]) ->
 
 
 def _pieces(items: Sequence[Example], frames: int) -> list[Example]:
-    """Joined and cut to pieces of so many frames; what is left over at the end is dropped."""
+    """Joins items and cuts them to pieces of `frames`; a shorter rest at the end is dropped."""
     names = [name for name, _, labels in items for _ in labels][::frames]
     features = torch.cat([item.features for item in items]).split(frames)
     labels = torch.cat([item.labels for item in items]).split(frames)

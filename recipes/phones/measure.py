@@ -1,4 +1,4 @@
-"""Everything that is measured of the models with one position embedding, and their pictures."""
+"""All measurements of the models with one position embedding, and their pictures."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from recipes.phones.model import PhoneClassifier
 from recipes.phones.report import Result, mean_matrix
 from recipes.phones.train import CONDITIONS, Experiment, targets
 
-PRINTED_MODELS = ("inc", "exc")  # whose errors are compared frame by frame
+PRINTED_MODELS = ("inc", "exc")  # models whose errors are compared frame by frame
 BY_DISTANCE = 50  # frames
 # Trained and tested on utterances of the training (Figures 5.5, 5.6 and 5.4)
 FITTED = (("inc", "inc"), ("exc", "exc"), ("inc", "exc"))
@@ -38,8 +38,8 @@ SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min",
 def run_type(
     experiment: Experiment, name: str, config: PositionConfig, args: argparse.Namespace
 ) -> Result:
-    """Everything about one position embedding, with models of these conditions of training;
-    pictures, those of attention and positions of the first seed, go to ``OUTPUT/NAME``."""
+    """Measures one position embedding, with models trained under the conditions of `args`. Pictures
+    go to ``OUTPUT/NAME``; pictures of attention and positions show the first seed."""
     corpus = experiment.corpus
     test = corpus.splits["test"]
     models = [model for model in args.conditions if model in conditions_of(config)]
@@ -60,8 +60,8 @@ def run_type(
             _measure_fit(model, corpus, names, result)
             drawn = args.output / result.folder(condition) if first else None
             _look_at_attention(model, corpus, names, result, drawn)
-            kept = experiment.at_epochs(name, config, condition, seed)
-            _follow_attention(kept, corpus, names, result, drawn)
+            by_epoch = experiment.at_epochs(name, config, condition, seed)
+            _follow_attention(by_epoch, corpus, names, result, drawn)
             if first and condition in PRINTED_MODELS:
                 predicted[condition] = predictions
             if first and condition == ("inc" if "inc" in models else models[0]):
@@ -109,14 +109,15 @@ def _measure_fit(model: PhoneClassifier, corpus: Corpus, names: Row, result: Res
 def _look_at_attention(
     model: PhoneClassifier, corpus: Corpus, names: Row, result: Result, folder: Path | None
 ) -> None:
-    """Attention in one utterance of the test, and between classes in all: few utterances hold two
-    given phones, such as /z/ and /s/, together. Draws both if there is a folder."""
-    test, given = corpus.splits["test"], CONDITIONS[names["trained"]]
+    """Measures attention in one utterance of the test, and between classes in all utterances,
+    because few utterances have both of two phones such as /z/ and /s/. Draws both if there is a
+    folder."""
+    test, inputs = corpus.splits["test"], CONDITIONS[names["trained"]]
     utterance = train.long_utterance(test)
-    weights = train.attention(model, utterance, given)
+    weights = train.attention(model, utterance, inputs)
     result.heads += [{**names, **row} for row in head_rows(weights, train.NEAR)]
-    maps = (train.attention(model, utterance, given) for utterance in test)
-    labels = [train.seen_labels(utterance, given) for utterance in test]
+    maps = (train.attention(model, utterance, inputs) for utterance in test)
+    labels = [train.seen_labels(utterance, inputs) for utterance in test]
     shares, uniform = class_attention(maps, labels, len(corpus.classes))
     result.relations += [{**names, **row} for row in class_rows(shares, uniform, corpus.classes)]
     for row in class_rows(shares.mean(1, keepdims=True), uniform, corpus.classes):
@@ -137,14 +138,14 @@ def _follow_attention(
     result: Result,
     folder: Path | None,
 ) -> None:
-    """Attention after some epochs in the same utterance; maps of the first and the last layer if
-    there is a folder. Weights of four epochs are kept with each model for this; models trained
-    without them are refused."""
+    """Measures attention after some epochs in the same utterance, and draws maps of the first and
+    the last layer if there is a folder. The weights of these epochs are stored with each model;
+    models that were trained without them are refused."""
     utterance, rows = train.long_utterance(corpus.splits["test"]), {}
     for epoch, model in models.items():
         weights = train.attention(model, utterance, CONDITIONS[names["trained"]])
-        own = {**names, "epoch": epoch}
-        result.epochs += [{**own, **row} for row in head_rows(weights, train.NEAR)]
+        columns = {**names, "epoch": epoch}
+        result.epochs += [{**columns, **row} for row in head_rows(weights, train.NEAR)]
         for layer in sorted({0, len(weights) - 1}):
             rows[layer, epoch] = weights[layer]
     if folder:
@@ -155,13 +156,13 @@ def _follow_attention(
 
 
 def _draw_tables(folder: Path, result: Result, classes: Sequence[str]) -> None:
-    """Pictures of confusions, means of the seeds, in colours that those of all models that are
-    tested as they were trained share (thesis: 26 %), and of the trainings."""
+    """Draws confusions (means of the seeds) and trainings. The range of colours is the range of all
+    models that are tested under the condition of their training (thesis: 26 %)."""
     means = {f"M-{name}": mean_matrix(seeds) for name, seeds in result.confusions.items()}
     fitted = {pair: mean_matrix(seeds) for pair, seeds in result.fitted.items()}
     alike = [matrix for (a, b), matrix in fitted.items() if a == b]
-    shown = (pictures.off_diagonal(matrix, classes) for matrix in [*alike, *means.values()])
-    highest = max(matrix.max() for matrix in shown)
+    errors = (pictures.off_diagonal(matrix, classes) for matrix in [*alike, *means.values()])
+    highest = max(matrix.max() for matrix in errors)
     pictures.draw_confusions(folder / "confusions.png", means, classes, highest)
     titles = {f"{a}-{b}, training": matrix for (a, b), matrix in fitted.items()}
     if titles:
@@ -173,8 +174,8 @@ def _draw_tables(folder: Path, result: Result, classes: Sequence[str]) -> None:
 def run_lengths(
     experiment: Experiment, name: str, config: PositionConfig, args: argparse.Namespace
 ) -> tuple[list[Row], list[Row]]:
-    """PER by length of the test, and the histories of the trainings, of models that have positions
-    if the type has some, each tested under the condition of its training."""
+    """PER by length of the test, and the histories of the trainings. The models have positions if
+    the type has some, and are tested under the condition of their training."""
     rows, epochs = [], []
     for condition in trained_alone(config, args.conditions):
         for seed in args.seeds:
@@ -189,8 +190,7 @@ def run_lengths(
 
 
 def trained_alone(config: PositionConfig, conditions: Sequence[str]) -> list[str]:
-    """Of these conditions of training those that are this type's own: without positions for a type
-    that has none, else with them."""
+    """The `conditions` with positions if the type has some, else those without."""
     having = has_positions(config)
     return [name for name in conditions if CONDITIONS[name].positions == having]
 
@@ -200,7 +200,7 @@ def has_positions(config: PositionConfig) -> bool:
 
 
 def conditions_of(config: PositionConfig) -> list[str]:
-    """Those that make sense: without positions of any kind there is nothing to put in."""
+    """Names of the conditions for a type: a type without positions has none to put in."""
     having = has_positions(config)
     return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
 

@@ -26,7 +26,7 @@ class Sizes:
     layers: int
     heads: int
     ffn: int  # width of the hidden layer of the feed-forward parts
-    dropout: float  # of attention weights, hidden layers and what is added to the residual
+    dropout: float  # of attention weights, hidden layers and outputs before the residual sum
 
     def __post_init__(self) -> None:
         width = self.dim + BANDS
@@ -63,13 +63,20 @@ class Layer(nn.Module):
         need_weights: bool,
         padding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Frames ``[B, T, width]`` and, if asked for, weights; `padding` is True there."""
+        """Frames ``[B, T, width]``, and weights if `need_weights`; `padding` is True on padding."""
         heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         dropout, weights = self.dropout if self.training else 0.0, None
         if relative is not None:
-            how = {"dropout": dropout, "need_weights": need_weights, "key_padding_mask": padding}
-            mixed, weights = cape_plugins.relative_attention(query, key, value, relative, **how)
+            mixed, weights = cape_plugins.relative_attention(
+                query,
+                key,
+                value,
+                relative,
+                dropout=dropout,
+                need_weights=need_weights,
+                key_padding_mask=padding,
+            )
         elif need_weights:
             scores = query @ key.mT * key.shape[-1] ** -0.5
             if padding is not None:
@@ -86,11 +93,13 @@ class Layer(nn.Module):
 
 
 class PhoneClassifier(nn.Module):
-    """Classes of frames; a learned position table has `table_size` rows, one a frame. Parameters of
-    positions are created last, so that one seed gives all types the same start of the other
-    weights; models trained without positions are shared by all types, and get the parameters of the
-    type for tests with positions. Learned tables begin with a deviation of sqrt(1/2), as large as
-    sinusoids, because they stand beside normalised features."""
+    """Predicts classes of frames; a learned position table has `table_size` rows, one for a frame.
+
+    Parameters of positions are created last, so that one seed gives all types the same initial
+    values of the other weights: all types share the models trained without positions, which get the
+    parameters of the type for tests with positions. Learned tables begin with a standard deviation
+    of sqrt(1/2), as sinusoids have, because they stand beside normalised features.
+    """
 
     def __init__(
         self, num_classes: int, config: PositionConfig, sizes: Sizes, table_size: int
@@ -121,8 +130,8 @@ class PhoneClassifier(nn.Module):
         lengths: Tensor | None = None,
     ) -> Tensor | None:
         """``[B, T, d]`` embeddings of frames in natural order; None if the type has none. Each
-        sample has its own augmentation; `lengths` ``[B]`` are theirs without padding, by default
-        there is one sample without."""
+        sample has its own augmentation; `lengths` ``[B]`` are the samples' lengths without padding
+        (default: one sample without padding)."""
         lengths = torch.tensor([length], device=device) if lengths is None else lengths.to(device)
         frames = cape_plugins.frame_positions(lengths, HOP_SECONDS, max_frames=length)
         return self.positions(frames, self.positions.draw(len(lengths), device))
@@ -139,11 +148,11 @@ class PhoneClassifier(nn.Module):
 
         Args:
             features: ``[B, T, 40]``.
-            positions: False leaves them out, of whatever type.
-            order: ``[B, T]``, the position of each frame; default 0, 1, 2 ...
+            positions: False leaves out positions of any type.
+            order: ``[B, T]``, the position of each frame (default: 0, 1, 2 ...).
             need_weights: Return the weights of attention.
-            lengths: ``[B]``, frames of each sample without the padding that follows them; default
-                all of them.
+            lengths: ``[B]``, frames of each sample without the padding after them (default: all
+                frames).
         """
         count, longest = features.shape[:2]
         lengths = torch.full((count,), longest) if lengths is None else lengths
@@ -161,8 +170,8 @@ class PhoneClassifier(nn.Module):
             x = x[samples, order.argsort()]
         all_weights = []
         relative = self.relative if positions else ()
-        for layer, own in zip_longest(self.layers, relative):
-            x, weights = layer(x, own, need_weights, padding)
+        for layer, of_layer in zip_longest(self.layers, relative):
+            x, weights = layer(x, of_layer, need_weights, padding)
             if weights is not None:
                 all_weights.append(_reordered(weights, order) if moved else weights)
         return Output(self.classify(x[samples, order] if moved else x), all_weights)

@@ -12,13 +12,13 @@ from recipes.lab.figures import Panel, new_figure, write_lines_figure
 from recipes.lab.tables import Row, pivot
 from recipes.phones.analysis import SILENCE, group_of
 
-COLUMNS = {  # of histories: what they are, and the most that they can be
+COLUMNS = {  # of histories: label, and highest possible value
     "train_loss": ("training loss, nats", 1),
     "dev_per": ("PER of dev, %", 100),
     "near_attention": ("share of attention at most 5 frames away", 1),
 }
 NOT_SHOWN = ("sil", "nsn")  # target and prediction that the thesis leaves out of its pictures
-LARGEST_DOUBLINGS = 3  # of colours of attention: from an eighth to eight times as much
+LARGEST_DOUBLINGS = 3  # colours of attention reach from 1/8 to 8 times uniform attention
 save = partial(plot.save, dpi=72)
 
 
@@ -33,25 +33,25 @@ def draw_histories(path: Path, histories: Sequence[Row]) -> None:
 
 def off_diagonal(matrix: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     """Confusions as the thesis draws them: without the diagonal and :data:`NOT_SHOWN`."""
-    shown = matrix - np.diag(np.diag(matrix))
+    errors = matrix - np.diag(np.diag(matrix))
     target, predicted = NOT_SHOWN
     if {*NOT_SHOWN} <= {*classes}:
-        shown[classes.index(target), classes.index(predicted)] = 0
-    return shown
+        errors[classes.index(target), classes.index(predicted)] = 0
+    return errors
 
 
 def draw_confusions(
     path: Path, matrices: Mapping[str, np.ndarray], classes: Sequence[str], highest: float
 ) -> None:
-    """Writes confusions, a panel for each model, in colours up to `highest`, or as far as needed
-    where a panel has more."""
-    shown = {name: off_diagonal(matrix, classes) for name, matrix in matrices.items()}
-    columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
+    """Writes confusions, a panel for each model. The colours of a panel reach up to `highest`, or
+    up to its largest value if that is higher."""
+    errors = {name: off_diagonal(matrix, classes) for name, matrix in matrices.items()}
+    columns = min(2, len(errors))
+    rows = -(-len(errors) // columns)
     figure, axes = new_figure(6.5 * columns, 6 * rows, rows, columns)
-    for axis in axes.flat[len(shown) :]:
+    for axis in axes.flat[len(errors) :]:
         axis.remove()
-    for axis, (name, matrix) in zip(axes.flat, shown.items(), strict=False):
+    for axis, (name, matrix) in zip(axes.flat, errors.items(), strict=False):
         image = axis.imshow(matrix, cmap="magma_r", vmin=0, vmax=max(highest, matrix.max()))
         axis.set(title=name, xlabel="predicted", ylabel="target")
         name_classes(axis, classes)
@@ -65,16 +65,17 @@ def name_classes(axis: Any, classes: Sequence[str]) -> None:
 
 
 def draw_attention(path: Path, rows: Mapping[str, np.ndarray], title: str) -> None:
-    """Writes attention maps ``[H, T, T]`` by name, such as "L1", in rows; heads and their mean in
-    columns, each in colours up to its 99th percentile: few large weights would hide the rest."""
+    """Writes attention maps ``[H, T, T]``: a row for each name, such as "L1", and columns for the
+    heads and their mean. The colours of a map end at its 99th percentile, because a few large
+    weights would hide the others."""
     heads = len(next(iter(rows.values())))
     figure, axes = new_figure(1.9 * (heads + 1), 2 * len(rows) + 0.5, len(rows), heads + 1)
-    for (place, weights), row in zip(rows.items(), axes, strict=True):
+    for (label, weights), row in zip(rows.items(), axes, strict=True):
         maps = [*weights, weights.mean(0)]
         names = [*(f"H{head + 1}" for head in range(heads)), "mean"]
         for axis, name, weight in zip(row, names, maps, strict=True):
             axis.imshow(weight, cmap="magma_r", vmin=0, vmax=np.percentile(weight, 99) or 1)
-            axis.set_title(f"{place} {name}", fontsize=8)
+            axis.set_title(f"{label} {name}", fontsize=8)
             axis.tick_params(labelsize=6)
             axis.label_outer()
     figure.supxlabel("key (frame)", fontsize=8)
@@ -84,15 +85,15 @@ def draw_attention(path: Path, rows: Mapping[str, np.ndarray], title: str) -> No
 
 
 def draw_class_attention(
-    path: Path, given: np.ndarray, uniform: np.ndarray, classes: Sequence[str], title: str
+    path: Path, attention: np.ndarray, uniform: np.ndarray, classes: Sequence[str], title: str
 ) -> None:
-    """Writes attention between classes, mean of the heads, a panel for each layer: how many times
-    as much as if all frames were attended to alike. Vowels come first, then consonants, silence;
-    pairs of classes that no utterance has are white."""
+    """Writes attention between classes, mean of the heads, a panel for each layer, as multiples of
+    uniform attention. Vowels come first, then consonants, silence; pairs of classes that no
+    utterance has are white."""
     groups = ("vowel", "consonant", SILENCE)
     order = sorted(range(len(classes)), key=lambda number: groups.index(group_of(classes[number])))
     expected = np.where(uniform > 0, uniform, np.nan)
-    times = (given.mean(1) / expected)[:, order][:, :, order]
+    times = (attention.mean(1) / expected)[:, order][:, :, order]
     figure, axes = new_figure(5.5 * len(times), 5.2, 1, len(times))
     for layer, (axis, values) in enumerate(zip(axes[0], times, strict=True)):
         logarithm = np.log2(np.maximum(values, 2.0**-LARGEST_DOUBLINGS))

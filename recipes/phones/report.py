@@ -24,7 +24,7 @@ from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS
 
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "espeakng-loader")
 COUNTS = ("per", "changes", "type1", "type2", "type3", "long_runs")
-# Errors that the thesis prints frame by frame, and the type of each model's (0: it is right)
+# Errors that the thesis prints frame by frame: type of error by model (0: the model is right)
 PRINTED = {
     "M-inc, type 1 (thesis, Tables 5.5 and 5.6)": {"inc": 1},
     "M-exc, type 2 (Table 5.7)": {"exc": 2},
@@ -42,13 +42,14 @@ TABLES = {
     "similarity": "similarities",
 }
 LARGEST = 8  # confusions of a model
-EXAMPLES, AROUND = 2, 2  # of each sort; frames that are shown on each side
+EXAMPLES = 2  # of each sort of error
+AROUND = 2  # frames that are shown on each side of an error
 
 
 @dataclass
 class Result:
-    """What was measured with one position embedding. Rows name their seed; `similarities` and
-    `printed` are of the first."""
+    """Measurements with one position embedding. Rows name their seed; `similarities` and `printed`
+    come from the first seed."""
 
     name: str
     target_changes: int  # of the class between consecutive frames in the labels of the test
@@ -69,11 +70,11 @@ class Result:
     printed: list[str] = field(default_factory=list)  # lines with errors frame by frame
 
     def type_of(self, condition: str) -> str:
-        """The type of a model; models that were trained without positions are shared by all."""
+        """The type of a model; all types share the models that were trained without positions."""
         return self.name if CONDITIONS[condition].positions else NO_POSITIONS.type
 
     def folder(self, condition: str | None = None) -> str:
-        """Name of the folder of pictures, of all models or one."""
+        """Name of the folder for pictures of all models, or of the model of a `condition`."""
         return folder_name(self.type_of(condition) if condition else self.name)
 
 
@@ -122,7 +123,7 @@ def printed_errors(
     classes: Sequence[str],
 ) -> list[str]:
     """Lines with the first errors of each sort of :data:`PRINTED`, from different utterances: the
-    frames, their targets, and what the models predict."""
+    frames, their targets, and the predictions of the models."""
     lines = []
     for title, wanted in PRINTED.items():
         if not {*wanted} <= {*predictions}:
@@ -132,9 +133,9 @@ def printed_errors(
             for number, target in enumerate(targets)
             if (models := {name: frames[number] for name, frames in predictions.items()})
         )
-        shown = [*islice(filter(None, tables), EXAMPLES)]
-        lines += ["", f"{title}:", *(line for table in shown for line in ["", *table])]
-        lines += [] if shown else ["", "none"]
+        examples = [*islice(filter(None, tables), EXAMPLES)]
+        lines += ["", f"{title}:", *(line for table in examples for line in ["", *table])]
+        lines += [] if examples else ["", "none"]
     return lines
 
 
@@ -145,7 +146,8 @@ def _error_table(
     wanted: Mapping[str, int],
     classes: Sequence[str],
 ) -> list[str]:
-    """The first such error of an utterance with what stands around it; no line without any."""
+    """A table of the first such error of an utterance and the frames around it; empty if there is
+    none."""
     for first, end in matching_frames(target, predictions, wanted)[:1]:
         frames = range(max(0, first - AROUND), min(len(target), end + AROUND))
         rows = {"target": target} | {f"M-{model}": row for model, row in predictions.items()}
@@ -160,8 +162,8 @@ def write_results(
     classes: Sequence[str],
     results: Sequence[Result],
 ) -> list[str]:
-    """Writes all tables: ``results.md``, and the CSV files, each of all types. Returns the lines of
-    the table of error rates."""
+    """Writes ``results.md``, and CSV files with rows of all types. Returns the lines of the table
+    of error rates."""
     measurements = [row for result in results for row in result.rows]
     write_csv(output / "measurements.csv", measurements)
     write_csv(output / "confusions.csv", _confusion_rows(results, classes))
@@ -183,7 +185,7 @@ def mean_matrix(seeds: Mapping[int, np.ndarray]) -> np.ndarray:
 
 
 def _confusion_rows(results: Sequence[Result], classes: Sequence[str]) -> list[Row]:
-    """Confusions in the test and in utterances of the training; of a shared model once."""
+    """Confusions in the test and in utterances of the training; only once for a shared model."""
     matrices = {}
     for result in results:
         measured = {("test", name, name): seeds for name, seeds in result.confusions.items()}
@@ -200,14 +202,15 @@ def _confusion_rows(results: Sequence[Result], classes: Sequence[str]) -> list[R
 
 
 def _section(result: Result, classes: Sequence[str]) -> list[str]:
-    """The page's part on one type: numbers of all seeds; of the first alone the table of heads,
-    printed errors, and pictures of attention and positions."""
-    own, alike = result.folder(), {name: result.folder(name) for name in result.confusions}
-    pictures = [f"{own}/training", f"{own}/confusions"]
-    pictures += [f"{own}/confusions-training"] if result.fitted else []
+    """The page's section on one type: numbers of all seeds. The table of heads, printed errors, and
+    pictures of attention and positions are of the first seed only."""
+    of_type = result.folder()
+    of_models = {name: result.folder(name) for name in result.confusions}
+    pictures = [f"{of_type}/training", f"{of_type}/confusions"]
+    pictures += [f"{of_type}/confusions-training"] if result.fitted else []
     for name in ("attention", "attention-epochs", "attention-classes"):
-        pictures += [f"{folder}/{name}-{model}" for model, folder in alike.items()]
-    pictures += [f"{own}/similarity"] if result.similarities else []
+        pictures += [f"{folder}/{name}-{model}" for model, folder in of_models.items()]
+    pictures += [f"{of_type}/similarity"] if result.similarities else []
     first, *others = dict.fromkeys(row["seed"] for row in result.rows)
     drawn = "attention and of positions" if result.similarities else "attention"
     of_first = [f"Pictures of {drawn}, and printed errors, are of seed {first}.", ""]
@@ -222,7 +225,7 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
     epochs = dict.fromkeys(f"epoch {row['epoch']}" for row in result.epochs)
     return [
         *(of_first if others else []),
-        *(f"![{place.partition('/')[2]}]({place}.png)" for place in pictures),
+        *(f"![{picture.partition('/')[2]}]({picture}.png)" for picture in pictures),
         "",
         "Last training loss, and the least PER of dev with its epoch (thesis, Tables 5.1, 5.14):",
         "",
@@ -259,9 +262,9 @@ def _section(result: Result, classes: Sequence[str]) -> list[str]:
 
 def _confused(seeds: Mapping[int, np.ndarray], classes: Sequence[str]) -> list[str]:
     """The largest confusions in the mean of the seeds, such as "t as s 20.8 ± 1.5"."""
-    places = {name: place for place, name in enumerate(classes)}
+    rows = {name: row for row, name in enumerate(classes)}
     return [
-        f"{a} as {b} {cell([float(matrix[places[a], places[b]]) for matrix in seeds.values()], 1)}"
+        f"{a} as {b} {cell([float(matrix[rows[a], rows[b]]) for matrix in seeds.values()], 1)}"
         for a, b, _ in top_confusions(mean_matrix(seeds), classes, LARGEST)
     ]
 
@@ -275,20 +278,22 @@ def _fitted(rows: Sequence[Row]) -> list[str]:
 
 
 def _seed_rows(rows: Sequence[Row], keys: Sequence[str], columns: Collection[str]) -> list[str]:
-    """A table of rows of all seeds: models by `keys`, `columns` over seeds."""
+    """Lines of a table with `columns` of rows of all seeds; a row for each model, named by
+    `keys`."""
     named = [{**row, "trained": f"M-{row['trained']}"} for row in rows]
     cells = {
         name: {
-            column: [row[column] for row in own if row[column] is not None] for column in columns
+            column: [row[column] for row in model_rows if row[column] is not None]
+            for column in columns
         }
-        for name, own in grouped(named, *keys).items()
+        for name, model_rows in grouped(named, *keys).items()
     }
     return seed_table(cells, ", ".join(keys))
 
 
 def nearest_heads(rows: Sequence[Row]) -> list[Row]:
-    """Of each model, seed and layer the head with most near attention in its first epoch, by
-    epoch."""
+    """Near attention by epoch, for each model, seed and layer, of the head that has the most of it
+    in the first epoch."""
     by_layer = grouped(rows, "trained", "seed", "layer").values()
     nearest = []
     for layer in by_layer:

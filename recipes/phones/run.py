@@ -36,7 +36,7 @@ BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # uttera
 RATE = command_line.number(1e-9, 100)
 LENGTH = command_line.number(0.01, 1e4)  # seconds
 THESIS_EPOCHS, OF_EPOCHS = (10, 30, 50, 79), 80  # of attention maps (Figures 5.15 and 5.23)
-# Sizes and training: type of the option, default, and that of --paper
+# Sizes and training: type of the option, default, default with --paper
 SETTINGS = {
     "dim": (command_line.positive, 88, 768),
     "layers": (command_line.positive, 2, 6),
@@ -45,7 +45,7 @@ SETTINGS = {
     "dropout": (command_line.number(0, 1, below=True), 0.0, 0.1),
     "epochs": (command_line.positive, 12, OF_EPOCHS),
 }
-# Learning rate and that of the last eighth of the epochs: default, and those of --paper
+# (learning rate, rate in the last eighth of the epochs): default, default with --paper
 RATES = {"sgd": ((0.1, 0.001), (0.05, 0.001)), "adamw": ((0.002, 0.0002), None)}
 DEFAULT = ("sinpos",)  # types
 LEFT_OUT = "left_out.txt"
@@ -95,7 +95,7 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
         help="recordings with labels beside them (default: built-in speech)",
     )
     parser.add_argument(
-        "--tier", metavar="NAME", help="of the TextGrids (default: phones, phonemes ...)"
+        "--tier", metavar="NAME", help="tier of the TextGrids (default: phones, phonemes ...)"
     )
     for option, count in BUILTIN_SIZES.items():
         parser.add_argument(
@@ -128,9 +128,9 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="utterances of one step (default: 1, as in the thesis)",
     )
-    of_last = {"learning-rate": "", "final-learning-rate": "of the last eighth of the epochs "}
+    rates = {"learning-rate": "", "final-learning-rate": "of the last eighth of the epochs "}
     small, paper, adamw = *RATES["sgd"], RATES["adamw"][0]
-    for number, (option, when) in enumerate(of_last.items()):
+    for number, (option, when) in enumerate(rates.items()):
         defaults = f"{small[number]}; --paper: {paper[number]}; adamw: {adamw[number]}"
         parser.add_argument(
             f"--{option}", type=RATE, metavar="X", help=f"{when}(default: {defaults})"
@@ -142,7 +142,7 @@ def _add_length_options(parser: argparse.ArgumentParser) -> None:
         "--train-length",
         type=LENGTH,
         metavar="SECONDS",
-        help="speech is joined and cut to pieces of so many seconds (default: not cut)",
+        help="speech is joined and cut to pieces of this length (default: not cut)",
     )
     parser.add_argument(
         "--test-lengths",
@@ -150,7 +150,7 @@ def _add_length_options(parser: argparse.ArgumentParser) -> None:
         type=LENGTH,
         default=(),
         metavar="SECONDS",
-        help="test with pieces of so many seconds, to which the test is joined, and of "
+        help="test with pieces of these lengths, which the test is joined and cut to, and of "
         "--train-length",
     )
 
@@ -159,9 +159,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = make_parser().parse_args(argv)
     for option in BUILTIN_SIZES:
         if args.data and getattr(args, option) is not None:
-            shown = option.replace("_", "-")
-            raise CommandError(f"--{shown} is for the built-in speech; --data has its own sizes")
-    defaults = {option: values[1 + args.paper] for option, values in SETTINGS.items()}
+            flag = f"--{option.replace('_', '-')}"
+            raise CommandError(f"{flag} is for the built-in speech; --data has its own sizes")
+    defaults = {
+        option: paper if args.paper else small for option, (_, small, paper) in SETTINGS.items()
+    }
     for option, value in {**BUILTIN_SIZES, **defaults}.items():
         if getattr(args, option) is None:
             setattr(args, option, value)
@@ -178,8 +180,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _complete_training(args: argparse.Namespace) -> None:
-    """Sets learning rates and epochs of attention maps that are not given."""
-    rates = RATES[args.optimizer][args.paper]
+    """Sets learning rates and epochs of attention maps where the options are missing."""
+    small, paper = RATES[args.optimizer]
+    rates = paper if args.paper else small
     if rates is None and None in (args.learning_rate, args.final_learning_rate):
         raise CommandError(
             f"--optimizer {args.optimizer} with --paper has no learning rates, because the thesis "
@@ -207,14 +210,15 @@ def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
     """Positions are frame numbers, because the thesis's sinusoid is 10000^(-2i/d) of frame numbers:
     shifts in seconds are converted. (CAPE's frequencies for audio are 0.3 of these at 10 ms.)"""
     compared = command_line.settings_to_compare(args, "audio", DEFAULT)
-    configs = {name: PositionConfig.from_dict(own, "audio") for name, own in compared.items()}
+    configs = {
+        name: PositionConfig.from_dict(settings, "audio") for name, settings in compared.items()
+    }
+    option = f"--conditions {' '.join(args.conditions)}"
     for name, config in configs.items():
         if not {*args.conditions} & {*conditions_of(config)}:
-            given = " ".join(args.conditions)
-            raise CommandError(f"--conditions {given}: {name} has no positions to put in; give exc")
+            raise CommandError(f"{option}: {name} has no positions to put in; give exc")
         if args.test_lengths and not trained_alone(config, args.conditions):
-            given = " ".join(args.conditions)
-            raise CommandError(f"--conditions {given}: {name} is tested with positions; give inc")
+            raise CommandError(f"{option}: {name} is tested with positions; give inc")
     return configs
 
 
@@ -256,14 +260,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     configs = position_configs(args)
     if not args.paper:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     utterances = [getattr(args, option) for option in BUILTIN_SIZES]
     corpus = read_folder(args.data, args.tier) if args.data else synthetic(utterances)
     if skipped := corpus.skipped:
         path = args.output / LEFT_OUT
         write_lines(path, skipped)
-        said = f"{len(skipped)} files left out, such as {skipped[0]}; all of them and why: {path}"
-        print(said, file=sys.stderr)
+        example = f"such as {skipped[0]}; all of them and why: {path}"
+        print(f"{len(skipped)} files left out, {example}", file=sys.stderr)
     corpus = join_and_cut(corpus, args.train_length, args.test_lengths)
     experiment = Experiment(corpus, sizes_of(args), training_of(args), args.work, args.device)
     print(f"{corpus.description}: {corpus.sizes()}; {len(corpus.classes)} classes", flush=True)

@@ -22,7 +22,7 @@ from recipes.phones.model import Output, PhoneClassifier, Sizes
 
 
 class Condition(NamedTuple):
-    """What a model is given, in training or in a test."""
+    """The input of a model, in training or in a test."""
 
     positions: bool  # False: the position channels are zero, relative attention is off
     scrambled: bool = False  # frames, and their labels, are in random order
@@ -40,7 +40,7 @@ NO_POSITIONS = PositionConfig("nopos", "audio")
 HISTORY = ("epoch", "train_loss", "dev_per", "near_attention")
 History = list[dict[str, float]]
 NO_CLASS = -100  # label of padding
-NEAR = 5  # frames; attention that is not farther is followed from epoch to epoch
+NEAR = 5  # frames; the share of attention up to this distance is recorded in each epoch
 
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -68,15 +68,15 @@ def run_batch(
     orders: Sequence[Tensor],
     **more: bool,
 ) -> Output:
-    """Output of utterances ``[T, 40]``, padded behind their ends; of scrambled frames, row i
-    belongs to frame ``order[i]``."""
+    """Output for utterances ``[T, 40]``, which are padded at their ends. If frames are scrambled,
+    row i belongs to frame ``order[i]``."""
     device = next(model.parameters()).device
     lengths = torch.tensor([len(order) for order in orders])
     if condition.scrambled:
         features = [frames[order] for frames, order in zip(features, orders, strict=True)]
     padded = pad_sequence([*features], batch_first=True).to(device)
     order = None
-    if condition.with_positions:  # padding stays where it is
+    if condition.with_positions:  # padding does not move
         ends = [torch.arange(len(order), padded.shape[1]) for order in orders]
         order = torch.stack([*map(torch.cat, zip(orders, ends, strict=True))]).to(device)
     return model(padded, condition.positions, order, lengths=lengths, **more)
@@ -85,8 +85,8 @@ def run_batch(
 def run_model(
     model: PhoneClassifier, features: Tensor, condition: Condition, order: Tensor, **more: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """Logits ``[T, classes]`` and weights ``[H, T, T]`` by layer of one utterance ``[T, 40]``; see
-    :func:`run_batch`."""
+    """Logits ``[T, classes]`` and weights ``[H, T, T]`` of each layer for one utterance ``[T,
+    40]``; see :func:`run_batch`."""
     output = run_batch(model, [features], condition, [order], **more)
     return output.logits[0], [weights[0] for weights in output.weights]
 
@@ -127,7 +127,7 @@ def seen_labels(utterance: Example, condition: Condition) -> np.ndarray:
 
 
 def long_utterance(utterances: Sequence[Example]) -> Example:
-    """The longest of the first ten, to look at its attention."""
+    """The longest of the first ten utterances, to look at its attention."""
     return max(utterances[:10], key=lambda utterance: len(utterance.labels))
 
 
@@ -149,7 +149,7 @@ def train_epoch(
     shuffled = torch.randperm(len(utterances), generator=generator).tolist()
     for first in range(0, len(shuffled), batch_size):
         batch = [utterances[index] for index in shuffled[first : first + batch_size]]
-        # drawn also where they are not used, so that all models see the same order of utterances
+        # drawn even if unused, so that all models see the utterances in the same order
         orders = [torch.randperm(len(item.labels), generator=generator) for item in batch]
         labels = [item.labels for item in batch]
         if condition.scrambled:
@@ -167,8 +167,8 @@ def train_epoch(
 
 @dataclass(frozen=True)
 class Experiment:
-    """What all models have in common; each has a position embedding with a name, the name of a
-    condition, and a seed of all that is random."""
+    """Data, sizes and training that all models share. A model has a position embedding with a name,
+    the name of a condition, and a seed for all random numbers."""
 
     corpus: Corpus
     sizes: Sizes
@@ -223,12 +223,12 @@ class Experiment:
     def at_epochs(
         self, name: str, config: PositionConfig, condition: str, seed: int
     ) -> dict[int, PhoneClassifier]:
-        """The models after the epochs that are kept, of a training that is finished."""
+        """The models after the ``kept_epochs`` of a finished training."""
         if not CONDITIONS[condition].positions:
             name, config = NO_POSITIONS.type, NO_POSITIONS
         folder = self._folder(name, condition, seed)
-        kept = self.training.kept_epochs
-        return {n: self._load(folder / f"epoch{n}.pt", config, seed) for n in kept}
+        epochs = self.training.kept_epochs
+        return {n: self._load(folder / f"epoch{n}.pt", config, seed) for n in epochs}
 
     def _folder(self, name: str, condition: str, seed: int) -> Path:
         return self.work / f"{folder_name(name)}-{condition}-seed{seed}"
@@ -236,29 +236,29 @@ class Experiment:
     def _train(
         self, folder: Path, name: str, config: PositionConfig, condition: str, seed: int
     ) -> None:
-        """Writes the weights of the best epoch on dev, of those that are kept, and
+        """Writes the weights of the best epoch on dev, the weights of the ``kept_epochs``, and
         ``history.csv``."""
-        given, title = CONDITIONS[condition], f"{name} {condition} seed {seed}"
+        inputs, title = CONDITIONS[condition], f"{name} {condition} seed {seed}"
         training, model = self.training, self.build(config, seed).to(self.device)
         optimizer = OPTIMIZERS[training.optimizer](model.parameters(), lr=training.learning_rate)
         generator = torch.Generator().manual_seed(seed)
         utterances, dev = self.corpus.splits["train"], self.corpus.splits["dev"]
-        shown, best = long_utterance(dev), float("inf")
+        example, best = long_utterance(dev), float("inf")
         history = [",".join(HISTORY)]
         total = training.epochs * -(-len(utterances) // training.batch_size)
         with tqdm(total=total, desc=title, disable=None) as progress:
             for epoch in range(training.epochs):
                 optimizer.param_groups[0]["lr"] = training.rate(epoch)
                 losses = []
-                steps = (model, utterances, given, optimizer, generator, training.batch_size)
+                steps = (model, utterances, inputs, optimizer, generator, training.batch_size)
                 for loss in train_epoch(*steps):
                     if not math.isfinite(loss):
                         remedy = f"a smaller --learning-rate than {training.learning_rate}"
                         raise CommandError(f"{title}: the loss is {loss}; give {remedy}")
                     losses.append(loss)
                     progress.update()
-                error = error_rate(targets(dev), predict(model, dev, given))
-                near = near_attention(attention(model, shown, given), NEAR)
+                error = error_rate(targets(dev), predict(model, dev, inputs))
+                near = near_attention(attention(model, example, inputs), NEAR)
                 loss = float(np.mean(losses))
                 history.append(f"{epoch + 1},{loss:.5f},{error:.3f},{near:.4f}")
                 progress.set_postfix(loss=f"{loss:.3f}", dev=f"{error:.2f} %")

@@ -1,8 +1,8 @@
 """Training on images as DeiT and CAPE do it, without torchvision: sizes, augmentation, targets.
 
 Touvron et al., "Training data-efficient image transformers", 2021, is the recipe of the CAPE paper
-(section 5.1). Magnitudes are those of the released code of CAPE, which are DeiT's without their
-small random part.
+(section 5.1). Magnitudes come from the released code of CAPE; they are DeiT's without the small
+random part.
 """
 
 import math
@@ -26,9 +26,9 @@ from recipes.vit.data import Request
 
 RANDAUGMENT_DRAWS, RANDAUGMENT_CHANCE = 2, 0.5
 ERASED_AREA, ERASED_ASPECT, ERASING_TRIES = (0.02, 1 / 3), 0.3, 10
-# Weight decay pulls to zero what is multiplied with inputs; what is added to them goes without:
+# Weight decay is for parameters that are multiplied with inputs, not for those that are added:
 # biases and norms (the Trainer and DeiT), and these (DeiT). CAPE's released code decays biases and
-# norms, and leaves out the first two parameters: without positions, class token and patches.
+# norms, but not the first two parameters, which are class token and patches without positions.
 WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.")
 
 Color = int | tuple[int, ...]
@@ -37,19 +37,19 @@ Pixels = Callable[[Image.Image, random.Random], Image.Image]
 
 @dataclass(eq=False)
 class SizeSampler(Sampler[Request]):
-    """Images in random order, those of one update with the same random size (UniViT, CAPE section
-    5.1). The paper says "per batch" and leaves open whether of one GPU; CAPE's code goes through
-    its sizes in a fixed order, with 224 twice and 320 never.
+    """Images in random order; all images of an update have the same random size (UniViT, CAPE
+    section 5.1). The paper says "per batch" and leaves open whether it means one GPU; CAPE's code
+    goes through its sizes in a fixed order, with 224 twice and 320 never.
 
-    Order and sizes depend on seed and epoch alone and are the same in every process: however many
-    processes and micro-batches share an update, all its images have one size, and a training that
-    is resumed goes on with the sizes of one that was not interrupted.
+    Order and sizes depend only on seed and epoch and are the same in every process. So all images
+    of an update have one size, however many processes and micro-batches share it, and a resumed
+    training goes on with the sizes of a training without interruption.
     """
 
-    images: int  # how many there are
+    images: int  # number of images
     sizes: Sequence[int]  # in pixels; drawn with equal probability
     update: int  # images of all processes and micro-batches together
-    multiple: int = 1  # of this number is the epoch, filled up with its first images
+    multiple: int = 1  # the epoch is filled up with its first images to a multiple of this
     seed: int = 0
     repeats: int = 1  # copies of an image in an epoch of unchanged length (Hoffer et al., 2020)
     epoch: int = 0
@@ -64,16 +64,16 @@ class SizeSampler(Sampler[Request]):
         rng = np.random.default_rng((self.seed, self.epoch))
         order = rng.permutation(self.images).repeat(self.repeats)[: self.images]
         sizes = rng.choice(self.sizes, -(-len(self) // self.update)).tolist()
-        for place, index in enumerate(np.resize(order, len(self)).tolist()):
-            yield Request(index, sizes[place // self.update], self.epoch, place)
+        for number, index in enumerate(np.resize(order, len(self)).tolist()):
+            yield Request(index, sizes[number // self.update], self.epoch, number)
 
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to an image ``[C, H, W]`` in 0 to 1 that has been cropped and resized: mirror
-    half of them, :func:`rand_augment`, erase a part of a share of them, in this order."""
+    """Augments a cropped and resized image ``[C, H, W]`` in 0 to 1, in this order: mirrors half of
+    the images, applies :func:`rand_augment`, and erases a part of the share `erasing` of them."""
 
-    mean: Tensor  # of the normalisation [C, 1, 1]: what is erased becomes normal noise after it
+    mean: Tensor  # of the normalisation [C, 1, 1], after which erased parts are normal noise
     std: Tensor
     flip: bool = False
     pixels: Pixels | None = None
@@ -89,7 +89,7 @@ class Augment:
         return image
 
     def _erase(self, image: Tensor, rng: random.Random) -> Tensor:
-        """Normal noise in a rectangle (Zhong et al., 2020)."""
+        """Fills a rectangle with normal noise (Zhong et al., 2020)."""
         height, width = image.shape[1:]
         for _ in range(ERASING_TRIES):
             area = rng.uniform(*ERASED_AREA) * height * width
@@ -122,8 +122,13 @@ def _sign(rng: random.Random) -> int:
 
 
 def _affine(image: Image.Image, matrix: Sequence[float], fill: Color) -> Image.Image:
-    how = Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
-    return image.transform(image.size, *how, fillcolor=fill)
+    return image.transform(
+        image.size,
+        Image.Transform.AFFINE,
+        data=matrix,
+        resample=Image.Resampling.BILINEAR,
+        fillcolor=fill,
+    )
 
 
 def _enhance(enhancer: Any) -> Callable:
@@ -158,9 +163,9 @@ OPERATIONS: dict[str, Callable[[Image.Image, random.Random, Color], Image.Image]
 def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
     """RandAugment (Cubuk et al., 2020), by name: "deit", two draws of the 15 :data:`OPERATIONS`,
     each applied with probability 0.5; a setting in the notation of timm, such as
-    "rand-m9-mstd0.5-inc1"; "none" or None. Empty areas get the color `mean`, in 0 to 1. timm's
-    version is used only if it is installed and one of its settings is named: it imports
-    torchvision, which does not load beside a CPU-only torch."""
+    "rand-m9-mstd0.5-inc1"; "none" or None. Empty areas get the color `mean`, in 0 to 1. timm is
+    imported only for one of its settings, because it imports torchvision, which does not load
+    beside a CPU-only torch."""
     if name in (None, "none"):
         return None
     fill = tuple(round(255 * value) for value in mean)
@@ -191,7 +196,8 @@ def _randaugment(fill: Color, image: Image.Image, rng: random.Random) -> Image.I
 
 
 def _seeded(transform: Callable, image: Image.Image, rng: random.Random) -> Image.Image:
-    """timm draws from the global generators, which belong to others."""
+    """Seeds the global generators, which timm draws from, and restores them, because other code
+    draws from them, too."""
     states = random.getstate(), np.random.get_state()
     random.seed(rng.getrandbits(64))
     np.random.seed(rng.getrandbits(32))
@@ -203,17 +209,17 @@ def _seeded(transform: Callable, image: Image.Image, rng: random.Random) -> Imag
 
 
 class Mix(NamedTuple):
-    """How the images of a batch are mixed with those in reverse order."""
+    """How the images of a batch are mixed with the batch in reverse order."""
 
-    share: float  # lambda, what an image keeps of itself
-    # top, bottom, left, right of what is replaced (CutMix); without, pixels are averaged (Mixup)
+    share: float  # lambda, the part of the original image
+    # top, bottom, left, right of the replaced part (CutMix); None averages pixels (Mixup)
     box: tuple[int, int, int, int] | None = None
 
 
 @dataclass
 class Mixing:
-    """Mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), for each batch as likely as the
-    other, and one lambda: Beta(mixup, mixup) or Beta(cutmix, cutmix); 0 for none."""
+    """Mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), equally likely for each batch, with
+    one lambda of Beta(mixup, mixup) or Beta(cutmix, cutmix); 0 turns one off."""
 
     mixup: float
     cutmix: float
@@ -237,8 +243,8 @@ class Mixing:
     def __call__(
         self, images: Tensor, labels: Tensor, mix: Mix | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Mixed images ``[B, C, H, W]`` and their targets ``[B, classes]``, which add up to 1, by a
-        mix that is drawn where none is given."""
+        """Mixed images ``[B, C, H, W]`` and their targets ``[B, classes]``, which add up to 1. A
+        `mix` of None is drawn."""
         share, box = mix or self.draw(*images.shape[2:])
         others = images.flip(0)
         if box:
@@ -256,14 +262,14 @@ class ImageTrainer(Trainer):
 
     sizes: Sequence[int] = ()
     repeats: int = 1
-    mixing: Mixing | None = None  # drawn here, since batches are loaded ahead: resuming draws alike
+    mixing: Mixing | None = None  # draws here, since batches are loaded ahead: resuming draws alike
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SizeSampler:
         args = self.args
         update = self.get_total_train_batch_size(args)
-        if self.accelerator.split_batches:  # the batch is that of all processes
+        if self.accelerator.split_batches:  # the batch size counts all processes
             update //= args.world_size
-        # accelerate would fill the last step up with images of the first, of another size
+        # else accelerate fills up the last step with images of the first one, of another size
         fill = args.world_size > 1 and not args.dataloader_drop_last
         multiple = update // args.gradient_accumulation_steps if fill else 1
         sampler = SizeSampler(
@@ -279,8 +285,8 @@ class ImageTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
     ) -> Tensor | tuple[Tensor, Any]:
-        """Cross-entropy with smoothed targets. Smoothing what was mixed is the same as mixing what
-        was smoothed (DeiT), since both are linear."""
+        """Cross-entropy with smoothed targets. Smoothing mixed targets equals mixing smoothed ones
+        (DeiT), since both are linear."""
         pixels, targets = inputs["pixel_values"], inputs["labels"]
         if self.mixing is not None and model.training:
             pixels, targets = self.mixing(pixels, targets)

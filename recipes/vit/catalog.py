@@ -28,12 +28,12 @@ PRESETS = {
 
 
 class Recipe(NamedTuple):
-    """What a name stands for; options that are given on the command line win."""
+    """Settings of a training; options on the command line win."""
 
     training: str = ""  # flags of the Trainer
-    options: Mapping[str, Any] = {}  # of the recipe's own
-    model: Mapping[str, Any] = {}  # sizes of one from scratch
-    settings: Mapping[str, Mapping[str, Any]] = {}  # of positions by type, where defaults do not do
+    options: Mapping[str, Any] = {}  # of recipes/vit/finetune_hf.py
+    model: Mapping[str, Any] = {}  # sizes of a model from scratch
+    settings: Mapping[str, Mapping[str, Any]] = {}  # of positions by type, instead of defaults
     univit_sizes: Sequence[int] = UNIVIT_SIZES
     rate_per_1024: float | None = None  # learning rate by images per update; else in `training`
 
@@ -80,7 +80,7 @@ RECIPES = {
     ),
     # A grid of 16 x 16, as ImageNet has one of 14 x 14. On 8 x 8 patches, as above, 42 % of the
     # channels turn by more than half a circle from one patch to the next; here 9 % do.
-    # Weights are of 0.02, as in DeiT, but for those of the patches.
+    # Weights have the deviation 0.02, as in DeiT, except the weights of the patches.
     "cifar10-fine": Recipe(
         training="--num_train_epochs 10 --learning_rate 2e-3 --lr_scheduler_type cosine "
         "--weight_decay 0.05 --per_device_train_batch_size 32 --warmup_steps 200 "

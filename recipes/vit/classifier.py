@@ -1,5 +1,5 @@
-"""Any image classifier of transformers: loading, scores, images per second, and its classes
-against those of data."""
+"""Any image classifier of transformers: loading, scores, images per second, and the match between
+its classes and the classes of data."""
 
 import contextlib
 import inspect
@@ -20,19 +20,20 @@ from recipes.lab.hf_checkpoints import UNREADABLE, unloadable
 from recipes.lab.steps import CommandError, reason
 from recipes.lab.tables import Row
 
-# what torch, cuBLAS and cuDNN say besides torch.OutOfMemoryError
+# messages of torch, cuBLAS and cuDNN in errors other than torch.OutOfMemoryError
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 
 
 class Classifier:
-    """A checkpoint, a folder or name on the hub, with what its images need: `size` and `patch` are
-    sides in pixels, 224 and 16 where it does not say; `labels` are the names of its classes."""
+    """A checkpoint, a folder or name on the hub, and the facts that its images need. `size` and
+    `patch` are sides in pixels, by default 224 and 16; `labels` are the names of its classes."""
 
     def __init__(self, path: str, dtype: torch.dtype = torch.float32) -> None:
         self.path = path
         try:
-            how = {"dtype": dtype, "output_loading_info": True}
-            self.model, info = AutoModelForImageClassification.from_pretrained(path, **how)
+            self.model, info = AutoModelForImageClassification.from_pretrained(
+                path, dtype=dtype, output_loading_info=True
+            )
         except UNREADABLE as error:
             raise unloadable(path, error) from None
         if info["missing_keys"]:
@@ -47,13 +48,13 @@ class Classifier:
         self.channels = getattr(config, "num_channels", 3)
         self.labels = [str(config.id2label[number]) for number in range(config.num_labels)]
         self.mean, self.std = _normalisation(path, self.channels)
-        # stock models resize their positions only on demand; others need or know no flag
-        known = inspect.signature(self.model.forward).parameters
-        self.options = dict.fromkeys({"interpolate_pos_encoding"} & known.keys(), True)
+        # stock models resize their positions only on demand; other models have no such flag
+        parameters = inspect.signature(self.model.forward).parameters
+        self.options = dict.fromkeys({"interpolate_pos_encoding"} & parameters.keys(), True)
 
     @contextlib.contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
-        """The model is on `device` in this block, and its memory is free again afterwards."""
+        """Moves the model to `device` in this block, and back to the CPU afterwards."""
         self.model.to(device)
         yield
         self.model.to("cpu")
@@ -65,22 +66,23 @@ class Classifier:
     @torch.inference_mode()
     def scores(self, images: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
         """Log-probabilities ``[B, classes]`` of `images` ``[B, C, h, w]`` in 0 to 1, float32;
-        `gamma` is a factor on the grid of positions (CAPE Table 6), beside the checkpoint's."""
+        `gamma` is a factor on the grid of positions (CAPE Table 6), besides the checkpoint's."""
         device = self.model.device
-        place = f"{self.path} on {len(images)} images of {images.shape[2]} x {images.shape[3]}"
+        height, width = images.shape[2:]
+        subject = f"{self.path} on {len(images)} images of {height} x {width}"
         pixels = (images.to(device) - self.mean.to(device)) / self.std.to(device)
         try:
             with scaled_grid(self.model, gamma):
                 logits = self.forward(pixels.to(self.model.dtype))
         except torch.OutOfMemoryError:
-            raise CommandError(f"{place}: out of memory; give a smaller --batch-size") from None
+            raise CommandError(f"{subject}: out of memory; give a smaller --batch-size") from None
         scores = logits.float().log_softmax(-1)
         if scores.isnan().any():
-            raise CommandError(f"{place}: scores are not numbers; try --dtype float32")
+            raise CommandError(f"{subject}: scores are not numbers; try --dtype float32")
         return scores
 
     def refusal(self, height: int, width: int) -> str | None:
-        """Why the model takes no image of this size, in its own words; None if it does."""
+        """The model's error for an image of this size; None if it takes such images."""
         try:
             self.scores(torch.zeros(1, self.channels, height, width))
         except (RuntimeError, ValueError) as error:
@@ -88,7 +90,7 @@ class Classifier:
         return None
 
     def check_gamma(self) -> None:
-        """Only sinusoids know a factor on the grid."""
+        """Refuses positions other than sinusoids, which have no factor on the grid."""
         settings = getattr(self.model.config, "position_embedding", None)
         type_name = settings["type"] if isinstance(settings, Mapping) else None
         if type_name is None or not applies("gamma", type_name):
@@ -100,7 +102,7 @@ class Classifier:
 
 
 def _normalisation(path: str, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation ``[C, 1, 1]`` by the checkpoint's own processor; 0.5 without one."""
+    """Mean and deviation ``[C, 1, 1]`` from the checkpoint's processor; 0.5 without a processor."""
     mean = std = [0.5] * channels
     try:
         processor = ViTImageProcessor.from_pretrained(path)
@@ -130,18 +132,18 @@ def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
 def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int], str]:
     """Number of the model's class for each class of the data, and how it was found.
 
-    By name; else whole numbers are the numbers of classes (folders 0 to 999 of ImageNet-v2); else
-    by order, where there are as many names as classes. A name that stands at another place among
-    the model's rules out what is not by name.
+    Classes match by name; else whole numbers are the numbers of classes (folders 0 to 999 of
+    ImageNet-v2); else classes match by order, if there are as many names as classes. If the model
+    has one of the names at another number, only a match by name is possible.
     """
     data, model = (
         [name.casefold().replace("_", " ").strip() for name in part] for part in (names, labels)
     )
     if data == model:
         return list(range(len(data))), "by name"
-    places = {name: place for place, name in enumerate(model) if model.count(name) == 1}
-    if all(name in places for name in data):
-        return [places[name] for name in data], "by name"
+    number_of = {name: number for number, name in enumerate(model) if model.count(name) == 1}
+    if all(name in number_of for name in data):
+        return [number_of[name] for name in data], "by name"
     guesses = []
     if all(name.isdecimal() for name in data):
         numbers = [int(name) for name in data]
@@ -152,25 +154,29 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
             guesses.append(([order.index(n) for n in numbers], "by order of their numbers"))
     if len(data) == len(model):
         guesses.append((list(range(len(model))), "by order, since their names differ"))
-    for numbers, how in guesses:
-        if all(places.get(name, place) == place for name, place in zip(data, numbers, strict=True)):
-            return numbers, how
-    first, own = (
-        ", ".join(map(repr, part[:3])) + " ..." * (len(part) > 3) for part in (names, labels)
-    )
+    for numbers, description in guesses:
+        pairs = zip(data, numbers, strict=True)
+        if all(number_of.get(name, number) == number for name, number in pairs):
+            return numbers, description
     raise CommandError(
-        f"the {len(names)} classes of the data ({first}) are not among the {len(labels)} classes "
-        f"of the model ({own}); give data with the model's classes, by name or number"
+        f"the {len(names)} classes of the data ({_first_names(names)}) are not among the "
+        f"{len(labels)} classes of the model ({_first_names(labels)}); give data with the model's "
+        "classes, by name or number"
     )
+
+
+def _first_names(names: Sequence[str]) -> str:
+    text = ", ".join(map(repr, names[:3]))
+    return f"{text} ..." if len(names) > 3 else text
 
 
 def attempt(run: Callable[[int], Any], batch: int) -> Any:
-    """What ``run(batch)`` returns; None if it runs out of memory, which is free again then."""
+    """The result of ``run(batch)``; None if it runs out of memory, which is then freed."""
     try:
         return run(batch)
     except (RuntimeError, MemoryError) as error:
-        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not known and not any(text in str(error) for text in _OUT_OF_MEMORY):
+        of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not of_memory and not any(text in str(error) for text in _OUT_OF_MEMORY):
             raise
     # outside the handler, whose traceback keeps the tensors of the failed run alive
     clear_device_cache(garbage_collection=True)
@@ -203,8 +209,8 @@ def images_per_second(
     synchronize: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """``batch * runs / seconds``, the clock read only when the device has nothing left to do: the
-    protocol of DeiT and CAPE (Appendix B.1)."""
+    """``batch * runs / seconds``, by the protocol of DeiT and CAPE (Appendix B.1): the clock is
+    read only when the device has finished its work."""
     for _ in range(warmup):
         run()
     synchronize()
@@ -218,7 +224,7 @@ def images_per_second(
 @torch.inference_mode()
 def throughput(classifier: Classifier, size: int, *, limit: int, **counts: int) -> Row:
     """Measures random images of `size` pixels, on the device and in the type of the model, with the
-    largest batch up to `limit` that fits; `counts` are those of :func:`images_per_second`."""
+    largest batch up to `limit` that fits; `counts` go to :func:`images_per_second`."""
     device, dtype = classifier.model.device, classifier.model.dtype
 
     def synchronize() -> None:
@@ -231,7 +237,7 @@ def throughput(classifier: Classifier, size: int, *, limit: int, **counts: int) 
 
     def once(batch: int) -> int:
         forward_of(batch)()
-        synchronize()  # an error of the device comes to light here
+        synchronize()  # raises an error of the device
         return batch
 
     def measure(batch: int) -> float:
@@ -242,7 +248,7 @@ def throughput(classifier: Classifier, size: int, *, limit: int, **counts: int) 
         rate = attempt(measure, batch)
         if rate is not None:
             return {"size": size, "batch": batch, "images_per_second": rate}
-        batch = batch * 9 // 10  # memory in pieces: what fitted once need not fit again
+        batch = batch * 9 // 10  # memory is fragmented: a batch that fitted once need not fit again
     raise CommandError(
         f"--throughput: not one image of {size} x {size} pixels fits into memory; give smaller "
         "--sizes"

@@ -25,7 +25,7 @@ from transformers import ViTImageProcessor
 from recipes.lab.data import TEST_SPLITS, check_columns, open_dataset, train_and_test
 from recipes.lab.steps import CommandError, progress, reason
 
-# Where the caller names no columns, the first of these that the data have.
+# Without an option, the first of these columns that the data have.
 COLUMNS = {
     "image_column": ("image", "img", "picture"),
     "label_column": ("label", "labels", "fine_label", "target", "class"),
@@ -35,9 +35,9 @@ HELD_BYTES = 2**28  # CIFAR-10 takes 150 MB
 
 
 class Request(NamedTuple):
-    """An image as an epoch of training asks for it: square of `size` pixels, None for what is left
-    after the crop. Its augmentation depends on seed, epoch and place in the order of the epoch
-    alone, so that neither resuming nor the number of workers or processes changes it."""
+    """An image for an epoch of training: a square of `size` pixels, or the crop in its own size for
+    None. Its augmentation depends only on seed, epoch and `place` in the order of the epoch, so
+    that neither resuming nor the number of workers or processes changes it."""
 
     index: int
     size: int | None
@@ -52,23 +52,25 @@ class Images(Dataset):
     items: Any  # one for each image
     load: Callable  # from an item to image (float32 in 0 to 1, or uint8) and label
     names: Sequence[str]  # of the classes
-    column: str = ""  # that of the images, where `items` are rows of a data set
+    column: str = ""  # column of the images, where `items` are rows of a data set
     crop: tuple[float, float] | None = None  # share of a random crop, least and most
-    augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None  # of final size
+    augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None  # after resizing
     seed: int = 0  # of crops and augmentation
 
     def __len__(self) -> int:
         return len(self.items)
 
     def keep(self, number: int) -> None:
-        """Leaves this many images, evenly spread; all if there are no more."""
+        """Keeps `number` images, evenly spread; all if there are no more."""
         if number < len(self):
-            places = [place * len(self) // number for place in range(number)]
-            held = isinstance(self.items, list)
-            self.items = [self.items[n] for n in places] if held else self.items.select(places)
+            indices = [n * len(self) // number for n in range(number)]
+            if isinstance(self.items, list):
+                self.items = [self.items[index] for index in indices]
+            else:
+                self.items = self.items.select(indices)
 
     def hold(self, limit: int = HELD_BYTES) -> "Images":
-        """Decodes all images once, if they will take no more than `limit` bytes together."""
+        """Decodes all images at once, if they take at most `limit` bytes together."""
         sample = [self.read(index)[0] for index in range(min(16, len(self)))]
         if len(self) * sum(image.nbytes for image in sample) <= limit * len(sample):
             self.items = [self.read(n) for n in progress(range(len(self)), "decode", delay=1)]
@@ -76,7 +78,7 @@ class Images(Dataset):
         return self
 
     def fingerprint(self) -> str:
-        """Fingerprint of classes, number of images, and a hundred of these."""
+        """Fingerprint of classes, number of images, and a hundred images."""
         sha = hashlib.sha256(repr((self.names, len(self))).encode())
         for index in range(0, len(self), -(-len(self) // 100) or 1):
             image, label = self.read(index)
@@ -84,7 +86,7 @@ class Images(Dataset):
         return sha.hexdigest()[:16]
 
     def read(self, index: int) -> tuple[torch.Tensor, int]:
-        """Image, as it is stored, and label; an error names the file or row."""
+        """Image in its stored size, and label; an error names the file or row."""
         try:
             return self.load(self.items[index])
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -111,7 +113,7 @@ class Images(Dataset):
 def random_crop(
     image: torch.Tensor, share: tuple[float, float], rng: random.Random
 ) -> torch.Tensor:
-    """``[C, h, w]``, a part of random area, place and shape (3:4 to 4:3) of ``[C, H, W]``."""
+    """``[C, h, w]``, a part of random area, position and shape (3:4 to 4:3) of ``[C, H, W]``."""
     height, width = image.shape[1:]
     area = rng.uniform(*share) * height * width
     ratio = math.exp(rng.uniform(-1, 1) * math.log(4 / 3))
@@ -146,7 +148,7 @@ def digits(channels: int = 1) -> tuple[Images, Images]:
 
 
 def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]:
-    """Training and test of the caller's data; small data sets are decoded at once and held."""
+    """Training and test of the user's data; small data sets are decoded at once."""
     data = open_dataset(args.dataset, args.dataset_config)
     if args.test_split is None:
         data = labelled(args, data)
@@ -156,8 +158,8 @@ def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]
 
 
 def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without the splits whose labels are all -1, as the hub has the tests of competitions such as
-    that of ImageNet; all where none is left."""
+    """The splits without those whose labels are all -1, as in the tests of competitions on the hub,
+    such as ImageNet; all splits if none has other labels."""
 
     def has_labels(rows: Any) -> bool:
         column = _usual(args, "label_column", rows)
@@ -167,7 +169,7 @@ def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, 
 
 
 def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: int) -> Images:
-    """The images of `rows`, with the classes of `training`, decoded when they are asked for."""
+    """The images of `rows`, with the classes of `training`, decoded when they are read."""
     pixels, target = (_column(args, option, training) for option in COLUMNS)
     names = getattr(training.features[target], "names", None)
     for labels in (training[target], rows[target]):
@@ -177,7 +179,7 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
             raise CommandError(f"--label-column {target}: {why}")
     # plain numbers or words have no names
     values = sorted(set(training[target])) if names is None else range(len(names))
-    classes = {value: place for place, value in enumerate(values)}
+    classes = {value: number for number, value in enumerate(values)}
     unknown = set(rows[target]) - set(classes)
     if unknown:
         raise CommandError(
@@ -201,9 +203,9 @@ def _load(
     image = row[pixels]
     if image is None:
         raise ValueError("there is none in this row")
-    if _has_bytes(image):  # those of a parquet file without a declared feature
+    if _has_bytes(image):  # from a parquet file without a declared feature
         image = Image.open(io.BytesIO(image["bytes"]))
-    image = eight_bits(ImageOps.exif_transpose(image))  # as its camera was held
+    image = eight_bits(ImageOps.exif_transpose(image))  # turned as the camera was held
     # a copy, because the pixels of an image are read-only
     array = torch.from_numpy(np.array(image.convert("L" if channels == 1 else "RGB")))
     array = array[None] if channels == 1 else array.permute(2, 0, 1).contiguous()
@@ -211,14 +213,14 @@ def _load(
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """The image with its grey values scaled to 0 to 255, where it stores more than 8 bits; Pillow's
-    own conversion cuts them off at 255. White is 65535 for whole numbers, with a warning if all are
-    those of 12 bits or less; for floats it is 1, or 255 if there are larger ones. Others are
-    refused, because nothing says what is white. No scale is guessed from each image: it would make
-    dark images of the same data bright.
+    """The image with its grey values scaled to 0 to 255, if it stores more than 8 bits; Pillow's
+    conversion would cut them off at 255. White is 65535 for whole numbers, with a warning if all
+    values fit into 12 bits; for floats white is 1, or 255 if a value is above 1. Other values are
+    refused, because nothing says what is white. The scale is not guessed for each image: that would
+    make dark images of the same data bright.
 
     Raises:
-        ValueError: if a value is not between 0 and white.
+        ValueError: A value is not between 0 and white.
     """
     if image.mode[0] not in "IF":
         return image
@@ -244,7 +246,7 @@ def _has_bytes(value: Any) -> bool:
 
 
 def _usual(args: argparse.Namespace, option: str, data: Any) -> str | None:
-    """The column that is named, or the first of a usual name, if the data have it."""
+    """The column that the option names, or the first with a usual name, if the data have it."""
     names = [getattr(args, option)] if getattr(args, option) else COLUMNS[option]
     return next((name for name in names if name in data.column_names), None)
 
@@ -262,7 +264,8 @@ def _column(args: argparse.Namespace, option: str, data: Any) -> str:
 
 
 def make_processor(path: str | None, size: int, channels: int) -> ViTImageProcessor:
-    """What normalises images of `size`: the numbers of the checkpoint `path`, or 0.5 and 0.5."""
+    """The processor for images of `size`: it normalises by the numbers of the checkpoint `path`, or
+    by 0.5 and 0.5."""
     pixels = {"height": size, "width": size}
     if path:
         with contextlib.suppress(OSError):  # a checkpoint without one
@@ -272,7 +275,8 @@ def make_processor(path: str | None, size: int, channels: int) -> ViTImageProces
 
 
 class Data(NamedTuple):
-    """Images to test on, those of `order`, by so many in a forward, read by `workers` threads."""
+    """Test images: `order` are the indices to use, `batch_size` images share a forward, `workers`
+    threads read them."""
 
     name: str
     images: Images
@@ -281,8 +285,8 @@ class Data(NamedTuple):
     workers: int = 1
 
     def read(self, read: Callable[[int], Any], what: str) -> Iterator[list]:
-        """Batches of what `read` makes of the indices of the order, with progress; one is read
-        while the one before is in use."""
+        """Yields batches of the results of `read` for the indices of the order, with progress. A
+        batch is read while the one before is in use."""
         order, size = self.order, self.batch_size
         chunks = [order[i : i + size] for i in range(0, len(order), size)]
         # threads: decoding releases Python's lock; processes would send every pixel
@@ -303,12 +307,12 @@ def shapes_of(data: Data) -> list[tuple[int, int]]:
 def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
     """All data sets of the command line, in the colours that the models take."""
     by_name: dict[str, Data] = {}
-    for given in args.dataset:
-        name = "digits" if given is None else Path(given).name
-        name = str(given) if name in by_name else name
-        images = digits(channels)[1] if given is None else _test_images(given, args, channels)
+    for source in args.dataset:
+        name = "digits" if source is None else Path(source).name
+        name = str(source) if name in by_name else name
+        images = digits(channels)[1] if source is None else _test_images(source, args, channels)
         if not len(images):
-            raise CommandError(f"--dataset {given} has no images in the split that is tested")
+            raise CommandError(f"--dataset {source} has no images in the split that is tested")
         images.keep(args.limit or len(images))
         order = range(len(images))
         by_name[name] = Data(name, images.hold(), order, args.batch_size, args.workers)
@@ -316,11 +320,11 @@ def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
 
 
 def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
-    """The whole split that is named, the only one, or the first of a usual name that has labels.
-    Classes are those of the split itself, for there may be no training. A training split is taken
-    only if it is named, or the only one."""
+    """Images of a whole split: of ``--test-split``, else the only split, else the first split with
+    a usual name and labels. Its labels alone define the classes, because there may be no training.
+    A training split is tested only if it is named, or the only one."""
     data = open_dataset(name, args.dataset_config)
-    said = f"{name} has the splits {', '.join(data)}"
+    splits = f"{name} has the splits {', '.join(data)}"
     split = args.test_split
     if not split and len(data) == 1:
         print(f"{name}: its only split is tested whole; is it new to the models?", flush=True)
@@ -330,9 +334,9 @@ def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
         split = next((split for split in TEST_SPLITS if split in with_labels), None)
         if split is None:
             raise CommandError(
-                f"--test-split is missing: {said}, of which none with labels is called "
+                f"--test-split is missing: {splits}, of which none with labels is called "
                 f"{', '.join(TEST_SPLITS)}; name the one to test"
             )
     if split not in data:
-        raise CommandError(f"--test-split {split}: {said}; name one")
+        raise CommandError(f"--test-split {split}: {splits}; name one")
     return read_images(args, data[split], data[split], channels)

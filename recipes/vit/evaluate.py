@@ -4,8 +4,8 @@
     python recipes/vit/evaluate.py --model cape=runs/a,runs/b,runs/c google/vit-base-patch16-224 \\
         --dataset imagenet-1k --sizes 160 224 384 672 --tta --bins --throughput
 
-Any checkpoint of transformers that classifies images, stock or cape, of which several may be seeds
-of one model. Without --dataset the data are the test digits of finetune_hf.py. Tables (CSV,
+Models are checkpoints of transformers that classify images, stock or cape; several may be seeds of
+one model. Without --dataset the data are the test digits of finetune_hf.py. Tables (CSV,
 Markdown) and plots (PNG) go to --output.
 """
 
@@ -37,16 +37,16 @@ from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, MAX, MIN, check, measure
 TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
 SIZE_RATIOS = (5 / 7, 1, 12 / 7, 3)  # 160, 224, 384 and 672 for a model trained at 224
 CPU_BATCH, CUDA_BATCH = 32, 16384
-NEEDED = {  # by what has no effect alone
+NEEDED = {  # option: the option without which it has no effect
     "tta_step": "tta",
     "trained_size": "gamma",
     **dict.fromkeys(("runs", "warmup", "max_batch"), "throughput"),
 }
-SHOWN = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
+PROTOCOLS = {"crop": "shorter side to size / 0.875, centre crop", "whole": "whole image squeezed"}
 WEIGHTS = (".json", ".safetensors", ".bin")
 UNFINISHED = ".unfinished-evaluation"  # folder in --output, for --resume
 PACKAGES = ("torch", "transformers", "datasets", "scikit-learn")
-# options that change nothing of what is measured
+# options that do not change the measurements
 UNIMPORTANT = ("model", "models", "output", "resume", "workers")
 
 TITLES = {
@@ -88,7 +88,8 @@ def make_options() -> argparse.ArgumentParser:
         "--sizes",
         nargs="+",
         **pixels,
-        help="default: 5/7, 1, 12/7 and 3 times that of the first model, 160 224 384 672 for 224",
+        help="default: 5/7, 1, 12/7 and 3 times the size of the first model: 160 224 384 672 for "
+        "224",
     )
     parser.add_argument(
         "--protocol",
@@ -101,7 +102,7 @@ def make_options() -> argparse.ArgumentParser:
         action="store_true",
         help="also add up the log-probabilities of SIZE-32, SIZE and SIZE+32",
     )
-    parser.add_argument("--tta-step", **pixels, help="(default: 32, of the digits 8)")
+    parser.add_argument("--tta-step", **pixels, help="(default: 32, for the digits 8)")
     parser.add_argument(
         "--gamma",
         action="store_true",
@@ -110,7 +111,7 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trained-size",
         **pixels,
-        help="size that --gamma takes for that of training; default: image_size of the model",
+        help="size of training, for --gamma; default: image_size of the model",
     )
     parser.add_argument(
         "--bins",
@@ -127,7 +128,7 @@ def make_options() -> argparse.ArgumentParser:
         "--runs", type=command_line.positive, help="timed runs of --throughput (default: 30)"
     )
     parser.add_argument(
-        "--warmup", type=command_line.positive, help="runs before these (default: 30)"
+        "--warmup", type=command_line.positive, help="runs before the timed ones (default: 30)"
     )
     parser.add_argument(
         "--max-batch",
@@ -147,20 +148,20 @@ def make_options() -> argparse.ArgumentParser:
         help="threads that read images (default: 1 on cpu, else one for each core, at most 16)",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="keep what an interrupted run has measured"
+        "--resume", action="store_true", help="keep the measurements of an interrupted run"
     )
     return parser
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Options, complete and checked as far as no model is needed."""
+    """Options, completed and checked as far as possible without a model."""
     args = make_options().parse_args(argv)
     command_line.check_shared(args)
     cpu = args.device.type == "cpu"
     args.workers = args.workers or (1 if cpu else min(16, available_cores()))
-    for name, needed in NEEDED.items():
-        if getattr(args, name) and not getattr(args, needed):
-            raise CommandError(f"--{name.replace('_', '-')} has no effect without --{needed}")
+    for name, other in NEEDED.items():
+        if getattr(args, name) and not getattr(args, other):
+            raise CommandError(f"--{name.replace('_', '-')} has no effect without --{other}")
     args.runs, args.warmup = args.runs or 30, args.warmup or 30
     args.max_batch = args.max_batch or (CPU_BATCH if cpu else CUDA_BATCH)
     builtin = args.dataset == [None]
@@ -175,7 +176,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def default_sizes(train: int, patch: int) -> list[int]:
-    """The paper's for a model trained at 224, in proportion for others, in whole patches."""
+    """The paper's sizes for a model trained at 224, for others in proportion, in whole patches."""
     return [max(1, round(train * ratio / patch)) * patch for ratio in SIZE_RATIOS]
 
 
@@ -196,7 +197,7 @@ def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
 def evaluate(
     args: argparse.Namespace, groups: Mapping[str, Sequence[Classifier]]
 ) -> dict[str, list[Row]]:
-    """Rows of all tables by name; everything is checked before the first is measured."""
+    """Rows of all tables by name; everything is checked before the first measurement."""
     every = [model for group in groups.values() for model in group]
     data = {channels: load_data(args, channels) for channels in {model.channels for model in every}}
     for model in every:
@@ -207,22 +208,22 @@ def evaluate(
     done = args.output / UNFINISHED
     if not args.resume:
         shutil.rmtree(done, ignore_errors=True)
-    given = {key: str(value) for key, value in vars(args).items() if key not in UNIMPORTANT}
+    options = {key: str(value) for key, value in vars(args).items() if key not in UNIMPORTANT}
     rows: dict[str, list[Row]] = {}
     for name, group in groups.items():
         for model in group:
-            # of a checkpoint on the hub the name alone
+            # no files for a checkpoint on the hub, only its name
             files = [file for file in sorted(Path(model.path).glob("*")) if file.suffix in WEIGHTS]
-            made_with = [given, [model.path, *map(digest, files)]]
+            made_with = [options, [model.path, *map(digest, files)]]
             work = {part.name: partial(measure, model, part, args) for part in data[model.channels]}
             if args.throughput and model is group[0]:  # seeds are equally fast
                 work[None] = partial(measure_speed, model, args)
             with model.on(args.device):
                 for part, run in work.items():
-                    own = {"model": name, "checkpoint": model.path}
-                    own |= {} if part is None else {"data": part}
+                    columns = {"model": name, "checkpoint": model.path}
+                    columns |= {} if part is None else {"data": part}
                     for table, measured in remembered(done, [*made_with, part], run).items():
-                        rows.setdefault(table, []).extend({**own, **row} for row in measured)
+                        rows.setdefault(table, []).extend({**columns, **row} for row in measured)
     shutil.rmtree(done, ignore_errors=True)
     return rows
 
@@ -230,8 +231,8 @@ def evaluate(
 def write_all(
     folder: Path, rows: Mapping[str, Sequence[Row]], facts: Mapping[str, str]
 ) -> Iterator[list[str]]:
-    """Writes ``TABLE.csv``, ``TABLE.md`` and ``TABLE.png``, and yields the lines of the page. Of
-    `facts` those with the name of a table belong to it alone."""
+    """Writes ``TABLE.csv``, ``TABLE.md`` and ``TABLE.png``, and yields the lines of the page. Facts
+    with the name of a table are for that table only."""
     for table, measured in rows.items():
         figure = folder / f"{table}.png"
         if table == "bins":
@@ -241,14 +242,16 @@ def write_all(
         else:
             sections = _write_sizes(figure, measured)
         tables.write_csv(folder / f"{table}.csv", measured)
-        own = {name: text for name, text in facts.items() if name not in TITLES or name == table}
-        yield tables.write_page(folder / f"{table}.md", TITLES[table], sections, own)
+        of_page = {
+            name: text for name, text in facts.items() if name not in TITLES or name == table
+        }
+        yield tables.write_page(folder / f"{table}.md", TITLES[table], sections, of_page)
 
 
 def _write_sizes(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
     lines, panel = [], ["data"]
     for row in rows:
-        line = row["model"] + " TTA" * (row.get("tta") == "+")
+        line = f"{row['model']} TTA" if row.get("tta") == "+" else row["model"]
         if "gamma" in row:
             line, panel = f"{line}, gamma {row['gamma']}", ["data", "model"]
         lines.append({**row, "line": line})
@@ -282,9 +285,10 @@ def _write_bins(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def bin_table(rows: Sequence[Row]) -> list[str]:
-    """Of one model on one data set: a row for each bin with the best strategy, by the mean over the
-    seeds, in bold; then all images by those strategies that were tried in every bin, and by
-    :data:`BEST`: means over the bins, weighted by their images."""
+    """Lines of the table of one model on one data set: a row for each bin, with the best strategy
+    (by the mean over the seeds) in bold; then a row for all images, with means over the bins,
+    weighted by their images, of the strategies that were tried in every bin, and of
+    :data:`BEST`."""
     cells = tables.pivot(rows, "bin", "strategy", "top1")
     images = {row["bin"]: row["images"] for row in rows}
     sizes = {(row["bin"], row["strategy"]): row["size"] for row in rows}
@@ -296,8 +300,8 @@ def bin_table(rows: Sequence[Row]) -> list[str]:
         for name in names:
             text = tables.cell(tried.get(name, ()))
             text = f"**{text}**" if name == best else text
-            shown = name in (MIN, MAX) and name in tried
-            texts.append(f"{text} ({sizes[label, name]})" if shown else text)
+            with_size = name in (MIN, MAX) and name in tried
+            texts.append(f"{text} ({sizes[label, name]})" if with_size else text)
         lines.append([label, images[label], *texts, tables.cell(tried[best])])
         for name, values in (*tried.items(), (BEST, tried[best])):
             chosen[name].append(values)
@@ -306,8 +310,8 @@ def bin_table(rows: Sequence[Row]) -> list[str]:
         for name, bins in chosen.items()
         if len(bins) == len(cells)
     }
-    shown = [tables.cell(totals.get(name, ())) for name in chosen]
-    lines.append([ALL, sum(images.values()), *shown])
+    texts = [tables.cell(totals.get(name, ())) for name in chosen]
+    lines.append([ALL, sum(images.values()), *texts])
     return tables.markdown([f"shorter side ({tables.of_seeds(cells)})", "images", *chosen], lines)
 
 
@@ -332,7 +336,7 @@ def draw_throughput(path: Path, rates: Cells, accuracies: Cells) -> None:
 def _write_throughput(
     path: Path, rows: Sequence[Row], accuracies: Sequence[Row]
 ) -> dict[str, list[str]]:
-    """Accuracy is that on the first data set."""
+    """Writes accuracy on the first data set, and throughput."""
     name, accuracies = next(iter(tables.grouped(accuracies, "data").items()))
     title = f"{TOP['top1']} ({name}, {accuracies[0]['images']} images)"
     rates = tables.pivot(rows, "model", "size", "images_per_second")
@@ -355,7 +359,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     first = next(iter(groups.values()))[0]
     args.sizes = sorted(set(args.sizes or default_sizes(first.size, first.patch)))
     rows = evaluate(args, groups)
-    images = f"{SHOWN[args.protocol]}, bilinear; {args.dtype}"
+    images = f"{PROTOCOLS[args.protocol]}, bilinear; {args.dtype}"
     command = tables.shown_command(started_as(), argv)
     facts = tables.how_made(command, PACKAGES, args.device, images=images)
     facts |= {

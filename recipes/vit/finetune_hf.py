@@ -6,7 +6,7 @@
     accelerate launch recipes/vit/finetune_hf.py --univit ...    # one random size per update
     accelerate launch recipes/vit/finetune_hf.py --preset vit_s --recipe deit --dataset IMAGENET
 
-Without --model a ViT is trained from scratch, of the sizes of --preset and --model-config. Without
+Without --model a ViT with the sizes of --preset and --model-config is trained from scratch. Without
 --dataset the data are scikit-learn's handwritten digits, enlarged, and the model is small.
 """
 
@@ -36,7 +36,7 @@ from recipes.vit.catalog import PRESETS, RECIPES, Recipe
 from recipes.vit.data import COLUMNS, Images, Request, digits, given_data, make_processor
 
 COMPARED = ("abspos", "sinpos", "cape")
-CLASSIFIER = ("classifier.weight", "classifier.bias")  # new for other classes
+CLASSIFIER = ("classifier.weight", "classifier.bias")  # drawn anew if the classes differ
 
 
 def make_options() -> argparse.ArgumentParser:
@@ -55,28 +55,28 @@ def make_options() -> argparse.ArgumentParser:
         help="settings of a training; other options win (default: digits without --dataset)",
     )
     pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
-    parser.add_argument("--train-sizes", **pixels, help="default: that of the model")
+    parser.add_argument("--train-sizes", **pixels, help="default: the size of the model")
     parser.add_argument(
-        "--test-sizes", **pixels, help="default: that of training; of the digits: 16 to 48"
+        "--test-sizes", **pixels, help="default: --train-sizes; for the digits: 16 to 48"
     )
     parser.add_argument(
         "--scale-patches",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="start the projection of patches with deviation 1/sqrt(its inputs); of a new model",
+        help="start the projection of patches of a new model with deviation 1/sqrt(inputs)",
     )
     parser.add_argument(
         "--univit",
         action="store_true",
-        help="one random size per update, of --train-sizes; default: 128 to 320 in steps of 32, "
-        "of the digits: 16 to 48",
+        help="one random size of --train-sizes per update; default: 128 to 320 in steps of 32, for "
+        "the digits: 16 to 48",
     )
     parser.add_argument(
         "--crop",
         nargs=2,
         type=number(0, 1),
         metavar=("LOW", "HIGH"),
-        help="train on random crops of this share of the image; default: whole, of the digits "
+        help="train on random crops of this share of the image; default: whole, for the digits "
         "0.25 1",
     )
     parser.add_argument(
@@ -106,7 +106,7 @@ def make_options() -> argparse.ArgumentParser:
         type=number(0, 1e3),
         default=0.0,
         metavar="A",
-        help="replace a box by that of another image, its share of Beta(A, A)",
+        help="replace a box by the same box of another image, its share of Beta(A, A)",
     )
     parser.add_argument(
         "--repeats",
@@ -119,7 +119,7 @@ def make_options() -> argparse.ArgumentParser:
         "--drop-path",
         type=number(0, 1, below=True),
         metavar="P",
-        help="stochastic depth: rate of the last layer (default: 0, or that of the checkpoint)",
+        help="stochastic depth: rate of the last layer (default: 0, or as in the checkpoint)",
     )
     return parser
 
@@ -127,15 +127,15 @@ def make_options() -> argparse.ArgumentParser:
 def read_options(
     argv: Sequence[str] | None,
 ) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments, Recipe]:
-    """Options with those of ``--recipe`` where none are given."""
+    """Options; ``--recipe`` completes those that the command line does not have."""
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = make_options()
     first = parser.parse_known_args(argv)[0]
     recipe = RECIPES[first.recipe or ("plain" if has_data(first) else "digits")]
     parser.set_defaults(**recipe.options)
     args, training = parse(parser, recipe.training.split(), argv)
-    given = {word.split("=")[0].replace("-", "_") for word in argv}
-    if recipe.rate_per_1024 and "__learning_rate" not in given:
+    flags = {word.split("=")[0].replace("-", "_") for word in argv}
+    if recipe.rate_per_1024 and "__learning_rate" not in flags:
         images = training.train_batch_size * training.gradient_accumulation_steps
         training.learning_rate = recipe.rate_per_1024 * images * training.world_size / 1024
     low, high = args.crop or (1, 1)
@@ -148,7 +148,7 @@ def read_options(
         )
     if args.model and args.preset:
         raise CommandError("--preset has no effect on the checkpoint of --model")
-    if args.model and "__scale_patches" in given:
+    if args.model and "__scale_patches" in flags:
         raise CommandError("--scale-patches has no effect on the checkpoint of --model")
     if args.univit and args.train_sizes is None:
         args.train_sizes = recipe.univit_sizes
@@ -159,17 +159,17 @@ def read_options(
 
 
 def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Fields of the configuration. A model trained at one size is of that size, a new one trained
-    at many of the middle one: 224 of 128 to 320."""
+    """Fields of the configuration. The image size of a model trained at one size is that size; the
+    image size of a new model trained at many is the middle one: 224 of 128 to 320."""
     pixels = sorted(args.train_sizes or ())
     middle = {"image_size": pixels[len(pixels) // 2]} if pixels else {}
-    own = middle if len(pixels) == 1 else {}
+    only_size = middle if len(pixels) == 1 else {}
     if args.model:
         stock = read_config(args.model, CapeViTConfig)
         names = ("image_size", "patch_size", "num_channels")
-        return {name: getattr(stock, name) for name in names if hasattr(stock, name)} | own
+        return {name: getattr(stock, name) for name in names if hasattr(stock, name)} | only_size
     preset = PRESETS.get(args.preset, {})
-    return {**middle, **recipe.model, **preset, **own, **(args.model_config or {})}
+    return {**middle, **recipe.model, **preset, **only_size, **(args.model_config or {})}
 
 
 def collate(
@@ -185,8 +185,8 @@ def build_model(
     sizes: Mapping[str, Any],
     names: Sequence[str],
 ) -> CapeViTForImageClassification:
-    """A model from a checkpoint, stock or cape, or from scratch. The learned table of one is
-    resized to the image size once, so that it learns at that size."""
+    """A model from a checkpoint, stock or cape, or from scratch. The learned table of a checkpoint
+    is resized to the image size once, so that it learns at that size."""
     model_class = CapeViTForImageClassification
     more = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
     if args.drop_path is not None:
@@ -197,7 +197,7 @@ def build_model(
         if args.scale_patches:
             scale_patches(model)
         return model
-    more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # of the classifier
+    more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # for the classifier
     model, info = load_model(model_class, args.model, settings, **more)
     others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
     if others:
@@ -212,10 +212,10 @@ def build_model(
 
 def scale_patches(model: CapeViTForImageClassification) -> None:
     """Draws the weights of the projection of patches anew, with a deviation of 1 / sqrt(inputs), so
-    that what it puts out has the deviation of the pixels: with 0.02, embeddings of patches of few
-    pixels are so much smaller than sinusoids that a short training hardly sees them. The rest keeps
-    DeiT's 0.02. `cifar10-fine` has patches of 2 pixels because on the 8 x 8 patches of `cifar10` 42
-    % of the channels turn by more than half a circle from one patch to the next."""
+    that its output has the deviation of the pixels. With 0.02, the embeddings of patches of few
+    pixels are so much smaller than sinusoids that a short training hardly sees them. Other weights
+    keep DeiT's 0.02. `cifar10-fine` has patches of 2 pixels because on the 8 x 8 patches of
+    `cifar10` 42 % of the channels turn by more than half a circle from one patch to the next."""
     weight = model.base_model.embeddings.patch_embeddings.projection.weight
     torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
 
@@ -239,14 +239,14 @@ def accuracy(
 def main(argv: Sequence[str] | None = None) -> None:
     args, training, recipe = read_options(argv)
     if not args.dataset:
-        torch.set_num_threads(1)  # so small a model gains nothing by more
+        torch.set_num_threads(1)  # more threads do not speed up such a small model
     sizes = args.model_config = model_sizes(args, recipe)  # part of the record of a training
-    known = CapeViTConfig().to_dict() | sizes
+    fields = CapeViTConfig().to_dict() | sizes
     # a configuration may have one number per side
-    channels, size = known["num_channels"], int(np.min(known["image_size"]))
+    channels, size = fields["num_channels"], int(np.min(fields["image_size"]))
     trained = list(args.train_sizes or [size])
     tested = list(args.test_sizes or trained)
-    patch = int(np.max(known["patch_size"]))
+    patch = int(np.max(fields["patch_size"]))
     if patch < 1:
         raise CommandError(f"--model-config: patch_size {patch} is not allowed; allowed: >= 1")
     if (least := min(*trained, *tested)) < patch:
@@ -265,10 +265,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     train_set.crop = args.crop
     train_set.augment = Augment(mean, std, args.flip, pixels, args.random_erasing)
 
-    def make_trainer(settings: Any, own: Seq2SeqTrainingArguments) -> ImageTrainer:
-        train_set.seed = own.seed
+    def make_trainer(settings: Any, run_args: Seq2SeqTrainingArguments) -> ImageTrainer:
+        train_set.seed = run_args.seed
         model = build_model(args, settings, sizes, train_set.names)
-        trainer = ImageTrainer(model, own, normalised, train_set, processing_class=processor)
+        trainer = ImageTrainer(model, run_args, normalised, train_set, processing_class=processor)
         trainer.sizes, trainer.repeats = trained, args.repeats
         if args.mixup or args.cutmix:
             trainer.mixing = Mixing(args.mixup, args.cutmix, len(train_set.names))

@@ -1,5 +1,5 @@
-"""What is measured of one model on one data set: ranks of the right classes by size and rule, by
-the protocols of CAPE (section 5.1 and Appendix B)."""
+"""Measurements of one model on one data set: ranks of the right classes by size and rule, by the
+protocols of CAPE (section 5.1 and Appendix B)."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from recipes.vit.data import Data, resize, shapes_of
 
 CENTRE = 0.875  # share of the shorter side that the centre crop keeps: 224 of 256 pixels
 BIN_EDGES = (100, 150, 200, 250, 300, 350, 384)  # CAPE Table 5
-OPEN_BIN_MAX = 500 / 384  # its largest size above the last edge, by that edge
+OPEN_BIN_MAX = 500 / 384  # the table's largest size above the last edge, relative to that edge
 MIN, MAX = "min", "max"  # names of strategies
 GAMMA_RULES = {"1": 0, "r/train": 1, "sqrt(r/train)": 0.5}  # powers of r/train, CAPE Table 6
 
@@ -27,14 +27,14 @@ GAMMA_RULES = {"1": 0, "r/train": 1, "sqrt(r/train)": 0.5}  # powers of r/train,
 class View(NamedTuple):
     """One way to show an image ``[C, h, w]`` to a model, by one of the protocols:
 
-    "crop", the paper's: the shorter side becomes ``int(size / 0.875)`` pixels, the aspect is kept,
-    then a square is cropped from the centre; "whole": the whole image becomes a square; "original":
-    both sides are enlarged by 1 / 0.875 and the centre is cropped to the size that the image had;
-    "untouched": the image as it is (the last two: CAPE Appendix B.2, strategies iv and v).
+    "crop", the paper's: the shorter side becomes ``int(size / 0.875)`` pixels, with the same
+    aspect, then a square is cropped from the centre; "whole": the whole image becomes a square;
+    "original": both sides are enlarged by 1 / 0.875 and the centre is cropped to the size that the
+    image had; "untouched": no change (the last two: CAPE Appendix B.2, strategies iv and v).
     """
 
     protocol: str
-    size: int = 0  # side of the square in pixels; 0 where the image keeps its own size
+    size: int = 0  # side of the square in pixels; 0 if the image keeps its size
     gamma: float = 1.0  # factor on the grid of positions
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
@@ -55,8 +55,8 @@ class View(NamedTuple):
 
 
 def columns_of(args: argparse.Namespace, train: int) -> dict[tuple[str, int, str], list[View]]:
-    """What is compared on all images: views whose log-probabilities are added up, by name of table,
-    size and rule."""
+    """Views of all images by name of table, size and rule; the log-probabilities of the views of a
+    column are added up."""
     columns = {}
     for size in args.sizes:
         view = View(args.protocol, size)
@@ -77,19 +77,19 @@ def columns_of(args: argparse.Namespace, train: int) -> dict[tuple[str, int, str
 
 
 def scores_of(classifier: Classifier, images: Sequence[torch.Tensor], gamma: float) -> torch.Tensor:
-    """Log-probabilities ``[B, classes]``; images of one exact size share a forward. Images that are
-    not cropped keep their shape, as in the paper."""
+    """Log-probabilities ``[B, classes]``; images of exactly the same size share a forward. Images
+    that are not cropped keep their shape, as in the paper."""
     scores = torch.empty(len(images), len(classifier.labels))
     for shape in {image.shape for image in images}:
-        places = [place for place, image in enumerate(images) if image.shape == shape]
-        batch = torch.stack([images[place] for place in places])
-        scores[places] = classifier.scores(batch, gamma).cpu()
+        rows = [row for row, image in enumerate(images) if image.shape == shape]
+        batch = torch.stack([images[row] for row in rows])
+        scores[rows] = classifier.scores(batch, gamma).cpu()
     return scores
 
 
 def rank_of(scores: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """``[B]``: how many classes come before the `right` one ``[B]`` in `scores` ``[B, classes]``;
-    of equal scores the first comes first, as in argmax."""
+    """``[B]``: the number of classes that come before the `right` one ``[B]`` in `scores`
+    ``[B, classes]``; among equal scores the first class comes first, as in argmax."""
     order = scores.argsort(dim=1, descending=True, stable=True)
     return (order == right[:, None]).nonzero()[:, 1]
 
@@ -97,16 +97,16 @@ def rank_of(scores: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def label_ranks(
     classifier: Classifier, data: Data, columns: Mapping[Any, list[View]], classes: Sequence[int]
 ) -> dict[Any, np.ndarray]:
-    """Rank of the right class of each image of the order, 0 where it is the best, by column: views
-    whose log-probabilities are added up. Images are read once, each distinct view is scored once;
-    `classes` has the number of the model's class for each label."""
+    """Ranks of the right class of each image of the order, by column; rank 0 is the best. The
+    log-probabilities of the views of a column are added up. Images are read once, each distinct
+    view is scored once; `classes` has the number of the model's class for each label."""
     views = {view for column in columns.values() for view in column}
-    shown = {view._replace(gamma=1.0) for view in views}
+    pictures = {view._replace(gamma=1.0) for view in views}
     ranks: dict[Any, list[int]] = {name: [] for name in columns}
 
     def show(index: int) -> tuple[int, dict[View, torch.Tensor]]:
         image, label = data.images[index]
-        return classes[label], {view: view(image) for view in shown}
+        return classes[label], {view: view(image) for view in pictures}
 
     for samples in data.read(show, f"{classifier.path}: {data.name}"):
         right = torch.tensor([label for label, _ in samples])
@@ -120,7 +120,7 @@ def label_ranks(
 
 
 def check(classifier: Classifier, args: argparse.Namespace) -> None:
-    """Refuses what the model cannot do before hours of work."""
+    """Refuses options that the model cannot do, before hours of work."""
     if args.gamma:
         classifier.check_gamma()
     columns = columns_of(args, classifier.size).values()
@@ -133,10 +133,10 @@ def check(classifier: Classifier, args: argparse.Namespace) -> None:
 
 
 def measure(classifier: Classifier, data: Data, args: argparse.Namespace) -> dict[str, list[Row]]:
-    """Rows by table, of all but that of throughput."""
-    classes, how = match_classes(data.images.names, classifier.labels)
-    if how != "by name":
-        print(f"{classifier.path}, {data.name}: classes are matched {how}", flush=True)
+    """Rows by table, for all tables except throughput."""
+    classes, matched = match_classes(data.images.names, classifier.labels)
+    if matched != "by name":
+        print(f"{classifier.path}, {data.name}: classes are matched {matched}", flush=True)
     columns = columns_of(args, args.trained_size or classifier.size)
     rows: dict[str, list[Row]] = {}
     for (table, size, rule), ranks in label_ranks(classifier, data, columns, classes).items():
@@ -161,9 +161,10 @@ def size_bins(edges: Sequence[int]) -> list[tuple[str, int, float]]:
 def strategies(
     shapes: Sequence[tuple[int, int]], low: int, high: float, sizes: Sequence[int]
 ) -> Mapping[str, View]:
-    """Ways to resize the images of the bin from `low` to `high`, of these (height, width), by name
-    (CAPE Appendix B.2). The bin without an upper end may have images of thousands of pixels: 500
-    pixels (at the paper's edges) stand for its largest, and no image keeps its own size."""
+    """Ways to resize the images of the bin from `low` to `high`, by name (CAPE Appendix B.2);
+    `shapes` are (height, width). The bin without an upper end may have images of thousands of
+    pixels: 500 pixels (at the paper's edges) stand for its largest size, and no image keeps its
+    size."""
     sides = [min(shape) for shape in shapes]
     largest = max(round(OPEN_BIN_MAX * (low - 1)), min(sides)) if high == inf else max(sides)
     views = {f"{size} px": View("crop", size) for size in sizes}
@@ -176,7 +177,7 @@ def strategies(
 def measure_bins(
     classifier: Classifier, data: Data, args: argparse.Namespace, classes: Sequence[int]
 ) -> list[Row]:
-    """A row for each bin and strategy, but for those with a shape that the model refuses."""
+    """A row for each bin and strategy, without strategies with a shape that the model refuses."""
     # images of one size follow each other, so that they share a forward
     members = sorted(zip(shapes_of(data), data.order, strict=True))
     rows = []
@@ -187,8 +188,8 @@ def measure_bins(
         shapes, order = zip(*chosen, strict=True)
         columns = {}
         for name, view in strategies(shapes, low, high, args.sizes).items():
-            shown = [(view.size, view.size)] if view.size else extremes(shapes)
-            if reason := next(filter(None, starmap(classifier.refusal, shown)), None):
+            tested = [(view.size, view.size)] if view.size else extremes(shapes)
+            if reason := next(filter(None, starmap(classifier.refusal, tested)), None):
                 print(f"{classifier.path}, {data.name} {label}: without {name!r}, since {reason}")
             else:
                 columns[name] = [view]
@@ -200,8 +201,9 @@ def measure_bins(
 
 
 def extremes(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Extremes of (height, width): the smallest of each, and shapes with the smallest and largest
-    of each. A model that takes all of them has neither a size of its own nor too large a patch."""
+    """Extremes of (height, width): the smallest height with the smallest width, and the shapes with
+    the smallest and largest height and width. A model that takes all of them has no fixed size, and
+    a patch that is small enough."""
     corners = [tuple(map(min, zip(*shapes, strict=True)))]
     corners += [pick(shapes, key=itemgetter(side)) for pick in (min, max) for side in (0, 1)]
     return list(dict.fromkeys(corners))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from cape_plugins.speech.manifest import Utterance
 from recipes.asr import data as asr_data
 from recipes.asr import finetune_hf as asr
-from recipes.asr.data import Labelled, Recordings, given, synthetic
+from recipes.asr.data import Labelled, Recordings, given_recordings, synthetic
 from recipes.asr.manifest import usable
 from recipes.lab.steps import CommandError
 from tests.support.plots import assert_lines
@@ -56,7 +56,7 @@ def arguments(*words):
 def test_folder_with_texts_beside_the_recordings(tmp_path):
     for name, text in write_wavs(tmp_path / "all", 20).items():
         (tmp_path / "all" / name).with_suffix(".txt").write_text(text + "\n")
-    splits = given(arguments("--dataset", tmp_path / "all"))
+    splits = given_recordings(arguments("--dataset", tmp_path / "all"))
     assert [len(splits[name]) for name in ("train", "test")] == [18, 2]
     item = splits["train"].items[3]
     assert item.audio.with_suffix(".txt").read_text() == item.text + "\n"
@@ -75,7 +75,7 @@ def test_folder_with_metadata_and_splits(tmp_path, suffix):
                 table.writerows(rows)
             else:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
-    splits = given(arguments("--dataset", tmp_path))
+    splits = given_recordings(arguments("--dataset", tmp_path))
     assert [item.text for item in splits["test"].items] == list(texts.values())
     assert len(splits["train"]) == 4
 
@@ -98,7 +98,7 @@ def test_tables_of_every_format_are_read(tmp_path, suffix, monkeypatch):
         "jsonl": lambda: frame.to_json(path, orient="records", lines=True),
         "parquet": lambda: frame.to_parquet(path),
     }[suffix]()
-    splits = given(arguments("--train-file", path, "--text-column", "said"))
+    splits = given_recordings(arguments("--train-file", path, "--text-column", "said"))
     assert len(splits["train"]) == 11
     waveform = splits["train"][5]
     assert len(waveform) == pytest.approx(splits["train"].items[5].seconds * 16000, abs=2)
@@ -113,12 +113,12 @@ def test_paths_of_each_table_begin_at_its_own_folder(option, tmp_path, monkeypat
         tables.append(tmp_path / name / "table.csv")
         lines = ["audio,text", *(f"wavs/{path},{name} {text}" for path, text in texts.items())]
         tables[-1].write_text("".join(f"{line}\n" for line in lines))
-    splits = given(arguments("--train-file", tables[0], option, tables[1]))
+    splits = given_recordings(arguments("--train-file", tables[0], option, tables[1]))
     assert {name: len(part) for name, part in splits.items()} == {"train": 5, "test": 3}
     for name, part in splits.items():
         assert {item.audio.parent for item in part.items} == {tmp_path / name / "wavs"}
         assert all(item.text.startswith(name) for item in part.items)
-    whole = given(arguments("--train-file", tables[0]))
+    whole = given_recordings(arguments("--train-file", tables[0]))
     assert {item.audio.parent for item in whole["test"].items} == {tmp_path / "train/wavs"}
 
 
@@ -144,7 +144,7 @@ def test_hub_layout_needs_no_torchcodec(tmp_path, monkeypatch):
     )
     parquet = argparse.Namespace(config=None)
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: parquet)
-    splits = given(arguments("--dataset", "some/name"))
+    splits = given_recordings(arguments("--dataset", "some/name"))
     assert [item.text for item in splits["train"].items] == list(texts.values())
     assert len(splits["train"][2]) == 6400
 

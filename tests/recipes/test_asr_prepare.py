@@ -371,14 +371,14 @@ def test_prepared_data_reach_the_training_recipe(single_digits, tmp_path, monkey
     """Manifests are tables that recipes/asr/finetune_hf.py reads."""
     pytest.importorskip("transformers")
     from recipes.asr import finetune_hf
-    from recipes.asr.data import given
+    from recipes.asr.data import given_recordings
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
     run("digits", single_digits, "--output", out, *COUNTS)
     words = ["--train-file", out / "train.tsv", "--test-file", out / "test.tsv"]
     words += ["--audio-column", "audio", "--text-column", "tgt_text"]
-    splits = given(finetune_hf.make_options().parse_args([str(word) for word in words]))
+    splits = given_recordings(finetune_hf.make_options().parse_args([str(word) for word in words]))
     entries = read_manifest(out / "train.tsv")
     assert [item.text for item in splits["train"].items] == [entry.text for entry in entries]
     seconds = [entry.seconds for entry in entries]

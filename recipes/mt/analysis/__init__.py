@@ -1,1 +1,2 @@
-"""What the papers show about trained models: a module for each command of recipes/mt/analyze.py."""
+"""Analyses of trained models as in the papers: a module for each command of
+recipes/mt/analyze.py."""

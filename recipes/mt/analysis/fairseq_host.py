@@ -29,8 +29,8 @@ class FairseqTranslator(Translator):
 
     Args:
         segmented: Whether the test text is in the subwords of the model.
-        data: Folder with the dictionaries; default the one the checkpoint names.
-        files: The sentencepiece model (spm) or subword-nmt codes (bpe) of its text.
+        data: Folder with the dictionaries (default: the folder that the checkpoint names).
+        files: The sentencepiece model (spm) or subword-nmt codes (bpe) of the training text.
     """
 
     def __init__(
@@ -85,8 +85,9 @@ class FairseqTranslator(Translator):
 
     def load(self) -> nn.Module:
         try:
-            how = {"task": self.task, "state": self._read()}
-            (model,), *_ = checkpoint_utils.load_model_ensemble_and_task([str(self.path)], **how)
+            (model,), *_ = checkpoint_utils.load_model_ensemble_and_task(
+                [str(self.path)], task=self.task, state=self._read()
+            )
         except (ValueError, RuntimeError) as error:
             raise CommandError(f"--model {self.path}: cannot be built ({reason(error)})") from None
         return model
@@ -143,8 +144,8 @@ def _arch(model: Any) -> str:
 
 
 def use_cape_architecture(model: Any) -> None:
-    """Names in the settings of a stock Transformer the architecture with the same outputs, whose
-    length has no limit and whose positions can be moved."""
+    """Replaces the architecture of a stock Transformer in its settings by ours with the same
+    outputs, which has no limit of length, and whose positions can be moved."""
     arch = _arch(model)
     if arch.startswith("cape_") or f"cape_{arch}" not in ARCH_MODEL_REGISTRY:
         return
@@ -162,8 +163,9 @@ def use_cape_architecture(model: Any) -> None:
 
 
 def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
-    """The folder with the dictionaries of a checkpoint: that which was `chosen`, or the one of its
-    training, also where all was moved, at the same place relative to a folder above."""
+    """The folder with the dictionaries of a checkpoint: the `chosen` one, or the one of its
+    training. If both were moved, the latter is found at the same path relative to a folder
+    above."""
     names = [f"dict.{code or '*'}.txt" for code in (task.source_lang, task.target_lang)]
     candidates = [chosen or Path(str(task.data).split(":")[0])]
     if not chosen:

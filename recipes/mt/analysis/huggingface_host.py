@@ -36,13 +36,13 @@ class HuggingFaceTranslator(Translator):
             )
         self.tokenizer = self._read(AutoTokenizer)
         settings = getattr(self.config, "position_embedding", None) or {}
-        words = ("Hugging Face", self.config.model_type, settings.get("type"))
-        self.kind = " ".join(filter(None, words))
+        parts = ("Hugging Face", self.config.model_type, settings.get("type"))
+        self.kind = " ".join(filter(None, parts))
 
     def _read(self, loader: Any) -> Any:
         try:
             return loader.from_pretrained(self.path)
-        except Exception as error:  # without its files each tokenizer fails in a way of its own
+        except Exception as error:  # without its files each tokenizer fails in a different way
             raise CommandError(
                 f"--model {self.path}: cannot be read as a Hugging Face model ({reason(error)});"
                 " give a folder with a translation model and its tokenizer, or a checkpoint*.pt of"
@@ -118,7 +118,7 @@ class HuggingFaceTranslator(Translator):
         return {"input_ids": ids, "attention_mask": mask}
 
     def _checked(self, ids: Ids) -> Ids:
-        """Longer texts than a table of positions would end in an index error."""
+        """Refuses a text longer than the table of positions, which would end in an index error."""
         free = self.config.model_type in CapeMarianConfig.model_types()
         limit = getattr(self.config, "max_position_embeddings", None)
         if not free and limit and len(ids) > limit:

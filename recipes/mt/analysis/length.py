@@ -18,9 +18,14 @@ from recipes.mt.scoring import METRICS, groups_by_length, metrics_are, score_gro
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    text = "upper ends of the bins of source words (default: 5 10 15 20 30 50)"
-    default = (5, 10, 15, 20, 30, 50)
-    parser.add_argument("--bins", nargs="+", type=positive, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--bins",
+        nargs="+",
+        type=positive,
+        default=(5, 10, 15, 20, 30, 50),
+        metavar="N",
+        help="upper ends of the bins of source words (default: 5 10 15 20 30 50)",
+    )
     parser.add_argument(
         "--stack",
         nargs="+",
@@ -33,11 +38,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def stack_all(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[list[Pair], list[str]]:
-    """The text in stacks of each of `counts` sentences, and of how many each is, as a label."""
+    """Stacks of each of `counts` sentences, and for each stack its count as a label."""
     if sorted(set(counts)) != list(counts) or counts[-1] > len(pairs):
-        given = " ".join(map(str, counts))
+        numbers = " ".join(map(str, counts))
         raise CommandError(
-            f"--stack {given}: allowed: increasing numbers up to {len(pairs)}, the pairs of the"
+            f"--stack {numbers}: allowed: increasing numbers up to {len(pairs)}, the pairs of the"
             " test text; give for example --stack 1 2 4"
         )
     stacked = {count: stack_groups(pairs, count) for count in counts}
@@ -46,8 +51,8 @@ def stack_all(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[list[Pair],
 
 
 def run(args: argparse.Namespace) -> None:
-    bins(args.bins, "--bins")  # refuses bad ones before any work
-    how, pairs = options.decoding(args), options.test_pairs(args)
+    bins(args.bins, "--bins")  # refuses bad numbers before any work
+    decoding, pairs = options.decoding(args), options.test_pairs(args)
     column, groups_are, name, stacks = "source_words", "source words", "length", None
     if args.stack:
         pairs, stacks = stack_all(pairs, args.stack)
@@ -59,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
     metrics = {metric: METRICS[metric] for metric in ("bleu", "exact_match")}
     rows = []
     for columns, model in options.each(models):
-        hypotheses = options.translations(model, how, args.output / "translations", sides[0])
+        hypotheses = options.translations(model, decoding, args.output / "translations", sides[0])
         sources, references = (list(map(model.plain, side)) for side in sides)
         groups = (stacks, args.stack) if stacks else groups_by_length(sources, args.bins)
         labels = list(map(str, groups[1]))
@@ -71,5 +76,4 @@ def run(args: argparse.Namespace) -> None:
     sentences = ", ".join(f"{label}: {count}" for label, count in counts.items())
     facts = options.facts(args, models, sentences=sentences, metrics=measured)
     title = f"Scores by {groups_are}" if stacks else "Scores by source length"
-    how_shown = {"name": name, "groups_are": groups_are}
-    write_scores(args.output, title, rows, column, metrics, facts, **how_shown)
+    write_scores(args.output, title, rows, column, metrics, facts, name=name, groups_are=groups_are)

@@ -1,4 +1,4 @@
-"""What the analysis commands share: options, models, reports."""
+"""Options, models and reports that the analysis commands share."""
 
 import argparse
 import logging
@@ -22,10 +22,9 @@ Models = dict[str, list[Translator]]  # by name; several are seeds
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Models, test text, and how models are run."""
-    add = parser.add_argument
+    """Adds options for models, test text, and how models are run."""
     add_shared(parser, "models")
-    add(
+    parser.add_argument(
         "--test",
         nargs=2,
         type=Path,
@@ -36,28 +35,28 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "limit", note="the first lines")
     add_shared(parser, "output", default=Path("results/translation"))
     group = parser.add_argument_group("fairseq checkpoints, where not found beside them")
-    add = group.add_argument
-    many = {"action": "append", "default": []}
-    add("--data", **many, metavar="[NAME=]DIR", help="folder of fairseq-preprocess")
-    add("--spm", **many, metavar="[NAME=]FILE", help="sentencepiece model")
-    add("--bpe", **many, metavar="[NAME=]FILE", help="subword-nmt codes, after Moses tokenisation")
-    add(
+    for option, metavar, text in (
+        ("--data", "[NAME=]DIR", "folder of fairseq-preprocess"),
+        ("--spm", "[NAME=]FILE", "sentencepiece model"),
+        ("--bpe", "[NAME=]FILE", "subword-nmt codes, after Moses tokenisation"),
+    ):
+        group.add_argument(option, action="append", default=[], metavar=metavar, help=text)
+    group.add_argument(
         "--segmented",
         action="store_true",
         help="the test text is in the subwords of the models; they are joined before it is scored",
     )
     group = parser.add_argument_group("computation")
     add_shared(group, "device")
-    add = group.add_argument
-    add("--fp16", action="store_true", help="half precision, on a GPU")
-    add(
+    group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
+    group.add_argument(
         "--max-tokens",
         type=positive,
         default=4000,
         metavar="N",
-        help="of a padded batch (default: %(default)s)",
+        help="tokens of a padded batch (default: %(default)s)",
     )
-    add(
+    group.add_argument(
         "--inference-offset",
         type=int_at_least,
         default=0,
@@ -68,9 +67,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
-    """Beam search. The beam is SHAPE's and that of most recipes; the penalty is fairseq's default,
-    and that of the recipes of Multi30k. SHAPE's has to be given: the paper and its code name none,
-    and the default of OpenNMT-py, on which it runs, is none."""
+    """Adds options of the beam search. SHAPE and most recipes have the default beam; fairseq and
+    the recipes of Multi30k have the default penalty. SHAPE's penalty has to be given: its paper and
+    code name none, and OpenNMT-py, which it runs on, has none by default."""
     group = parser.add_argument_group("beam search")
     add_shared(group, "beam", default=4)
     add_shared(
@@ -96,7 +95,7 @@ def test_pairs(args: argparse.Namespace) -> list[Pair]:
 
 
 def open_models(args: argparse.Namespace) -> Models:
-    """The models of ``--model``; an error names that which cannot be read."""
+    """The models of ``--model``; an error names the model that cannot be read."""
     if args.fp16 and args.device.type == "cpu":
         raise CommandError("--fp16: needs a GPU; leave it out, or give --device cuda")
     paths = command_line.named_models(args.model)
@@ -119,24 +118,28 @@ def _open_seeds(
         if name in by_name and all(path.is_dir() for path in paths):
             why = f"{name} is a Hugging Face model, which has its own tokenizer; leave it out"
             raise CommandError(f"--{option} {name}={by_name[name]} has no effect: {why}")
-    own = {option: by_name.get(name, by_name.get("")) for option, by_name in files.items()}
-    how = Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
-    seeds = [open_translator(path, how, segmented=args.segmented, **own) for path in paths]
+    files_of_model = {
+        option: by_name.get(name, by_name.get("")) for option, by_name in files.items()
+    }
+    running = Running(args.device, args.fp16, args.max_tokens, args.inference_offset)
+    seeds = [
+        open_translator(path, running, segmented=args.segmented, **files_of_model) for path in paths
+    ]
     first = seeds[0]
     for count, seed in enumerate(seeds, 1):
         seed.title = f"{name} {count}"
         if seed.kind != first.kind:
             raise CommandError(
                 f"--model {name}: {first.path} is {first.kind}, {seed.path} is {seed.kind}; "
-                "seeds are of one kind; give the others names of their own"
+                "seeds are of one kind; give the others another name"
             )
-    if how.offset:
-        first.check_offset(how.offset)
+    if running.offset:
+        first.check_offset(running.offset)
     return seeds
 
 
 def _by_name(words: Sequence[str], names: Container[str]) -> dict[str, Path]:
-    """``[NAME=]FILE``; the name "" is that of all models that are not named."""
+    """Files by model, from ``[NAME=]FILE``; "" stands for all models that are not named."""
     result = {}
     for word in words:
         name, _, rest = word.partition("=")
@@ -144,18 +147,18 @@ def _by_name(words: Sequence[str], names: Container[str]) -> dict[str, Path]:
     return result
 
 
-def open_translator(path: Path, how: Running, **files: Any) -> Translator:
+def open_translator(path: Path, running: Running, **files: Any) -> Translator:
     """The checkpoint of fairseq in a file, or the Hugging Face model in a folder; `files` are
     ``data``, ``spm``, ``bpe`` and ``segmented``, for fairseq."""
     if not path.is_dir() and not path.is_file():
         remedy = "give a checkpoint of fairseq, or a folder of a Hugging Face model"
         raise CommandError(f"--model {path}: no such file or folder; {remedy}")
-    # The first to do so wins: an import of fairseq would let all libraries talk.
+    # Before the import of fairseq, which would make all libraries log: the first call wins.
     logging.basicConfig(level=logging.WARNING)
     host = "HuggingFace" if path.is_dir() else "Fairseq"
     module = f"recipes.mt.analysis.{host.lower()}_host"
-    try:  # imports this host alone, as the other may not be installed
-        return pkgutil.resolve_name(f"{module}:{host}Translator")(path, how, **files)
+    try:  # imports this host only, because the other may not be installed
+        return pkgutil.resolve_name(f"{module}:{host}Translator")(path, running, **files)
     except ModuleNotFoundError as error:
         raise CommandError(
             f"--model {path}: needs {error.name}, which is not installed; `make setup` installs"
@@ -164,22 +167,23 @@ def open_translator(path: Path, how: Running, **files: Any) -> Translator:
 
 
 def translations(
-    model: Translator, how: Decoding, folder: Path, sources: Sequence[str], order: str = ""
+    model: Translator, decoding: Decoding, folder: Path, sources: Sequence[str], order: str = ""
 ) -> list[str]:
-    """Hypotheses, kept in `folder` under a name made of all they depend on, for the next run."""
+    """Hypotheses, which are also stored in `folder` for the next run, under a name made from all
+    that they depend on."""
     settings = {
         "model": [digest(path) for path in model.files()],
         "text": digest_text(sources),
         "read": digest_text(str(model.source_ids(source)) for source in sources),
         "written": digest_text(model.text(model.target_ids(source)) for source in sources),
-        "decoding": vars(how),
+        "decoding": vars(decoding),
         "offset": model.running.offset,
         "half": model.running.half,
     }
     title = f"{model.title} {order}".strip().replace(" ", "-")
 
     def make(partial: Path) -> None:
-        hypotheses = (" ".join(text.split()) for text in model.translate(sources, how, order))
+        hypotheses = (" ".join(text.split()) for text in model.translate(sources, decoding, order))
         write_lines(partial / "hypotheses", hypotheses)
 
     folder = step(folder / f"{title}-{digest_text([str(settings)])}", settings, make)
@@ -187,23 +191,22 @@ def translations(
 
 
 def each(measured: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Row, Any]]:
-    """Columns that name a model and its seed (1, 2 ...), and what there is of it."""
+    """Columns that name a model and its seed (1, 2 ...), and the value for this seed."""
     for name, seeds in measured.items():
         for count, seed in enumerate(seeds, 1):
             yield {"model": name, "seed": count}, seed
 
 
 def facts(args: argparse.Namespace, models: Models, **more: str) -> dict[str, str]:
-    """How a table was made: command, machine, versions, data, models."""
+    """Facts about a table: command, machine, versions, data, models."""
     names = (
         f"{name}: {seeds[0].kind}" + (f", {len(seeds)} seeds" if len(seeds) > 1 else "")
         for name, seeds in models.items()
     )
     if args.segmented:
-        text = "Subwords of the test text are joined before; its words are scored as they are"
-        more["scored"] = text
-    text = ", ".join(fingerprint(path, "--test") for path in args.test)
-    more = {"test_text": text, "models": "; ".join(names), **more}
+        more["scored"] = "Subwords of the test text are joined, but its words not detokenised"
+    files = ", ".join(fingerprint(path, "--test") for path in args.test)
+    more = {"test_text": files, "models": "; ".join(names), **more}
     command = shown_command("python -m recipes.mt.analyze", args.argv)
     return how_made(command, PACKAGES, args.device, **more)
 
@@ -218,7 +221,7 @@ def write_report(
     digits: int = 6,
     **more: str,
 ) -> None:
-    """Writes ``COMMAND.csv``, ``COMMAND.png`` and ``COMMAND.md``, and shows the lines of this."""
+    """Writes ``COMMAND.csv``, ``COMMAND.png`` and ``COMMAND.md``, and prints the latter."""
     csv, png, page = (args.output / f"{args.command}.{end}" for end in ("csv", "png", "md"))
     write_csv(csv, rows, digits)
     write_figure(png, figure)

@@ -1,10 +1,10 @@
-"""How often one model gives the right token a higher score than another (SHAPE figure 4).
+"""The share of right tokens that one model scores higher than another (SHAPE figure 4).
 
 Both models see the right tokens before (teacher forcing). For all tokens of the test text but the
 end of sentence, by position in the sentence and by frequency in --train-target (without it, in the
 test text): the share to which the first --model gives a higher log probability than the second.
-With several seeds, the n-th of one model is compared with the n-th of the other; the CSV has rows
-of each, the table their mean ± sample standard deviation.
+With several seeds, the n-th seed of one model is compared with the n-th of the other; the CSV has
+rows of each seed, the table has their mean ± sample standard deviation.
 """
 
 import argparse
@@ -60,9 +60,9 @@ def compare(
     position_edges: Sequence[int],
     frequency_edges: Sequence[int],
 ) -> np.ndarray:
-    """``[2, frequency bins, position bins]``: number of tokens to which one model gives a higher
-    score than the other, and of all that have `frequencies`: the end of sentence has none. Tokens
-    that both models score alike count against the first."""
+    """``[2, frequency bins, position bins]``: the number of tokens that `better` scores higher than
+    `worse`, and the number of all tokens that have `frequencies`, which the end of sentence lacks.
+    A token that both score alike counts as not higher."""
     tally = np.zeros((2, len(frequency_edges) + 1, len(position_edges) + 1), int)
     for ours, theirs, often in zip(better, worse, frequencies, strict=True):
         column = np.searchsorted(position_edges, np.arange(len(often)))
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> None:
     tokens = counted = _tokens([*ours, *theirs], [target for _, target in pairs])
     if args.train_target:
         counted = _tokens(ours[:1], list(read_lines(args.train_target, "--train-target")))
-    known = Counter(token for line in counted for token in line)
-    frequencies = [[known[token] for token in line] for line in tokens]
+    frequency_of = Counter(token for line in counted for token in line)
+    frequencies = [[frequency_of[token] for token in line] for line in tokens]
 
     def log_probabilities(model: Translator) -> list[np.ndarray]:
         return model.log_probabilities(pairs)
@@ -101,17 +101,18 @@ def run(args: argparse.Namespace) -> None:
     rows_kept, columns_kept = (np.flatnonzero(counts.sum(axis)) for axis in (1, 0))
     wins = tallies[:, 0][:, rows_kept][:, :, columns_kept]
     counts = counts[rows_kept][:, columns_kept]
-    often, places = (
-        list(np.take(names, kept))
-        for names, kept in zip(labels, (rows_kept, columns_kept), strict=True)
+    often, positions = (
+        list(np.take(names, indices))
+        for names, indices in zip(labels, (rows_kept, columns_kept), strict=True)
     )
     ratios = np.where(counts > 0, wins / np.maximum(counts, 1), np.nan)
     columns = ("seed", "frequency", "position", "count", "higher", "ratio")
     rows = []
     for seed, (i, j) in product(range(len(ours)), np.argwhere(counts)):
-        values = seed + 1, often[i], places[j], counts[i, j], wins[seed, i, j], ratios[seed, i, j]
+        at = (seed, i, j)
+        values = seed + 1, often[i], positions[j], counts[i, j], wins[at], ratios[at]
         rows.append(dict(zip(columns, values, strict=True)))
-    cells = [[label, *("" for _ in places)] for label in often]
+    cells = [[label, *("" for _ in positions)] for label in often]
     for i, j in np.argwhere(counts):
         cells[i][1 + j] = f"{cell(ratios[:, i, j].tolist())} ({counts[i, j]})"
     what = f"share of tokens that {first} scores higher than {second}"
@@ -119,15 +120,16 @@ def run(args: argparse.Namespace) -> None:
     corner = "frequency / position"
     if len(ours) > 1:
         corner += f" ({of_seeds({'': {'': list(ours)}})})"
-    lines = markdown([corner, *places], cells)
+    lines = markdown([corner, *positions], cells)
     lines += ["", f"S{what[1:]}, and the number of tokens; of all {counts.sum()} tokens {shares}."]
     where = fingerprint(args.train_target, "--train-target") if args.train_target else "test text"
-    title, figure = "Scores of the right tokens", plot(ratios.mean(0), counts, often, places, what)
-    write_report(args, models, f"{title} (SHAPE figure 4)", rows, figure, lines, frequencies=where)
+    title = "Scores of the right tokens (SHAPE figure 4)"
+    figure = plot(ratios.mean(0), counts, often, positions, what)
+    write_report(args, models, title, rows, figure, lines, frequencies=where)
 
 
 def _tokens(models: Sequence[Translator], texts: Sequence[str]) -> list[list[str]]:
-    """Subwords of the texts without the end of sentence, which must be those of all models."""
+    """Subwords of the texts without the end of sentence, which must be the same for all models."""
     tokens = [[model.subwords(model.target_ids(text)[:-1]) for text in texts] for model in models]
     if any(lines != tokens[0] for lines in tokens):
         raise CommandError(

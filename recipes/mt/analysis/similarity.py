@@ -1,9 +1,9 @@
 """Similarity of encoder states of the same text at different position offsets (SHAPE figure 2).
 
 Each sentence is encoded with all its positions moved by each of --offsets. The cosine similarity
-of the states of a token at two offsets, averaged over the tokens, is 1 where the model does not
-care at which absolute position a text begins: for the sum of the embeddings, and for the output of
-each layer (before a final layer norm).
+of the states of a token at two offsets, averaged over the tokens, is 1 if the model ignores the
+absolute position at which a text begins. It is measured for the sum of the embeddings, and for the
+output of each layer (before a final layer norm).
 """
 
 import argparse
@@ -22,8 +22,8 @@ from recipes.lab.tables import seed_table
 from recipes.mt.analysis.options import each, open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator, shifted
 
-# From none to the largest offset of SHAPE's training (table 4), and two between. The paper draws
-# offsets of its own choice; the text of it that was at hand has lost them.
+# From none to the largest offset of SHAPE's training (table 4), and two between. The paper's figure
+# has other offsets; the text of the paper that was at hand has lost them.
 OFFSETS = (0, 100, 250, 500)
 
 

@@ -1,10 +1,10 @@
 """Loss by target position on stacked sentences (CAPE section 5.3, figure 8).
 
-Consecutive test pairs are joined until the target has --target-tokens subwords, in those of the
-model that needs the fewest, so that all models see the same text and all reach that position. What
-follows it, the last words of a text and its end, is easier, and not every text has it: the CSV
-marks it as tail, table and figure leave it out. Bands are the standard deviation over seeds, or for
-a single seed the standard error over sentences.
+Consecutive test pairs are joined until the target has --target-tokens subwords by the model that
+needs the fewest, so that all models see the same text and reach that position. The positions after
+it, the last words of a text and its end, are easier, and not every text has them: the CSV marks
+them as tail, table and figure leave them out. Bands are the standard deviation over seeds, or for a
+single seed the standard error over sentences.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import Pair, write_columns
 
 TABLE_BIN = 50  # positions per column of the table
-Losses = Sequence[np.ndarray]  # of each sentence, by position
+Losses = Sequence[np.ndarray]  # for each sentence, by position
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +44,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def lower_first(text: str) -> str:
     """The first letter in lower case; sentencepiece may have put its mark before it."""
-    place = int(text.startswith("\u2581"))
-    return text[:place] + text[place : place + 1].lower() + text[place + 1 :]
+    first = int(text.startswith("\u2581"))
+    return text[:first] + text[first : first + 1].lower() + text[first + 1 :]
 
 
 def stack_sentences(sentences: Sequence[str]) -> str:
-    """One sentence: inside it they begin in lower case, and a full stop becomes a comma. Other
-    punctuation stays."""
+    """Joins sentences to one. Sentences after the first begin in lower case, and a full stop
+    between two becomes a comma; other punctuation stays."""
     *parts, last = sentences[0], *map(lower_first, sentences[1:])
     parts = [f"{part[:-1]}," if part.endswith(".") else part for part in parts]
     return " ".join([*parts, last])
@@ -76,10 +76,10 @@ def stack_groups(pairs: Sequence[Pair], count: int) -> list[Pair]:
 
 
 def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int) -> list[Pair]:
-    """Stacked pairs whose targets have `minimum` subwords of each model. The text is the same for
-    all models of a plot: it grows until the model with the fewest subwords has enough. What follows
-    is the end of its last sentence, which is easier on average: table and picture leave it out, the
-    CSV marks it."""
+    """Stacked pairs whose targets have at least `minimum` subwords of each model. The text is the
+    same for all models of a plot: it grows until the model with the fewest subwords has enough. The
+    positions after `minimum` are the end of the last sentence, which is easier on average: table
+    and picture leave them out, the CSV marks them."""
     lengths = [model.target_length for model in models]
     stacked = list(stack_pairs(pairs, lambda text: min(count(text) for count in lengths), minimum))
     if not stacked:
@@ -93,9 +93,10 @@ def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int)
 def totals_by_bin(losses: Losses, width: int) -> np.ndarray:
     """Sums of losses, numbers of tokens: ``[2, sentences, bins]``, in bins of `width` positions."""
     number = -(-max(map(len, losses)) // width)
-    places = [np.arange(len(values)) // width for values in losses]
-    sums = [np.bincount(*both, number) for both in zip(places, losses, strict=True)]
-    return np.stack([sums, [np.bincount(place, minlength=number) for place in places]])
+    bins = [np.arange(len(values)) // width for values in losses]
+    sums = [np.bincount(*both, number) for both in zip(bins, losses, strict=True)]
+    counts = [np.bincount(of_sentence, minlength=number) for of_sentence in bins]
+    return np.stack([sums, counts])
 
 
 def position_rows(losses: Losses, end: int) -> list[Row]:
@@ -111,7 +112,7 @@ def estimate(
     seeds: Sequence[Losses], width: int, end: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean loss of a token by bin of positions before `end`, and its sample standard deviation over
-    the seeds; of a single one the standard error over sentences, NaN for fewer than two."""
+    the seeds; for a single seed the standard error over sentences, NaN for fewer than two."""
     totals = [totals_by_bin([values[:end] for values in losses], width) for losses in seeds]
     means = np.stack([sums.sum(0) / counts.sum(0) for sums, counts in totals])
     if len(seeds) > 1:
@@ -132,7 +133,7 @@ def run(args: argparse.Namespace) -> None:
         if len({tuple(seed.target_length(text) for _, text in stacked) for seed in group}) > 1:
             raise CommandError(
                 f"--model {name}: its seeds have different subwords, so that positions differ; "
-                "give them names of their own"
+                "give each another name"
             )
     names = [args.output / f"stack.{side}" for side in ("source", "target")]
     write_columns(names, stacked)
@@ -156,7 +157,7 @@ def run(args: argparse.Namespace) -> None:
 
 def spread_of(losses: Mapping[str, Sequence[Losses]]) -> str:
     counts = sorted({len(group) for group in losses.values()})
-    parts = ["mean ± standard error over sentences"] * (counts[0] == 1)
+    parts = ["mean ± standard error over sentences"] if counts[0] == 1 else []
     parts += [f"mean ± sample standard deviation of {count} seeds" for count in counts if count > 1]
     return ", or ".join(parts)
 
@@ -176,8 +177,8 @@ def plot(losses: Mapping[str, Sequence[Losses]], smooth: int, end: int) -> Any:
     figure, ((axes,),) = new_figure(8, 4.8)
     for name, group in losses.items():
         mean, spread = estimate(group, smooth, end)
-        places = (np.arange(len(mean)) + 0.5) * smooth - 0.5
-        draw_band(axes, places, mean, spread, label=name)
+        positions = (np.arange(len(mean)) + 0.5) * smooth - 0.5
+        draw_band(axes, positions, mean, spread, label=name)
     axes.set(xlabel=f"target position (subwords; up to {end}, where stacking ends)")
     axes.set(ylabel=f"negative log likelihood (nats per token)\n({spread_of(losses)})")
     axes.grid(alpha=0.3)

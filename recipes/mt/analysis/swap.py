@@ -1,9 +1,10 @@
 """The swap test of SHAPE (section 3.2, table 1).
 
 Each test line holds several sentences with the separator <sep> between them (see interpolate), or
-is made so by --join. It is translated as it is, and with its first sentence moved to the end; the
-last sentence of that translation is moved back to the front, and both are scored against the same
-reference. What BLEU loses says how much the model has tied words to positions. The paper
+--join makes such lines. A line is translated unchanged, and with its first sentence moved to the
+end; the last sentence of the latter translation is moved back to the front, and both translations
+are scored against the same reference. The drop of BLEU says how much the model has tied words to
+positions. The paper
 translates 10,000 lines of training text, so that no sentence is new to the model.
 """
 
@@ -59,26 +60,27 @@ def swap_bleu(
     metric: BLEU,
     readable: Callable[[Sequence[str]], list[str]] = list,
 ) -> dict[str, float]:
-    """BLEU of each order, its drop, and how many hypotheses of the swapped order, in percent, have
-    as many separators as their source: the BLEU of others says little about positions.
+    """BLEU of each order, its drop, and the percentage of hypotheses of the swapped order with as
+    many separators as their source: the BLEU of other hypotheses says little about positions.
 
     Args:
-        translate: Hypotheses of sources; its second argument is "original" or "swapped".
-        readable: From hypotheses in their right order to the form of the references.
+        translate: Returns hypotheses of sources; its second argument is "original" or "swapped".
+        readable: Turns hypotheses in their right order into the form of the references.
     """
     moved = list(map(first_to_end, sources))
     original, swapped = translate(sources, "original"), translate(moved, "swapped")
     rows = zip(swapped, moved, strict=True)
-    kept = [text.count(SEPARATOR) == source.count(SEPARATOR) for text, source in rows]
+    separated = [text.count(SEPARATOR) == source.count(SEPARATOR) for text, source in rows]
     before, after = (
         metric.corpus_score(readable(hypotheses), [list(references)]).score
         for hypotheses in (original, list(map(last_to_front, swapped)))
     )
-    return dict(zip(COLUMNS, (before, after, before - after, 100 * fmean(kept)), strict=True))
+    values = (before, after, before - after, 100 * fmean(separated))
+    return dict(zip(COLUMNS, values, strict=True))
 
 
 def run(args: argparse.Namespace) -> None:
-    how, pairs = options.decoding(args), options.test_pairs(args)
+    decoding, pairs = options.decoding(args), options.test_pairs(args)
     if args.join > 1:
         pairs = list(join_neighbours(pairs, args.join))
     if not any(f" {SEPARATOR} " in source for source, _ in pairs):
@@ -91,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     cells: Cells = {}
     rows = []
     for columns, model in options.each(models):
-        translate = partial(options.translations, model, how, args.output / "translations")
+        translate = partial(options.translations, model, decoding, args.output / "translations")
         bleu = swap_bleu(translate, sources, list(map(model.plain, references)), metric)
         named = {f"bleu_{name}" if name in BLEUS else name: bleu[name] for name in COLUMNS}
         rows.append({**columns, **named, "lines": len(pairs)})
@@ -100,8 +102,8 @@ def run(args: argparse.Namespace) -> None:
     lines = [
         *seed_table(cells, "model"),
         "",
-        f"BLEU of {len(pairs)} lines of joined sentences, as they are and with the first sentence"
-        f" moved to the end. {metric.get_signature()}",
+        f"BLEU of {len(pairs)} lines of joined sentences, in their order and with the first"
+        f" sentence moved to the end. {metric.get_signature()}",
         "",
         f"Separated: translations of the swapped order with as many {SEPARATOR} as their source, in"
         " percent. In others the sentence that belongs to the front is not known.",

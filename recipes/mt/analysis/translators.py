@@ -1,7 +1,7 @@
 """One interface over trained translation models of fairseq and of Hugging Face.
 
-A host says how to load a model, how its vocabulary is read and how a padded batch is run; what the
-analyses ask for is built of that here, for both alike.
+A host says how to load a model, how to read its vocabulary and how to run a padded batch. The
+functions that the analyses need are built on these here, for both hosts alike.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Running:
-    """How models are run."""
+    """Options for running models."""
 
     device: torch.device
     half: bool = False  # in half precision
@@ -42,23 +42,23 @@ class Decoding:
 
 
 class Translator:
-    """A trained model, a checkpoint or folder. Its weights are in memory only while it is at work.
+    """A trained model, a checkpoint or folder. Its weights are in memory only while they are used.
 
     A host provides (tokens of texts have the end of sentence):
         kind: Host, architecture and position embedding, for reports.
-        files(): What the model consists of, for a fingerprint, but for what makes its tokens.
+        files(): Files of the model for a fingerprint, without the files that make its tokens.
         source_ids(text), target_ids(text): Tokens.
         subwords(ids), text(ids): Target tokens as strings, and as text.
         load(): The model, with its weights in single precision, on the CPU.
         position_config(model): Settings of the position embedding; None if it is not one of ours.
         score(model, sources, targets): ``[B, T]`` log probabilities (nats) of the target tokens
-            given those before them.
+            after the right tokens before them.
         generate(model, sources, decoding): The best hypothesis for each source, as text.
         states(model, sources): The sum of embeddings and the output of each encoder layer before
             any final layer norm, each ``[B, S, C]``; and ``[B, S]`` bool, False on padding.
     """
 
-    title = ""  # name and number of the seed, for progress and kept translations
+    title = ""  # name and number of the seed, for progress and stored translations
 
     def __init__(self, path: Path, running: Running):
         self.path, self.running = path, running
@@ -87,7 +87,7 @@ class Translator:
         def score(model: nn.Module, rows: list[int]) -> list[np.ndarray]:
             sources, targets = map(list, zip(*(ids[row] for row in rows), strict=True))
             scores = self.score(model, sources, targets).cpu().double().numpy()
-            return [values[: len(own)] for values, own in zip(scores, targets, strict=True)]
+            return [values[: len(ids)] for values, ids in zip(scores, targets, strict=True)]
 
         return self.over_batches([max(map(len, pair)) for pair in ids], score)
 
@@ -103,7 +103,8 @@ class Translator:
     def over_batches(
         self, lengths: Sequence[int], run: Callable[[nn.Module, list[int]], Any], order: str = ""
     ) -> list[Any]:
-        """What `run` makes of each of the rows of a batch, given the model and their indices."""
+        """Results for all rows. `run` gets the model and the indices of the rows of a batch, and
+        returns a result for each."""
         result = {}
         title = f"{self.title} {order}".strip()
         with (
@@ -117,7 +118,7 @@ class Translator:
 
     @contextmanager
     def at_work(self) -> Iterator[nn.Module]:
-        """The model in evaluation on its device, positions moved by the offset of the settings."""
+        """The model in evaluation mode on its device, with its positions moved by the offset."""
         running = self.running
         model = self.load().eval().to(running.device)
         if running.half:
@@ -127,8 +128,8 @@ class Translator:
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices in batches of similar length that have at most `max_tokens` with padding, or one
-    sentence; the longest first, so that a lack of memory shows at once."""
+    """Indices in batches of similar length with at most `max_tokens`, padding included, or a single
+    sentence. The longest come first, so that a lack of memory shows at once."""
     result: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if not result or (len(result[-1]) + 1) * lengths[result[-1][0]] > max_tokens:
@@ -149,8 +150,8 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
     default the offset is 0, as the SHAPE paper says; its code uses K, one more than the largest
     offset of training. An offset for a learned table is an error.
 
-    The hosts hand a draw on in training only. The position encoder is where all their ways meet,
-    incremental decoding included. Types that add nothing to the tokens ignore it, without effect.
+    The hosts pass on a draw in training only, so the offset is set in the position encoder, which
+    all calls use, incremental decoding included. Types that add nothing to the tokens ignore it.
     """
     if offset and (config is None or config.encoding.counts):
         what = "a learned table has" if config else "this architecture has"
