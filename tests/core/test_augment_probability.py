@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from cape_plugins import Draw, PositionConfig, augment, draw_global, token_positions
+from cape_plugins import Draw, PositionConfig, draw_global
 from cape_plugins.mathematics.augmentation import SAMPLINGS
 from cape_plugins.mathematics.encoder import SIDES
 from cape_plugins.mathematics.positions import timed_frame_positions
@@ -20,7 +20,6 @@ from tests.support.core import (
     RANDOM,
     RANDOM_TYPES,
     SAMPLED_TYPES,
-    default_dtype,
     make_encoder,
     make_positions,
     random_numbers_untouched,
@@ -198,25 +197,6 @@ def test_probability_0_trains_a_learned_table_at_counted_positions(name):
     assert gradients[0].any()
 
 
-def test_probability_1_draws_the_numbers_of_cape_by_hand():
-    """Shift, scale, then local shifts, and nothing after them."""
-    encoder = half_encoder("cape", "image", augment_probability=1)
-    positions = make_positions("image")
-    torch.manual_seed(4)
-    draw = encoder.draw(BATCH)
-    coords = encoder(positions, draw)
-    state = torch.get_rng_state()
-
-    torch.manual_seed(4)
-    shift = 2 * 0.5 * torch.rand(BATCH, 1, 2) - 0.5
-    scale = (2 * math.log(1.4) * torch.rand(BATCH, 1, 1) - math.log(1.4)).exp()
-    local = (2 * 0.5 * torch.rand(BATCH, 6, 2) - 0.5) * positions.step
-    assert torch.equal(state, torch.get_rng_state())
-    assert draw.chance is None
-    expected = augment(positions.coords, draw=Draw(shift, scale), local_shift=local)
-    assert torch.equal(coords, expected)
-
-
 @pytest.mark.parametrize("name", RANDOM_TYPES)
 def test_probability_1_is_the_default_and_draws_nothing_more(name):
     """One random number more would move all that follow; stored settings may lack the option."""
@@ -235,17 +215,3 @@ def test_probability_1_is_the_default_and_draws_nothing_more(name):
 
 
 # ---- precision -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("name", RANDOM_TYPES)
-def test_samples_left_out_stay_float32_whatever_the_default_or_autocast(name, dtype):
-    encoder, valid = half_encoder(name), torch.ones(40, 700, dtype=torch.bool)
-    with default_dtype(dtype), torch.autocast("cpu", torch.bfloat16):
-        draw = encoder.draw(40)
-        coords = encoder(token_positions(valid), draw)
-    assert coords.dtype == torch.float32
-    parts = (draw.shift, draw.scale, draw.offset, draw.order, draw.chance)
-    assert all(part is None or part.dtype == torch.float32 for part in parts)
-    stay = ~draw.augmented.flatten()
-    assert torch.equal(coords[stay, :, 0], torch.arange(700.0).expand(stay.sum(), -1))

@@ -16,14 +16,12 @@ from cape_plugins import (
     coordinate_positions,
     draw_global,
     draw_local,
-    frame_positions,
     patch_positions,
 )
 from cape_plugins.mathematics.augmentation import rank_seed
 from cape_plugins.settings.domains import DOMAINS
 from tests.reference import appendix_a
 from tests.support.core import (
-    FRAMES,
     default_dtype,
     random_numbers_untouched,
     valid_mask,
@@ -137,13 +135,6 @@ def test_local_shifts_are_independent_for_positions_samples_axes_and_calls():
         assert abs(correlation) < 4 / math.sqrt(a.numel()), name
 
 
-def test_shared_coordinates_get_local_shifts_for_each_sample():
-    positions = patch_positions(2, 3)
-    local = draw_local(positions.coords, positions.step, 0.5, batch_size=4)
-    assert local.shape == (4, 6, 2)
-    assert local.unique().numel() == local.numel()
-
-
 # ---- drawing: randomness -------------------------------------------------------------------------
 
 
@@ -169,22 +160,6 @@ def test_only_what_is_switched_on_is_drawn(part, maximum):
     drawn = [name for name, value in draw._asdict().items() if value is not None]
     assert drawn == [part, "batch_size"]
     assert draw.moves
-
-
-def test_a_generator_reproduces_and_leaves_the_global_one_alone():
-    maxima = {"max_global_shift": 5.0, "max_global_scale": 1.4}
-    with random_numbers_untouched():
-        first, second, other = (
-            draw_global(3, **maxima, generator=torch.Generator().manual_seed(seed))
-            for seed in (1, 1, 2)
-        )
-        offset = draw_global(3, max_offset=9, generator=torch.Generator().manual_seed(1))
-        local = draw_local(torch.zeros(1, 9, 1), 1.0, 0.5, generator=torch.Generator())
-    assert torch.equal(first.shift, second.shift)
-    assert torch.equal(first.scale, second.scale)
-    assert not torch.equal(first.shift, other.shift)
-    assert offset.offset.shape == (3, 1, 1)
-    assert local.unique().numel() == 9
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -217,16 +192,6 @@ def test_local_shifts_of_half_a_step_keep_the_order(domain):
         assert 0 < distance < 0.6  # 1 without any shift; 1 / (N - 1) more on an axis of N patches
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_the_worst_local_shifts_keep_the_order(domain):
-    positions = whole_positions(domain, 100, larger=True)
-    sizes = positions.patches or positions.coords.shape[1:2]
-    numbers = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
-    alternating = torch.stack(numbers[::-1], dim=-1).flatten(0, -2) % 2
-    worst = (0.5 - alternating.float())[None] * positions.step
-    assert min(least_distances(positions, worst)) >= -1e-4
-
-
 # ---- applying ------------------------------------------------------------------------------------
 
 
@@ -251,21 +216,6 @@ def test_the_mean_is_taken_over_valid_positions():
     torch.testing.assert_close(result[0, :3, 0], torch.tensor([-2.0, -1.0, 3.0]))
     assert result[1, 1, 0] == 0
     torch.testing.assert_close(augment(coords, mean_normalize=True).mean(1), torch.zeros(2, 1))
-
-
-def test_a_row_of_padding_only_gives_no_nan():
-    coords = torch.arange(3.0)[None, :, None].repeat(2, 1, 1)
-    valid = torch.tensor([[False] * 3, [True] * 3])
-    assert (coords * valid[..., None]).sum(1).div(valid.sum(1, keepdim=True)).isnan().any()
-    assert augment(coords, valid, mean_normalize=True).isfinite().all()
-
-
-def test_audio_is_centred_and_that_undoes_the_first_centre():
-    hop = torch.tensor([0.03, 0.02, 0.04])
-    positions = frame_positions(FRAMES, hop)
-    early, late = (positions.coords + start for start in (0.0, 7.0))
-    a, b = (augment(coords, positions.valid, mean_normalize=True) for coords in (early, late))
-    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
 
 
 # ---- the appendix --------------------------------------------------------------------------------

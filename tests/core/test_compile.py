@@ -162,17 +162,6 @@ def test_exported_table_begins_anew_at_lengths_that_its_sample_did_not_have():
         assert torch.equal(exported.module()(data), model(data))
 
 
-@WHOLE_GRAPHS
-def test_compiled_step_of_decoding_computes_the_same():
-    encoder = placed_encoder("cape", "text").eval()
-
-    def step(index):
-        return encoder(token_position_at(index, torch.device("cpu")))
-
-    for index in (3, 4, 5):
-        assert torch.equal(compiled(step)(index), step(index))
-
-
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize(
     "options",

@@ -77,17 +77,6 @@ def test_evaluation_is_deterministic_and_draws_nothing(name, domain):
 
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
-def test_training_differs_between_draws_and_samples(name, domain):
-    encoder = make_encoder(name, domain)
-    positions = make_positions(domain)._replace(index=None)
-    first, second = (encoder(positions, encoder.draw(BATCH)) for _ in range(2))
-    assert first.shape == (BATCH, 6, DIM)
-    assert not torch.equal(first, second)
-    assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first, encoder.eval()(positions).expand_as(first))
-
-
-@pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_augmentation_can_be_switched_off_in_training(name, domain):
     encoder, positions = make_encoder(name, domain), make_positions(domain)
     with random_numbers_untouched():
@@ -128,20 +117,6 @@ def test_a_generator_is_made_only_where_something_is_drawn(name):
         encoder(positions, draw, generator=make)
     local = encoder.config.max_local_shift > 0
     assert made == [CPU] * (encoder.config.random + local)
-
-
-@pytest.mark.parametrize("domain", DOMAINS)
-@pytest.mark.parametrize("width", [0.0, 3.0])
-def test_draws_have_the_shape_of_the_domain(domain, width):
-    """Holds where only the local shift is on, too: then the draw tells the batch size."""
-    encoder = make_encoder("cape", domain, max_global_shift=width, max_global_scale=1.0)
-    draw = encoder.draw(5)
-    assert draw.batch_size == 5
-    assert draw.scale is None
-    assert (draw.shift is not None) == draw.moves == bool(width)
-    if width:
-        assert draw.shift.shape == (5, 1, DOMAINS[domain].num_coords)
-        assert draw.shift.dtype == torch.float32
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -280,18 +255,6 @@ def test_half_precision_is_float32_then_cast(domain, shift, dtype):
         actual = encoder(positions, draw, local, dtype=dtype)
     assert actual.dtype == dtype
     assert torch.equal(actual, expected.to(dtype))
-
-
-@pytest.mark.parametrize(("name", "domain"), SINUSOIDS)
-def test_autocast_changes_nothing(name, domain):
-    encoder, positions = make_encoder(name, domain), make_positions(domain)
-    draw = encoder.draw(BATCH)
-    local = torch.rand(BATCH, 6, positions.coords.shape[-1])
-    expected = encoder(positions, draw, local)
-    with torch.autocast("cpu", torch.bfloat16):
-        actual = encoder(positions, draw, local)
-    assert actual.dtype == torch.float32
-    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize(("name", "domain"), SINUSOIDS)

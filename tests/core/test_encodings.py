@@ -8,7 +8,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from cape_plugins import (
@@ -20,7 +19,7 @@ from cape_plugins import (
 )
 from cape_plugins.mathematics.encodings import FREQUENCIES, LAYOUTS
 from tests.reference import appendix_a
-from tests.support.core import default_dtype, random_numbers_untouched
+from tests.support.core import default_dtype
 from tests.support.expected import DOMAIN_SAMPLES
 
 NAMES = list(FREQUENCIES)
@@ -29,13 +28,6 @@ DOMAIN_OF = dict.fromkeys(NAMES, "text") | {row.frequencies: key for key, row in
 AXES = {name: DOMAINS[DOMAIN_OF[name]].num_coords for name in NAMES}
 REACH = {name: DOMAIN_SAMPLES[DOMAIN_OF[name]].reach for name in NAMES}
 # The last frequencies of K channels in the papers and hosts.
-LAST = {
-    "text": lambda dim: 1e-4,
-    "audio": lambda dim: 30e-4,
-    "image": lambda dim: 10 * math.pi,
-    "fairseq": lambda dim: 1e-4,
-    "marian": lambda dim: 1e-4 ** (1 - 2 / dim),
-}
 ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
 CPU = torch.device("cpu")
 
@@ -59,13 +51,6 @@ def test_text_has_the_sinusoids_computed_by_hand():
     embedding = Sinusoid(4)(torch.tensor([[[100.0], [0.0]]]))
     expected = torch.tensor([[0.5403, 0.8415, 0.99995, 0.0100], [1.0, 0.0, 1.0, 0.0]])
     torch.testing.assert_close(embedding[0], expected, atol=1e-4, rtol=0)
-
-
-def test_audio_turns_thirty_times_as_fast_as_text():
-    # 30 times as fast: phase 1 after 100 / 30 seconds
-    embedding = Sinusoid(4, "audio")(torch.tensor([[[100.0 / 30]]]))
-    expected = torch.tensor([0.5403, 0.8415, 0.99995, 0.0100])
-    torch.testing.assert_close(embedding[0, 0], expected, atol=1e-4, rtol=0)
 
 
 def test_images_have_the_waves_computed_by_hand():
@@ -128,18 +113,6 @@ def test_marian_layout_is_marians_table_bit_for_bit(dim):
     assert torch.equal(Sinusoid(dim, "marian", "sin_cos_blocks").grid(grid), table)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dim", [4, 10, 768])
-def test_frequencies_fall_to_those_of_the_papers(name, dim):
-    weights = FREQUENCIES[name](dim, CPU)
-    assert weights.shape == (AXES[name], dim // 2)
-    assert weights.dtype == (torch.float64 if name == "marian" else torch.float32)
-    size = weights.norm(dim=0)
-    if name in LAST:
-        assert (size.diff() < 0).all() if AXES[name] == 1 else (size.diff() > 0).all()
-        torch.testing.assert_close(size[-1].item(), LAST[name](dim), rtol=1e-4, atol=0)
-
-
 # ---- layouts -------------------------------------------------------------------------------------
 
 
@@ -180,12 +153,6 @@ def test_inner_products_depend_on_differences_only(name, layout):
     assert (scaled - products(coords)).abs().max() > max(1.0, 10 * tolerance)
 
 
-@pytest.mark.parametrize(("name", "layout"), ALL)
-def test_every_embedding_has_the_same_length(name, layout):
-    norm = Sinusoid(64, name, layout)(some_coords(name)).norm(dim=-1)
-    torch.testing.assert_close(norm, torch.full_like(norm, math.sqrt(32)))
-
-
 # ---- precision -----------------------------------------------------------------------------------
 
 
@@ -212,30 +179,6 @@ def test_dtype_of_the_module_and_the_default_change_nothing(name, dtype):
         actual = Sinusoid(16, name).to(dtype)(coords)
     assert actual.dtype == torch.float32
     assert torch.equal(actual, expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_parameters_no_buffers_and_built_on_meta(name):
-    coords = some_coords(name)
-    with torch.device("meta"):
-        encode = Sinusoid(16, name)
-        assert nn.Linear(2, 2).weight.is_meta
-    assert not list(encode.parameters())
-    assert not list(encode.buffers())
-    assert not encode.state_dict()
-    actual = encode(coords)
-    assert actual.device.type == "cpu"
-    assert torch.equal(actual, Sinusoid(16, name)(coords))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_coordinates_are_left_alone_and_no_random_number_is_used(name):
-    coords = some_coords(name)
-    copy = coords.clone()
-    with random_numbers_untouched():
-        first, second = Sinusoid(16, name)(coords), Sinusoid(16, name)(coords)
-    assert torch.equal(first, second)
-    assert torch.equal(coords, copy)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -272,22 +215,6 @@ def test_channels_that_alias_are_counted_as_by_hand(size, dim):
     for gamma in (1.0, 0.4):
         expected = aliased_by_hand(dim, *size, gamma)
         assert Sinusoid(dim, "image").aliased(*size, gamma=gamma) == expected
-
-
-def test_a_channel_that_aliases_cannot_tell_distances_apart():
-    """Somewhere on the line of patches it shows what a slower wave shows at all patches."""
-    sinusoid, x = Sinusoid(16, "image"), patch_positions(1, 8).coords[0, :, 0]
-    (frequencies, _), spacing = sinusoid.weights(CPU), 2 / 7
-    fast = frequencies.abs() * spacing > math.pi
-    assert 2 * int(fast.sum()) == sinusoid.aliased(1, 8) > 0
-    turns = 2 * math.pi / spacing
-    slower = frequencies - turns * (frequencies / turns).round()
-    assert (slower.abs() < frequencies.abs())[fast].all()
-    assert torch.equal(slower[~fast], frequencies[~fast])
-    start = x - x[0]
-    torch.testing.assert_close(
-        (start[:, None] * frequencies).cos(), (start[:, None] * slower).cos(), atol=1e-3, rtol=0
-    )
 
 
 def built(size, dim=128, name="cape", **options):
@@ -333,8 +260,3 @@ def test_a_model_without_values_is_built_without_a_word():
     with warnings.catch_warnings(), FakeTensorMode():
         warnings.simplefilter("error")
         built((8, 8))
-
-
-def test_printing_names_the_settings():
-    assert "audio" in repr(Sinusoid(8, "audio"))
-    assert "interleaved=False" in repr(Sinusoid(8, layout="sin_cos_blocks"))

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from cape_plugins import frame_positions, token_position_at, token_positions
+from cape_plugins import token_position_at, token_positions
 from cape_plugins.mathematics import encodings
 from cape_plugins.mathematics.encodings import KEPT_ROWS
-from tests.support.core import FRAMES, make_encoder, make_positions, valid_mask
-from tests.support.expected import HOP
+from tests.support.core import make_encoder, make_positions, valid_mask
 from tests.support.operations import operations
 
 LONG = KEPT_ROWS + 100
@@ -31,12 +30,6 @@ def test_long_inputs_without_augmentation_cost_no_more_than_augmented_ones(padde
             assert torch.equal(embed(encoder, positions), first)
     assert counts["sinpos"].total() <= counts["cape"].total()
     assert "aten::sin" not in counts["sinpos"]
-
-
-def test_rows_of_a_longer_input_are_those_of_the_shorter():
-    encoder = make_encoder("sinpos")
-    short = embed(encoder, token_position_at(0, length=LONG - 50))
-    assert torch.equal(embed(encoder, token_position_at(0, length=LONG))[:, :-50], short)
 
 
 def test_rows_beyond_a_number_of_bytes_are_not_kept(monkeypatch):
@@ -65,18 +58,6 @@ def test_a_result_may_be_changed_by_its_owner(name, padded):
     expected = result.clone()
     result.fill_(7.0)
     assert torch.equal(encoder(positions), expected)
-
-
-def test_frames_are_looked_up_by_no_index():
-    """Element t is at row t in all samples, which a mask says."""
-    positions = frame_positions(FRAMES, HOP)
-    assert positions.index.dtype == torch.bool
-    assert torch.equal(positions.valid, valid_mask())
-    rows = torch.arange(12.0).view(6, 2) + 1
-    gathered = positions.gather(rows)
-    for row, length in enumerate(FRAMES.tolist()):
-        assert torch.equal(gathered[row, :length], rows[:length])
-        assert gathered[row, length:].eq(0).all()
 
 
 def test_neutral_factors_launch_nothing():

@@ -60,7 +60,7 @@ BAD = {
     "int": lambda meta: [meta.get("low", 0) - 1, 1.5, "1.5", *NO_NUMBERS],
     "bool": lambda meta: [1, 0, "yes", "on", "", 0.0, [], range(3)],
     "choice": lambda meta: ["other", "", meta["choices"][0].upper(), 1, True, [], range(3)],
-    "ratio": lambda meta: [0, -1, -0.5, "0", "0/5", "5/0", "-1/2", "1/2/3", "Auto", *NO_NUMBERS],
+    "ratio": lambda meta: [0, -0.5, "1e400", "1e-400", "5/0", "-1/2", "1/2/3", *NO_NUMBERS],
 }
 
 
@@ -94,17 +94,6 @@ def test_options_refuse_everything_else(option, value):
     assert text.startswith(f"{option}={value!r} ")
     assert f"allowed: {OPTIONS[option]['range']}" in text
     assert OPTIONS[option]["help"] in text
-
-
-def test_ranges_as_texts_are_those_enforced():
-    """What people read is what is enforced."""
-    ranges = {option: meta["range"] for option, meta in OPTIONS.items()}
-    assert ranges["max_local_shift"] == "0 to 0.5"
-    assert ranges["max_global_scale"] == ">= 1"
-    assert ranges["max_offset"] == ">= 0"
-    assert ranges["relative_layers"] == "all or first"
-    assert ranges["synchronize"] == "true or false"
-    assert "auto" in ranges["source_scale"]
 
 
 def test_numbers_of_numpy_become_plain():
@@ -177,11 +166,6 @@ def test_relative_attention_is_in_all_layers_or_the_first():
     assert [config.relative_depth(6) for config in depths] == [6, 1]
     assert [config.relative_depth(0) for config in depths] == [0, 0]
     assert PositionConfig("cape").relative_depth(6) == 0
-
-
-def test_gamma_is_the_only_option_of_images_alone():
-    assert {o.name for o in option_fields()} - {o.name for o in option_fields("text")} == {"gamma"}
-    assert option_fields("image") == option_fields()
 
 
 @pytest.mark.parametrize("option", OPTIONS)

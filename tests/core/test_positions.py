@@ -44,15 +44,6 @@ def test_padding_in_the_middle_is_not_counted():
     assert coords.flatten().tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_a_sentence_alone_is_the_same_in_a_batch(left):
-    batch = token_positions(valid_mask(left=left))
-    for row, length in enumerate(LENGTHS):
-        alone = token_positions(torch.ones(1, length, dtype=torch.bool))
-        assert torch.equal(alone.coords[0], batch.coords[row][batch.valid[row]])
-        assert torch.equal(alone.rows, batch.rows[:, :length])
-
-
 def test_source_scale_moves_the_index_not_the_origin():
     positions = token_positions(torch.ones(1, 4, dtype=torch.bool))
     settings = {"architecture": "seq2seq", "source_scale": 1.5, "start": 2.0}
@@ -62,19 +53,6 @@ def test_source_scale_moves_the_index_not_the_origin():
     assert step == 1.0
     coords, _ = make_encoder(**settings, side="target").rows_and_step(positions)
     assert coords.flatten().tolist() == [2.0, 3.0, 4.0, 5.0]
-
-
-def test_rows_and_index_describe_the_same_coordinates():
-    for left in (False, True):
-        valid = valid_mask(left=left)
-        positions = token_positions(valid)
-        index = positions.index
-        assert torch.equal(positions.valid, valid)
-        assert torch.equal(index.ne(0), valid)
-        assert torch.equal(positions.rows[0][index - 1][valid], positions.coords[valid])
-        embedded = positions.gather(positions.rows[0] + 1)
-        assert torch.equal(embedded[valid], positions.coords[valid] + 1)
-        assert embedded[~valid].eq(0).all()
 
 
 def test_one_step_equals_its_column_of_the_whole():
@@ -137,19 +115,6 @@ def test_frames_with_one_hop_for_all_have_the_given_length():
     assert shorter.valid.sum(1).tolist() == [2, 2, 1]
 
 
-def test_a_sample_of_frames_alone_is_the_same_in_a_batch():
-    hop = torch.tensor([0.03, 0.02, 0.04])
-    batch = frame_positions(FRAMES, hop)
-    for row, length in enumerate(LENGTHS):
-        alone = frame_positions(torch.tensor([length]), hop[row].item())
-        torch.testing.assert_close(alone.coords[0], batch.coords[row, :length], rtol=0, atol=0)
-
-
-def test_one_frame_is_at_zero_and_no_frame_is_not_valid():
-    assert frame_positions(torch.tensor([1]), 0.03).coords.tolist() == [[[0.0]]]
-    assert not frame_positions(torch.tensor([0, 0]), 0.03, max_frames=2).valid.any()
-
-
 # ---- images --------------------------------------------------------------------------------------
 
 
@@ -173,15 +138,6 @@ def test_patches_run_along_rows_and_x_comes_first():
     assert coords[0].tolist() == [-1, -1]
     assert coords[1].tolist() == [0, -1]  # one to the right: x has changed
     assert coords[3].tolist() == [-1, 1]  # one down: y has changed
-
-
-def test_gamma_stretches_the_grid():
-    positions = patch_positions(3, 3)
-    (plain, step), (wide, wide_step) = (
-        make_encoder("cape", "image", gamma=gamma).rows_and_step(positions) for gamma in (1.0, 2.0)
-    )
-    assert torch.equal(wide, 2 * plain)
-    assert torch.equal(wide_step, 2 * step)
 
 
 # ---- anything ------------------------------------------------------------------------------------
@@ -218,19 +174,3 @@ def test_frame_arguments_of_another_dtype_give_float32(dtype):
     positions = frame_positions(FRAMES.int(), torch.tensor([0.5, 0.25, 1.0], dtype=dtype))
     assert positions.coords.dtype == positions.step.dtype == torch.float32
     assert positions.coords[0, :3, 0].tolist() == [0, 0.5, 1]
-
-
-def test_positions_beyond_half_precision_are_exact():
-    assert torch.tensor(257.0).bfloat16().item() != 257.0  # what would go wrong
-    coords = token_positions(torch.ones(1, 5000, dtype=torch.bool)).coords
-    assert coords[0, 257].item() == 257.0
-    assert coords[0, -1].item() == 4999.0
-
-
-def test_autocast_leaves_positions_alone():
-    expected = [make_positions(domain).coords for domain in DOMAINS]
-    with torch.autocast("cpu", torch.bfloat16):
-        actual = [make_positions(domain).coords for domain in DOMAINS]
-    for a, b in zip(actual, expected, strict=True):
-        assert a.dtype == torch.float32
-        assert torch.equal(a, b)

@@ -11,11 +11,9 @@ from cape_plugins import (
     PositionConfig,
     coordinate_positions,
     draw_global,
-    frame_positions,
     token_position_at,
     token_positions,
 )
-from cape_plugins.mathematics.augmentation import positions_at, sorted_sample
 from cape_plugins.mathematics.encoder import SIDES
 from cape_plugins.settings.config import ARCHITECTURES
 from cape_plugins.speech.subsampling import subsampled_positions
@@ -56,10 +54,6 @@ def test_subsets_are_uniform():
     chi_square = sum((seen.count(subset) - expected) ** 2 / expected for subset in subsets)
     freedom = len(subsets) - 1
     assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
-
-
-def test_a_sample_as_long_as_the_range_has_every_position():
-    assert torch.equal(drawn("randpos", 5, 7, 7), torch.arange(7.0).expand(5, 7))
 
 
 def test_floats_are_the_order_statistics_of_uniform_numbers():
@@ -158,13 +152,6 @@ def test_covering_takes_the_largest_count_and_leaves_other_draws_alone():
     assert shifted.covering(*counts) is shifted
 
 
-def test_linear_between_the_entries_of_a_sample():
-    sample = sorted_sample(torch.tensor([[4.5, 1.0, 2.0, 0.0, 3.0]]), torch.tensor([3]))
-    assert sample.tolist() == [[1.0, 2.0, 4.5, 5.0, 5.0]]
-    number = torch.tensor([[0.0, 0.5, 1.0, 1.25, 2.0]])
-    assert positions_at(sample, number).tolist() == [[1.0, 1.5, 2.0, 2.625, 4.5]]
-
-
 # ---- evaluation ----------------------------------------------------------------------------------
 
 
@@ -230,13 +217,6 @@ def test_a_table_of_alpha_is_linear_in_evaluation():
     torch.testing.assert_close(row, (table[1] + table[2]) / 2)
 
 
-def test_a_table_in_half_precision_is_read_at_exact_steps():
-    encoder = make_encoder("randpos", learned_table=True, max_position=1000).eval()
-    positions = token_positions(torch.ones(1, 700, dtype=torch.bool))
-    expected = encoder(positions).to(torch.bfloat16)
-    assert torch.equal(encoder.to(torch.bfloat16)(positions, dtype=torch.bfloat16), expected)
-
-
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -289,12 +269,3 @@ def test_frames_of_which_some_were_skipped_are_numbered_anew():
     )
     assert torch.allclose(regular[..., 0], draw.order[:, :5].sort().values * 0.01)
     torch.testing.assert_close(irregular, regular)
-
-
-def test_frames_and_tokens_take_the_same_numbers():
-    draw = draw_global(1, max_position=50, sampling="uniform")
-    tokens = reading_coords(make_encoder("rfs", max_position=50))
-    frames = reading_coords(make_encoder("rfs", "audio", max_position=50))
-    of_tokens = tokens(token_positions(torch.ones(1, 4, dtype=torch.bool)), draw)
-    of_frames = frames(frame_positions(torch.tensor([4]), 0.5), draw)
-    torch.testing.assert_close(of_frames, of_tokens / 2)

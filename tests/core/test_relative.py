@@ -105,17 +105,6 @@ def test_offset_on_the_device_gives_the_same(beyond, values, heads, offset, keys
     assert_same(unknown, known, [*tensors, *positions.parameters()])
 
 
-def test_masks_of_any_shape_in_blocks(monkeypatch):
-    positions, tensors = make(3), inputs()
-    shapes = [(QUERIES, QUERIES), (BATCH, 1, QUERIES, QUERIES), (BATCH, 1, 1, QUERIES)]
-    masks = [torch.randn(shape) for shape in shapes]
-    whole = [relative_attention(*tensors, positions, attn_mask=mask)[0] for mask in masks]
-    monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * BATCH * HEADS * QUERIES)
-    blocks = [relative_attention(*tensors, positions, attn_mask=mask)[0] for mask in masks]
-    for expected, block in zip(whole, blocks, strict=True):
-        torch.testing.assert_close(expected, block)
-
-
 def test_options_matter_and_tables_learn():
     """The comparison above would not notice an option that is ignored on both sides."""
     tensors, results = inputs(8), {}
@@ -136,13 +125,6 @@ def test_zero_tables_are_plain_attention():
         torch.nn.init.zeros_(table)
     expected = F.scaled_dot_product_attention(*tensors)
     torch.testing.assert_close(relative_attention(*tensors, positions)[0], expected)
-
-
-def test_one_query_and_one_key_have_weight_one():
-    positions, tensors = make(4, values=True), inputs(1, 1)
-    output, weights = relative_attention(*tensors, positions, need_weights=True)
-    assert weights.eq(1).all()
-    torch.testing.assert_close(output, tensors[2] + positions.values[:, 4])
 
 
 # ---- masks ---------------------------------------------------------------------------------------
@@ -193,14 +175,6 @@ def test_masks_equal_both_references(mask, values):
     )
     if mask not in ("bias", "left padding and bias"):
         np.testing.assert_allclose(actual.detach().numpy(), loop[0], atol=1e-5)
-
-
-def test_padding_does_not_reach_the_other_keys():
-    positions, (query, key, value) = make(2, values=True), inputs()
-    other = [torch.where(PADDING[:, None, :, None], 100.0, tensor) for tensor in (key, value)]
-    first, _ = relative_attention(query, key, value, positions, key_padding_mask=PADDING)
-    second, _ = relative_attention(query, *other, positions, key_padding_mask=PADDING)
-    torch.testing.assert_close(first, second)
 
 
 # ---- incremental decoding ------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Relative attention on long inputs: no T x T x d tensor is ever created, memory is linear in the
 context, and blocks of queries give what one pass gives, gradients and dropout included."""
 
-import itertools
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,7 +9,6 @@ from cape_plugins import RelativePositions, relative_attention
 from cape_plugins.mathematics import relative
 from tests.core.test_relative import (
     BATCH,
-    DIM,
     HEADS,
     MASKS,
     OPTIONS,
@@ -167,26 +164,3 @@ def test_weights_are_returned_whole_on_request(monkeypatch):
     _, weights = relative_attention(*tensors, positions, need_weights=True)
     assert torch.equal(weights, whole)
     assert weights.shape == (BATCH, HEADS, QUERIES, QUERIES)
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "context"), list(itertools.product((1, 2, 7), (7, 9), (1, 6, 7, 30)))
-)
-def test_skewing_and_its_inverse_by_index(queries, keys, context):
-    """Column j of row i is the distance j - i - offset, and back; checked on plain numbers."""
-    offset = keys - queries
-    distances = torch.arange(-(offset + queries - 1), keys - offset, dtype=torch.float32)
-    rows = torch.nn.functional.pad(distances, (0, 1), value=float("nan")).expand(queries, -1)
-    by_key = relative._skew(rows.contiguous(), keys)
-    expected = torch.arange(keys)[None] - torch.arange(queries)[:, None] - offset
-    assert torch.equal(by_key, expected.float())
-    positions = RelativePositions(context, DIM)
-    low, high, left, right = relative._distances(positions, queries, keys, offset)
-    assert left + (high - low) + right == len(distances)
-    shifted = by_key - by_key.min() + 1
-    back = relative._unskew(shifted)
-    assert back.shape == (queries, len(distances))
-    for column, distance in enumerate(distances):
-        present = back[:, column][back[:, column].ne(0)]
-        assert present.eq(distance - by_key.min() + 1).all()
-        assert len(present) == (expected == distance).sum()

@@ -15,7 +15,7 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from tests.support.core import FRAMES, random_numbers_untouched, valid_mask
+from tests.support.core import FRAMES, valid_mask
 
 CPU = torch.device("cpu")
 
@@ -99,22 +99,6 @@ def test_resize_is_bicubic(size):
     assert not torch.allclose(actual, wrong)
 
 
-def test_resize_keeps_rows_and_columns_apart():
-    table = PositionTable(1, (4, 6))
-    by_row = torch.arange(4.0)[:, None].expand(4, 6)
-    table.weight.data = by_row.reshape(24, 1).clone()
-    bigger = table.resize(8, 12).reshape(8, 12)
-    torch.testing.assert_close(bigger, bigger[:, :1].expand(8, 12))  # constant along a row
-    torch.testing.assert_close(bigger[3:5, 0], torch.tensor([1.25, 1.75]), atol=0.1, rtol=0)
-
-
-@pytest.mark.parametrize("size", [(4, 5), (8, 10)])
-def test_gradients_of_a_resize_reach_the_whole_table(size):
-    table = PositionTable(3, (4, 5))
-    (table.resize(*size) * torch.rand(size[0] * size[1], 3)).sum().backward()
-    assert table.weight.grad.ne(0).all()
-
-
 def test_a_half_precision_table_is_resized_in_float32():
     table = PositionTable(3, (4, 5)).to(torch.bfloat16)
     expected = F.interpolate(image_of(table).float(), (6, 6), mode="bicubic", align_corners=False)
@@ -142,18 +126,6 @@ def test_weights_begin_with_the_deviation_asked_for():
     assert list(encoder.state_dict()) == ["encoding.weight"]
     assert encoder.encoding.weight.requires_grad
     assert "size=(2, 3)" in repr(PositionTable(4, (2, 3)))
-
-
-def test_odd_and_tiny_dimensions_are_fine_for_tables():
-    assert make_table_encoder("text", 4, dim=1)(token_positions(valid_mask())).shape == (3, 6, 1)
-
-
-def test_training_draws_nothing():
-    encoder = make_table_encoder("text", 4).train()
-    with random_numbers_untouched():
-        assert encoder.draw(3) is None
-        training = encoder(token_positions(valid_mask()))
-    assert torch.equal(training, encoder.eval()(token_positions(valid_mask())))
 
 
 def test_coordinates_without_an_index_are_refused():

@@ -118,12 +118,3 @@ def test_a_compressed_text_is_named_with_its_remedy(tmp_path, name):
     message = f"{name} is compressed by {program}; .*{remedy}"
     with pytest.raises(ValueError, match=message):
         list(text_lines(tmp_path / name))
-
-
-@pytest.mark.parametrize("name", ["train.de", "train.gz"])
-@pytest.mark.parametrize("content", [TEXT + b"a\0b\n", "eins\nzwei\n".encode("utf-16-le")])
-def test_null_bytes_are_no_text(tmp_path, name, content):
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    message = f"{name}: line [13] holds a byte 0; .*convert it to UTF-8"
-    with pytest.raises(ValueError, match=message):
-        list(text_lines(tmp_path / name))
