@@ -43,13 +43,6 @@ def test_rates_are_resampled(tmp_path, rate):
         assert np.abs(read_audio(path).numpy()[500:-500]).max() < 0.01
 
 
-def test_channels_are_averaged(tmp_path):
-    both = np.stack((tone(16000), np.zeros(8000, "f")), axis=1)
-    soundfile.write(tmp_path / "one.wav", both, 16000)
-    samples = read_audio(tmp_path / "one.wav")
-    np.testing.assert_allclose(samples.numpy(), tone(16000) / 2, atol=1e-4)
-
-
 def written(samples, rate=16000, **options):
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format="WAV", **options)

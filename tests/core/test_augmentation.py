@@ -86,7 +86,7 @@ def test_offsets_are_integers_from_zero_to_the_maximum_inclusive(largest):
 
 
 @pytest.mark.parametrize("unit", [0.0, 0.5, ALMOST_ONE])
-@pytest.mark.parametrize("width", [5.0, 0.1, 30.0, 0.5])
+@pytest.mark.parametrize("width", [30.0, 0.1])
 def test_extreme_random_numbers_stay_in_range(monkeypatch, unit, width):
     monkeypatch.setattr(torch, "rand", extreme_rand(unit))
     draw = draw_global(2, 2, max_global_shift=width, max_global_scale=1 + width)
@@ -96,14 +96,6 @@ def test_extreme_random_numbers_stay_in_range(monkeypatch, unit, width):
     assert draw.shift.abs().max() <= width * (1 + 1e-6)
     local = draw_local(torch.zeros(2, 3, 1), 0.03, 0.5)
     torch.testing.assert_close(local, torch.full((2, 3, 1), expected * 0.015))
-
-
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_local_shift_is_uniform_within_half_a_step(domain):
-    positions = whole_positions(domain, MANY)
-    local = draw_local(positions.coords, positions.step, 0.5, MANY) / positions.step
-    assert local.abs().max() <= 0.5
-    assert distance_to_uniform(local.flatten()[:MANY], -0.5, 0.5) < 1.63 / math.sqrt(MANY)
 
 
 # ---- drawing: what is shared ---------------------------------------------------------------------
@@ -138,28 +130,14 @@ def test_local_shifts_are_independent_for_positions_samples_axes_and_calls():
 # ---- drawing: randomness -------------------------------------------------------------------------
 
 
-def test_nothing_is_drawn_where_all_maxima_are_off():
-    with pytest.raises(AssertionError), random_numbers_untouched():
-        torch.rand(1)
+def test_only_what_is_switched_on_is_drawn():
     with random_numbers_untouched():
-        draw = draw_global(3)
-        assert draw == Draw(batch_size=3)
-        assert not draw.moves
-
-
-@pytest.mark.parametrize(
-    ("part", "maximum"),
-    [
-        ("shift", {"max_global_shift": 5.0}),
-        ("scale", {"max_global_scale": 1.4}),
-        ("offset", {"max_offset": 9}),
-    ],
-)
-def test_only_what_is_switched_on_is_drawn(part, maximum):
-    draw = draw_global(2, **maximum)
-    drawn = [name for name, value in draw._asdict().items() if value is not None]
-    assert drawn == [part, "batch_size"]
-    assert draw.moves
+        assert draw_global(3) == Draw(batch_size=3)
+    maxima = {"shift": {"max_global_shift": 5.0}, "scale": {"max_global_scale": 1.4}}
+    for part, maximum in {**maxima, "offset": {"max_offset": 9}}.items():
+        draw = draw_global(2, **maximum)
+        drawn = [name for name, value in draw._asdict().items() if value is not None]
+        assert drawn == [part, "batch_size"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -190,6 +168,8 @@ def test_local_shifts_of_half_a_step_keep_the_order(domain):
     assert min(least_distances(positions, wide)) < -0.1  # three quarters of a step do not
     for distance in least_distances(positions, half):
         assert 0 < distance < 0.6  # 1 without any shift; 1 / (N - 1) more on an axis of N patches
+    local = half.flatten(0, 1)[:MANY] / positions.step
+    assert distance_to_uniform(local[:, 0], -0.5, 0.5) < 1.63 / math.sqrt(MANY)
 
 
 # ---- applying ------------------------------------------------------------------------------------
@@ -200,10 +180,8 @@ def test_shifts_come_before_the_scale_as_by_hand():
     draw = Draw(torch.tensor([[[10.0]]]), torch.tensor([[[2.0]]]))
     local = torch.tensor([[[0.25], [-0.5]]])
     result = augment(coords, mean_normalize=True, draw=draw, local_shift=local, step=0.5)
-    assert result.flatten().tolist() == [
-        18.5,
-        21.0,
-    ]  # (0 - 1 + 10 + .25) * 2, (2 - 1 + 10 - .5) * 2
+    # (0 - 1 + 10 + .25) * 2, (2 - 1 + 10 - .5) * 2
+    assert result.flatten().tolist() == [18.5, 21.0]
     assert coords.flatten().tolist() == [0.0, 2.0]  # the argument is left alone
     offset = augment(coords, draw=Draw(offset=torch.tensor([[[3.0]]])), step=0.5)
     assert offset.flatten().tolist() == [1.5, 3.5]  # three steps of one half

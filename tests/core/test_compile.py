@@ -19,7 +19,7 @@ from cape_plugins import (
 )
 from cape_plugins.mathematics import relative
 from cape_plugins.settings.domains import DOMAINS
-from tests.support.core import BATCH, DIM, EVERYWHERE, RANDOM_TYPES, make_encoder, valid_mask
+from tests.support.core import BATCH, EVERYWHERE, RANDOM_TYPES, make_encoder, valid_mask
 from tests.support.expected import DOMAIN_SAMPLES, HOP
 
 CASES = [(name, "text") for name in TYPES]
@@ -85,16 +85,7 @@ def test_compiled_encoder_computes_the_same(name, domain, training):
         assert actual is None
         return
     assert torch.equal(actual, expected)
-    random = name in RANDOM_TYPES and training
-    assert (draw is None) == (expected_draw is None) == (not random)
-    if random:
-        assert draw.batch_size == expected_draw.batch_size == BATCH
-        for part, expected_part in zip(draw, expected_draw, strict=True):
-            if isinstance(part, torch.Tensor):
-                assert torch.equal(part, expected_part)
-            else:
-                assert part == expected_part
-        assert not torch.equal(actual, compiled(forward)(valid)[0])
+    assert (draw is None) == (expected_draw is None) == (not (name in RANDOM_TYPES and training))
 
 
 @WHOLE_GRAPHS
@@ -163,11 +154,7 @@ def test_exported_table_begins_anew_at_lengths_that_its_sample_did_not_have():
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"values": True}, {"beyond": "zero", "values": True, "num_heads": 2}],
-    ids=["keys", "values", "zero"],
-)
+@pytest.mark.parametrize("options", [{}, {"beyond": "zero", "values": True, "num_heads": 2}])
 def test_compiled_relative_attention_computes_the_same(monkeypatch, options, blocks):
     if blocks:
         monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * 5 * 4)
@@ -185,29 +172,14 @@ def test_compiled_relative_attention_computes_the_same(monkeypatch, options, blo
     expected, actual = forward(query), compiled(forward)(query)
     torch.testing.assert_close(actual, expected)
     parameters = [query, *positions.parameters()]
-    pairs = zip(
-        torch.autograd.grad(actual.sum(), parameters),
-        torch.autograd.grad(expected.sum(), parameters),
-        strict=True,
-    )
-    for a, b in pairs:
-        torch.testing.assert_close(a, b)
-
-
-def test_relative_attention_of_any_length():
-    positions = RelativePositions(4, 4, values=True)
-    forward = compiled(lambda q: relative_attention(q, q, q, positions)[0])
-    for length in (3, 8, 9, 20):
-        query = torch.randn(1, 2, length, 4)
-        expected, _ = relative_attention(query, query, query, positions)
-        torch.testing.assert_close(forward(query), expected)
+    gradients = [torch.autograd.grad(output.sum(), parameters) for output in (actual, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", [False, True])
-def test_inductor_takes_distances_between_patches(values):
+def test_inductor_takes_distances_between_patches():
     """The compiler that users have; the others above stop before it makes kernels."""
-    positions, patches = RelativeGridPositions(2, 4, values=values), (3, 4)
+    positions, patches = RelativeGridPositions(2, 4, values=True), (3, 4)
     query = torch.randn(2, 2, 1 + 12, 4, requires_grad=True)
 
     def forward(query):
@@ -250,30 +222,13 @@ def test_encoder_reads_no_values(name, domain, training):
             encoder.eval()(token_position_at(3, positions.rows.device))
 
 
-@pytest.mark.parametrize("blocks", [False, True])
-def test_relative_attention_reads_no_values(monkeypatch, blocks):
-    if blocks:
-        monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * 5 * 4)
+def test_relative_attention_reads_no_values(monkeypatch):
+    monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * 5 * 4)
     with FakeTensorMode():
         positions = RelativePositions(2, 4, values=True)
         query = torch.randn(2, 2, 5, 4, requires_grad=True)
         padding, causal = torch.zeros(2, 5).bool(), torch.ones(5, 5).triu(1).bool()
-        output, _ = relative_attention(
-            query,
-            query,
-            query,
-            positions,
-            attn_mask=causal,
-            key_padding_mask=padding,
-            dropout=0.1,
-        )
+        masks = {"attn_mask": causal, "key_padding_mask": padding}
+        output, _ = relative_attention(query, query, query, positions, **masks, dropout=0.1)
         output.sum().backward()
         assert query.grad.shape == query.shape
-
-
-def test_positions_with_hops_as_tensors_read_no_values():
-    with FakeTensorMode():
-        hop = torch.rand(BATCH)
-        positions = frame_positions(torch.randint(9, (BATCH,)), hop, max_frames=9)
-        encoder = make_encoder("cape", "audio")
-        assert encoder(positions, encoder.draw(BATCH)).shape == (BATCH, 9, DIM)

@@ -72,14 +72,6 @@ def test_learned_frequencies_keep_no_rows():
     assert weights.grad is not None
 
 
-def test_rows_kept_in_inference_mode_serve_training():
-    encode, content = Sinusoid(16), torch.ones(5, 16, requires_grad=True)
-    with torch.inference_mode():
-        counted(encode, 0, 5)
-    (content * counted(encode, 0, 5)).sum().backward()
-    assert torch.equal(content.grad, exactly(encode, 0, 5))
-
-
 def test_capture_of_a_graph_neither_uses_nor_leaves_tensors(monkeypatch):
     """Replays overwrite those of a graph, and those that it reads must not be freed."""
     encode, coords = Sinusoid(16), torch.ones(1, 3, 1)

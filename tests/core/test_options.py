@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from cape_plugins import TYPES, PositionConfig
@@ -96,12 +95,6 @@ def test_options_refuse_everything_else(option, value):
     assert OPTIONS[option]["help"] in text
 
 
-def test_numbers_of_numpy_become_plain():
-    config = PositionConfig("cape", max_global_shift=np.float32(2.5), mean_normalize=np.bool_(True))
-    assert type(config.max_global_shift) is float
-    assert config.mean_normalize is True
-
-
 # ---- what belongs to what ------------------------------------------------------------------------
 
 
@@ -159,13 +152,6 @@ def test_mean_normalisation_of_a_causal_side_is_refused(name, domain, architectu
 def test_details_of_relative_attention_need_a_context(option):
     with pytest.raises(ValueError, match=rf"{option}=.*relative_context"):
         PositionConfig("nopos", **{option: other_than_off(option)})
-
-
-def test_relative_attention_is_in_all_layers_or_the_first():
-    depths = [PositionConfig("relpos", relative_layers=layers) for layers in ("all", "first")]
-    assert [config.relative_depth(6) for config in depths] == [6, 1]
-    assert [config.relative_depth(0) for config in depths] == [0, 0]
-    assert PositionConfig("cape").relative_depth(6) == 0
 
 
 @pytest.mark.parametrize("option", OPTIONS)

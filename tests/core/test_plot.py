@@ -13,12 +13,11 @@ import torch
 pytest.importorskip("matplotlib")
 from PIL import Image
 
-from cape_plugins import DOMAINS, TYPES, PositionConfig, build_position_encoder
+from cape_plugins import DOMAINS, TYPES, PositionConfig
 from cape_plugins.checkpoints.stack import Stack
 from cape_plugins.cli import main
 from cape_plugins.pictures import command
 from cape_plugins.pictures.command import PICTURES, draw_picture
-from cape_plugins.pictures.plot_positions import coverage_figure
 from cape_plugins.pictures.views import views
 from tests.support.core import EVERYWHERE, make_encoder
 from tests.support.expected import DOMAIN_SAMPLES, EXPECTED
@@ -160,17 +159,6 @@ def test_coverage_is_the_share_counted_by_hand(figures, tmp_path):
     rows = rows_of(words, tmp_path)
     assert [row[2] for row in rows] == ["0.500", "0.250", "0.125"]
     assert [row[3] for row in rows] == ["100 %", "0 %", "0 %"]
-
-
-def test_bars_of_whole_positions_hold_as_many_each():
-    """Some bars would otherwise be higher by rounding alone."""
-    config = PositionConfig("shape", max_offset=60)
-    stack = Stack(config, build_position_encoder(config, 8))
-    figure, _ = coverage_figure(stack, [150], [150], 2000, torch.Generator().manual_seed(0))
-    heights = [bar.get_height() for bar in figure.axes[0].patches]
-    assert len(heights) == 70  # of three positions each
-    middle = heights[22:46]  # positions that every offset covers
-    assert max(middle) == pytest.approx(min(middle), rel=1e-6)
 
 
 def test_sizes_are_shown_in_their_units(figures, tmp_path):

@@ -10,8 +10,6 @@ import torch
 from cape_plugins import (
     PositionConfig,
     coordinate_positions,
-    draw_global,
-    token_position_at,
     token_positions,
 )
 from cape_plugins.mathematics.encoder import SIDES
@@ -32,11 +30,10 @@ from tests.support.core import (
 MANY = 6000
 
 
-def drawn(name, samples, length, limit, domain="text", positions=None):
+def drawn(name, samples, length, limit):
     """``[samples, length]`` coordinates of one training forward."""
-    encoder = reading_coords(make_encoder(name, domain, max_position=limit))
-    if positions is None:
-        positions = token_positions(torch.ones(samples, length, dtype=torch.bool))
+    encoder = reading_coords(make_encoder(name, max_position=limit))
+    positions = token_positions(torch.ones(samples, length, dtype=torch.bool))
     return encoder(positions, encoder.draw(samples))[..., 0]
 
 
@@ -66,20 +63,6 @@ def test_floats_are_the_order_statistics_of_uniform_numbers():
     assert not torch.equal(coords, coords.round())
     assert coords.min() >= 0
     assert coords.max() <= 1
-
-
-@pytest.mark.parametrize("name", SAMPLED_TYPES)
-@pytest.mark.parametrize("domain", SEQUENCES)
-def test_positions_are_sorted_and_each_sample_has_its_own(name, domain):
-    positions = make_positions(domain)
-    coords = drawn(name, BATCH, 6, 50, domain, positions)
-    steps = coords / torch.as_tensor(positions.step).expand(BATCH, 1, 1)[..., 0]
-    for row, length in zip(steps, LENGTHS, strict=True):
-        assert (row[:length].diff() > 0).all()
-        assert row[0] >= 0
-        assert row[length - 1] <= 50
-        assert torch.allclose(row, row.round(), atol=1e-4) == (name == "randpos")
-    assert len(set(steps[:, 0].tolist())) == BATCH
 
 
 # ---- padding -------------------------------------------------------------------------------------
@@ -129,27 +112,10 @@ def test_source_and_target_share_one_function_of_the_index(name, alpha):
                 assert coords[row, i].item() == pytest.approx(expected, abs=1e-3)
 
 
-def test_sides_that_share_nothing_count_for_themselves():
-    settings = {"architecture": "seq2seq", "source_scale": 1, "synchronize": False}
-    encoder = reading_coords(make_encoder("randpos", max_position=60, **settings))
-    draw = encoder.draw(2)
-    coords = encoder(token_positions(torch.ones(2, 4, dtype=torch.bool)), draw)
-    assert torch.equal(coords[..., 0], draw.order[:, :4].sort().values)
-
-
 def test_a_shared_draw_without_a_common_count_is_refused():
     encoder = make_encoder("rfs", architecture="seq2seq", source_scale=1)
     with pytest.raises(ValueError, match=r"synchronize=True.*draw\.covering"):
         encoder(make_positions("text"), encoder.draw(BATCH))
-
-
-def test_covering_takes_the_largest_count_and_leaves_other_draws_alone():
-    counts = torch.tensor([3, 9]), torch.tensor([5, 2])
-    draw = draw_global(2, max_position=20, sampling="uniform").covering(*counts)
-    assert draw.count.tolist() == [5, 9]
-    assert draw.covering(torch.tensor([8, 8])).count.tolist() == [8, 9]
-    shifted = draw_global(2, max_global_shift=5)
-    assert shifted.covering(*counts) is shifted
 
 
 # ---- evaluation ----------------------------------------------------------------------------------
@@ -209,14 +175,6 @@ def test_a_table_is_linear_between_its_rows():
     torch.testing.assert_close(table.grad, uses[:, None].expand(9, 8))
 
 
-def test_a_table_of_alpha_is_linear_in_evaluation():
-    settings = {"architecture": "seq2seq", "source_scale": 1.5, "learned_table": True}
-    encoder = make_encoder("randpos", max_position=9, **settings).eval()
-    table = encoder.encoding.weight
-    (row,) = encoder(token_position_at(1, torch.device("cpu")))[0]
-    torch.testing.assert_close(row, (table[1] + table[2]) / 2)
-
-
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -247,7 +205,6 @@ def test_an_input_longer_than_the_range_is_refused_in_training(name):
 def test_alpha_counts_for_the_longest_input():
     settings = {"architecture": "seq2seq", "source_scale": 1.5, "synchronize": False}
     encoder = make_encoder("rfs", max_position=7, **settings)
-    encoder(token_positions(torch.ones(1, 5, dtype=torch.bool)), encoder.draw(1))
     with pytest.raises(ValueError, match=r"6 positions, times the source scale 1.5.*>= 9"):
         encoder(token_positions(torch.ones(1, 6, dtype=torch.bool)), encoder.draw(1))
 

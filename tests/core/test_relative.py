@@ -10,14 +10,13 @@ import torch
 from torch.nn import functional as F
 
 from cape_plugins import RelativePositions, relative_attention
-from cape_plugins.mathematics import relative
 from tests.reference import appendix_a
 
 BATCH, HEADS, DIM = 2, 2, 3
 QUERIES = 5
 
 # context smaller than, equal to and larger than the number of queries
-CONTEXTS = (1, 3, 5, 9)
+CONTEXTS = (1, 5, 9)
 # (query offset, number of keys): whole sequence, incremental steps, a window inside of the keys
 CACHES = ((0, 5), (2, 7), (0, 8), (4, 12))
 OPTIONS = list(itertools.product(("clip", "zero"), (False, True), (None, HEADS)))
@@ -243,15 +242,3 @@ def test_half_precision_is_close_to_float32(dtype):
         auto, _ = relative_attention(*tensors, positions)
     torch.testing.assert_close(auto.float(), expected, atol=0.05, rtol=0.05)
     gradients(auto, list(positions.parameters()))
-
-
-def test_the_table_follows_its_arguments():
-    shared, separate = make(4, values=True), make(4, heads=HEADS)
-    assert shared.keys.shape == shared.values.shape == (1, 9, DIM)
-    assert separate.keys.shape == (HEADS, 9, DIM)
-    assert separate.values is None
-    assert sorted(shared.state_dict()) == ["keys", "values"]
-    assert shared.keys.abs().max() <= 0.1
-    assert shared.keys.std() > 0.03
-    assert "context=4" in repr(shared)
-    assert relative.BLOCK_ELEMENTS > 1000 * 1000

@@ -61,13 +61,6 @@ def test_similarities_of_sinusoids_depend_on_differences_only(domain):
     assert np.ptp(high - low) > 0.1
 
 
-def test_similarities_of_patches_depend_on_differences_in_rows_and_columns_only():
-    (view,) = views(make_stack("sinpos", "image"), [(5, 6)], 0, generator())
-    grid = similarity(view.embedding)["dot product"].reshape(5, 6, 5, 6)
-    assert np.allclose(grid[:4, :5, 1:, 1:], grid[1:, 1:, :4, :5].transpose(2, 3, 0, 1), atol=1e-3)
-    assert np.allclose(grid[0, 0, :3, :4], grid[2, 2, 2:, 2:], atol=1e-3)
-
-
 def test_stages_of_one_augmentation_are_those_computed_by_hand():
     """Mean-normalised, + global shift, + local shift, times global scale (CAPE section 4)."""
     stack = make_stack("cape", "audio")
