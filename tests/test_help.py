@@ -66,9 +66,6 @@ def test_program_explains_itself_and_is_named_as_it_was_typed(path, monkeypatch)
         assert other.partition("\n\n")[2] == text.partition("\n\n")[2] != ""
 
 
-# ---- one vocabulary ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def parsers():
     pytest.importorskip("transformers")

@@ -198,14 +198,6 @@ def check_machine_paths(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{number} {line.strip()[:80]}"
 
 
-def check_bars(path: str, source: str) -> Iterator[str]:
-    """Progress bars say what they do where there is no terminal; recipes/lab/steps.py has one."""
-    for node in ast.walk(parse(source)):
-        bar = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "tqdm"
-        if bar and not {"disable", "mininterval"} & {keyword.arg for keyword in node.keywords}:
-            yield f"{path}:{node.lineno} fills logs with a bar; give disable=None"
-
-
 def check_vague_names(path: str, source: str) -> Iterator[str]:
     """A variable is named after what it holds."""
     if PurePosixPath(path).parts[0] not in (*OWN, "benchmarks", "tests"):
@@ -219,7 +211,7 @@ def check_vague_names(path: str, source: str) -> Iterator[str]:
 
 PYTHON_CHECKS = (
     *(check_imports, check_rooms, check_own_imports_on_top),
-    *(check_row_names, check_sizes, check_bars, check_vague_names),
+    *(check_row_names, check_sizes, check_vague_names),
 )
 Check = Callable[[str, str], Iterator[str]]
 
@@ -247,7 +239,6 @@ LONG_FUNCTION = 'def f():\n    """Doc."""\n' + "    x = 1\n" * MAX_FUNCTION_LINE
         (check_row_names, "fairseq_user_dir/x.py", "name.startswith('cape_s2t_transformer')"),
         (check_sizes, "recipes/x.py", "x = 1\n" * (MAX_FILE_LINES + 1)),
         (check_sizes, "recipes/x.py", LONG_FUNCTION),
-        (check_bars, "recipes/x.py", "for one in tqdm(work, leave=False): pass"),
         (check_vague_names, "tests/core/test_x.py", "def test_x(kind): pass"),
         (check_vague_names, "tests/support/x.py", "for first, found in y: pass"),
         (check_machine_paths, "docs/x.md", "see `" + "/tmp" + "/x`"),
@@ -288,7 +279,9 @@ def files(repo_root: Path) -> dict[str, str]:
     return {
         path.relative_to(repo_root).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(paths)
-        if path.suffix in TEXT and "__pycache__" not in path.parts and path.name != ".coverage"
+        if path.suffix in TEXT
+        and "__pycache__" not in path.parts
+        and path.name not in (".coverage", ".git")
     }
 
 

@@ -65,9 +65,6 @@ ROWS = rows_of(PAGE.read_text(encoding="utf-8"))
 NAMED = [row.where for row in ROWS]
 
 
-# ---- complete ------------------------------------------------------------------------------------
-
-
 def not_once(named: list[str]) -> list[str]:
     """What is missing, what no document has, and what is there twice."""
     numbered = [name for name in named if NUMBER.fullmatch(name)]
@@ -84,9 +81,6 @@ def test_a_missing_a_second_and_an_unknown_row_are_seen() -> None:
     assert not_once([other for other in NAMED if other != "A Table 4"]) == ["A Table 4"]
     assert not_once([*NAMED, "A Table 4"]) == ["A Table 4"]
     assert not_once([*NAMED, "SH Fig. 10"]) == ["SH Fig. 10"]
-
-
-# ---- status --------------------------------------------------------------------------------------
 
 
 def wrong_status(row: Row) -> str:
@@ -128,9 +122,6 @@ def test_status_is_one_of_four_and_shown() -> None:
 )
 def test_a_wrong_status_is_seen(status: str, how: str, message: str) -> None:
     assert message in wrong_status(Row("P Fig. 1", "", status, how))
-
-
-# ---- names ---------------------------------------------------------------------------------------
 
 
 def quoted(text: str) -> list[str]:
@@ -197,9 +188,6 @@ def test_names_on_the_page_exist() -> None:
 )
 def test_a_name_of_nothing_is_seen(name: str) -> None:
     assert not exists(name)
-
-
-# ---- commands ------------------------------------------------------------------------------------
 
 
 def program_and_words(command: str) -> tuple[str, list[str]]:

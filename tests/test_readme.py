@@ -31,9 +31,6 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# ---- links -------------------------------------------------------------------------------------
-
-
 def without_code(text: str) -> str:
     """The text without code blocks, fenced or indented, and without inline code."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -79,20 +76,6 @@ def test_every_document_is_reached_from_the_readme() -> None:
     links = set(re.findall(r"\]\(([^)#\s]+)", read(ROOT / "README.md")))
     documents = {name_of(path) for path in (ROOT / "docs").glob("*.md")}
     assert documents <= links
-
-
-PAGES_OF_RESULTS = sorted((ROOT / "docs/results").glob("*/*.md"))
-
-
-@pytest.mark.parametrize("page", PAGES_OF_RESULTS, ids=name_of)
-def test_pages_of_results_say_how_they_were_made(page: Path) -> None:
-    """By which command, on which machine, with which versions."""
-    assert re.search(r"`(python|cape-plugins) [^`]+`", read(page))
-    assert re.search(r"AMD|Intel|x86_64|NVIDIA", read(page))
-    assert re.search(r"Python 3\.\d+\.\d+", read(page))
-
-
-# ---- examples ----------------------------------------------------------------------------------
 
 
 def python_blocks(page: Path) -> list[str]:
@@ -142,9 +125,6 @@ def test_torch_example_shares_one_draw_and_trains() -> None:
     assert names["embed"].weight.grad.abs().sum() > 0
 
 
-# ---- flags and names ---------------------------------------------------------------------------
-
-
 def test_table_of_flags_is_generated(capsys) -> None:
     main(["flags"])
     table = capsys.readouterr().out.strip()
@@ -169,19 +149,6 @@ def test_positional_flags_that_a_page_names_exist(page: Path) -> None:
     text = read(page).replace("--position-decoder-", "--position-")  # the same, of a decoder
     named = set(re.findall(r"--position-[a-z][a-z-]*[a-z]", text))
     assert named - {"--position-embedding"} <= known
-
-
-def test_files_that_the_contribution_guide_names_exist() -> None:
-    """One path for each cell; a bare file name after a path is in the folder of that path."""
-    missing, count = [], 0
-    for line in read(ROOT / "CONTRIBUTING.md").splitlines():
-        folder = ROOT
-        for name in re.findall(r"`([\w/]+(?:\.py|\.md|/))`", line):
-            path = ROOT / name if "/" in name else folder / name
-            folder, count = path.parent, count + 1
-            missing += [] if path.exists() else [name]
-    assert count > 20, "the pattern that finds the names no longer fits the guide"
-    assert missing == []
 
 
 def named_files(page: str) -> set[str]:

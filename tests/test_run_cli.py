@@ -101,6 +101,7 @@ def test_console_script_says_the_same_as_in_a_new_interpreter(warm, run_cli, tmp
 def test_child_of_fairseq_is_a_fork_that_ends_with_its_client(tmp_path):
     """A recipe starts it with `sys.executable`."""
     (tmp_path / "fairseq_user_dir").mkdir()
+    (tmp_path / "fairseq_user_dir" / "__init__.py").touch()
     code = "import os, sys, time; print(os.getpid(), 'json' in sys.modules, flush=True); "
     (tmp_path / "fairseq_user_dir" / "waits.py").write_text(code + "time.sleep(60)")
     python = WarmPython(["json"], environment())

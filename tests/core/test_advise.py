@@ -9,7 +9,6 @@ import pytest
 
 from cape_plugins import DOMAINS, PositionConfig
 from cape_plugins.cli import main
-from cape_plugins.corpus.advise import aliasing
 from cape_plugins.settings.arguments import Parser, add_position_args, given_settings
 
 ROTARY_CORPUS = ("--train-lengths", "lengths", "--rotary")
@@ -141,18 +140,6 @@ def test_translations_get_alpha_and_lengths_of_the_target(advise, tmp_path):
     settings = cape_of(text)
     assert settings["source_scale"] == "14/8"  # with the end of each sentence, as fairseq counts
     assert settings["max_global_shift"] == math.ceil(20 * 14 / 8) - 7
-
-
-def test_share_of_channels_that_alias():
-    """By a loop over the channels (CAPE Eq. 4)."""
-    dim, side = DOMAINS["image"].dim, 8
-    turns = [
-        max(abs(math.cos(k)), abs(math.sin(k))) * math.pi * 10 ** (2 * k / dim) * 2 / (side - 1)
-        for k in range(1, dim // 2 + 1)
-    ]
-    share = sum(turn > math.pi for turn in turns) / len(turns)
-    assert aliasing("image", side) == pytest.approx(share)
-    assert 0 < aliasing("image", 16) < share
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,6 @@ def write_text(folder, source=SOURCE, target=TARGET, stem="train"):
     return paths
 
 
-# ---- writers of index files, from the description of the formats ---------------------------------
-
-
 def write_mmap(path, sizes, version=1):
     offsets = np.cumsum([0, *sizes])[:-1] * 2
     path.write_bytes(
@@ -58,9 +55,6 @@ def write_pair(folder, source, target, stem="train.de-en", write=write_mmap):
     write(folder / f"{stem}.en.idx", target)
 
 
-# ---- counts and their text -----------------------------------------------------------------------
-
-
 def test_alpha_is_target_over_source():
     counts = TokenCounts(source=454234, target=470049)
     assert counts.alpha == pytest.approx(1.03482, abs=1e-5)
@@ -73,9 +67,6 @@ def test_alpha_is_target_over_source():
 def test_counts_are_positive_integers(count):
     with pytest.raises(ValueError, match=r"source token count .* 1 to 2\^63 - 1"):
         TokenCounts(source=count, target=1)
-
-
-# ---- token lists and text ------------------------------------------------------------------------
 
 
 def test_token_lists_are_counted_as_they_are():
@@ -96,9 +87,6 @@ def test_text_files_count_eos_as_fairseq_does(tmp_path):
     target.write_text("only one\n")
     with pytest.raises(ValueError, match=r"train.de has 5 sentences, .*train.en has 1; they must"):
         count_text_files(source, target)
-
-
-# ---- binarised data ------------------------------------------------------------------------------
 
 
 def test_subsets_folders_directions_and_formats_are_summed(tmp_path):
@@ -200,9 +188,6 @@ def test_legacy_index_of_something_else_than_text_is_refused(tmp_path):
         read_index_sizes(path)
 
 
-# ---- the command ---------------------------------------------------------------------------------
-
-
 def test_command_prints_counts_and_flag(tmp_path, capsys):
     source, target = write_text(tmp_path)
     assert main(["alpha", "--text", str(source), str(target)]) == 0
@@ -261,9 +246,6 @@ def test_command_refuses_bad_input(tmp_path, monkeypatch, capsys, arguments, mes
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.search(f"^error: ([^;]*: )?{message}", captured.err)
-
-
-# ---- the real fairseq-preprocess -----------------------------------------------------------------
 
 
 @pytest.mark.slow

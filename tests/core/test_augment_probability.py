@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from cape_plugins import Draw, PositionConfig, draw_global
+from cape_plugins import PositionConfig, draw_global
 from cape_plugins.mathematics.augmentation import SAMPLINGS
 from cape_plugins.mathematics.encoder import SIDES
 from cape_plugins.mathematics.positions import timed_frame_positions
@@ -36,9 +36,6 @@ FEW, MANY_OF_200 = 60, 140  # bounds on the augmented samples of 200, six standa
 
 def half_encoder(name, domain="text", **settings):
     return reading_coords(make_encoder(name, domain, **{**HALF, **settings}))
-
-
-# ---- share ---------------------------------------------------------------------------------------
 
 
 def test_the_share_of_augmented_samples_is_the_probability():
@@ -70,9 +67,6 @@ def test_every_type_leaves_its_share_where_evaluation_has_it(name, domain):
     share = torch.cat(moved).float().mean().item()
     # a sample of one position may be drawn where it is counted
     assert share == pytest.approx(0.5, abs=4 * math.sqrt(0.25 / (60 * BATCH)))
-
-
-# ---- all parts together --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -123,16 +117,6 @@ def test_frames_that_were_skipped_keep_their_time(name):
     assert not (coords[augmented] == times[0]).all(1).any()
 
 
-def test_an_injected_local_shift_is_applied_to_all_samples():
-    draw = Draw(chance=torch.tensor([0.2, 1.0, 1.0]).view(3, 1, 1))
-    shift = torch.full((3, 6, 1), 0.25)
-    coords = half_encoder("cape")(whole_positions("text", 3), draw, shift)
-    assert torch.equal(coords, NUMBERS + shift)
-
-
-# ---- source and target ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("synchronize", [True, False])
 @pytest.mark.parametrize("name", RANDOM_TYPES)
 def test_source_and_target_of_a_pair_are_augmented_alike(name, synchronize):
@@ -166,9 +150,6 @@ def test_sides_with_different_probabilities_augment_nested_sets(first, second):
     assert torch.equal(here | there, here)
 
 
-# ---- probabilities 0 and 1 -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_probability_0_is_no_augmentation_bit_for_bit(name, domain):
     """Outputs and random numbers; sinpos, but for the mean."""
@@ -199,6 +180,3 @@ def test_probability_1_is_the_default_and_draws_nothing_more(name):
     stored = PositionConfig(name, augment_probability=1).to_dict()
     assert stored.pop("augment_probability") == 1.0
     assert PositionConfig.from_dict(stored) == PositionConfig(name, augment_probability=1)
-
-
-# ---- precision -----------------------------------------------------------------------------------

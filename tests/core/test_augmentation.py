@@ -45,9 +45,6 @@ def distance_to_uniform(sample, low, high):
     return max(np.abs(above - ordered).max(), np.abs(ordered - below).max())
 
 
-# ---- drawing: distributions ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_shift_is_uniform_between_the_half_widths(domain):
     width = PositionConfig("cape", domain).max_global_shift
@@ -98,9 +95,6 @@ def test_extreme_random_numbers_stay_in_range(monkeypatch, unit, width):
     torch.testing.assert_close(local, torch.full((2, 3, 1), expected * 0.015))
 
 
-# ---- drawing: what is shared ---------------------------------------------------------------------
-
-
 def test_one_draw_for_each_sample_and_axis_and_one_scale_for_both_axes():
     draw = draw_global(MANY, 2, max_global_shift=0.5, max_global_scale=1.4)
     assert draw.shift.shape == (MANY, 1, 2)
@@ -127,9 +121,6 @@ def test_local_shifts_are_independent_for_positions_samples_axes_and_calls():
         assert abs(correlation) < 4 / math.sqrt(a.numel()), name
 
 
-# ---- drawing: randomness -------------------------------------------------------------------------
-
-
 def test_only_what_is_switched_on_is_drawn():
     with random_numbers_untouched():
         assert draw_global(3) == Draw(batch_size=3)
@@ -147,9 +138,6 @@ def test_draws_are_float32_whatever_the_default_or_autocast(dtype):
         local = draw_local(torch.zeros(2, 3, 1, dtype=torch.float32), 1.0, 0.5)
     assert all(part.dtype == torch.float32 for part in (*draw[:3], local))
     assert draw.shift.unique().numel() > 390  # bfloat16 has 256 numbers between two powers of two
-
-
-# ---- order of positions --------------------------------------------------------------------------
 
 
 def least_distances(positions, local):
@@ -172,9 +160,6 @@ def test_local_shifts_of_half_a_step_keep_the_order(domain):
     assert distance_to_uniform(local[:, 0], -0.5, 0.5) < 1.63 / math.sqrt(MANY)
 
 
-# ---- applying ------------------------------------------------------------------------------------
-
-
 def test_shifts_come_before_the_scale_as_by_hand():
     coords = torch.tensor([[[0.0], [2.0]]])
     draw = Draw(torch.tensor([[[10.0]]]), torch.tensor([[[2.0]]]))
@@ -185,18 +170,6 @@ def test_shifts_come_before_the_scale_as_by_hand():
     assert coords.flatten().tolist() == [0.0, 2.0]  # the argument is left alone
     offset = augment(coords, draw=Draw(offset=torch.tensor([[[3.0]]])), step=0.5)
     assert offset.flatten().tolist() == [1.5, 3.5]  # three steps of one half
-
-
-def test_the_mean_is_taken_over_valid_positions():
-    coords = torch.tensor([[[0.0], [1.0], [5.0], [90.0]]]).repeat(2, 1, 1)
-    valid = torch.tensor([[True, True, True, False], [False, True, False, False]])
-    result = augment(coords, valid, mean_normalize=True)
-    torch.testing.assert_close(result[0, :3, 0], torch.tensor([-2.0, -1.0, 3.0]))
-    assert result[1, 1, 0] == 0
-    torch.testing.assert_close(augment(coords, mean_normalize=True).mean(1), torch.zeros(2, 1))
-
-
-# ---- the appendix --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", [False, True])

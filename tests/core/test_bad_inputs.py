@@ -32,7 +32,6 @@ def attend(query_offset, queries=2, keys=4, **options):
 
 
 BAD = [
-    # ---- positions
     ("valid of integers", lambda: token_positions(torch.ones(2, 3).long()), ["int64", "bool"]),
     ("valid of one row", lambda: token_positions(torch.ones(3).bool()), ["(3,)", "[batch"]),
     (
@@ -70,7 +69,6 @@ BAD = [
         lambda: coordinate_positions(torch.rand(3, 4, 1), valid_mask()),
         ["(3, 6)", "(3, 4, 1)"],
     ),
-    # ---- encodings
     ("odd dimension", lambda: Sinusoid(7), ["7", "even", ">= 4"]),
     ("dimension of one pair", lambda: Sinusoid(2), ["2", ">= 4"]),
     ("unknown frequencies", lambda: Sinusoid(8, "taste"), ["frequencies='taste'", "text", "image"]),
@@ -91,16 +89,13 @@ BAD = [
         lambda: PositionTable(8, (2, 3)).lookup(token_positions(valid_mask())),
         ["(2, 3)", "patch_positions"],
     ),
-    # ---- augmentation
     ("unknown sampling", lambda: draw_global(2, sampling="x"), ["sampling='x'", "'subset'"]),
     ("scale below 1", lambda: draw_global(2, max_global_scale=0.5), ["scale=0.5", ">= 1"]),
-    # ---- relative attention
     ("context zero", lambda: RelativePositions(0, 4), ["context 0", ">= 1"]),
     ("head dimension zero", lambda: RelativePositions(4, 0), ["dimension 0", ">= 1"]),
     ("unknown beyond", lambda: RelativePositions(4, 4, beyond="wrap"), ["beyond='wrap'", "clip"]),
     ("queries far before the keys", lambda: attend(-9), ["query_offset=-9", "allowed"]),
     ("queries far behind the keys", lambda: attend(20), ["query_offset=20", "allowed"]),
-    # ---- encoder
     (
         "training without a draw",
         lambda: make_encoder("cape")(make_positions("text")),
@@ -121,7 +116,6 @@ BAD = [
         lambda: make_encoder("cape").eval()(make_positions("text"), None, torch.rand(3, 5, 1)),
         ["local_shift", "(3, 5, 1)", "6"],
     ),
-    # ---- configuration as a whole
     ("unhashable type", lambda: PositionConfig(["cape"]), ["position_embedding=['cape']", "cape"]),
     ("unknown domain", lambda: PositionConfig("cape", "taste"), ["domain='taste'", "audio"]),
     (

@@ -50,14 +50,12 @@ def positions_from(domain, valid):
 
 
 def placed_encoder(name, domain):
-    """Encoder at the place of a host, with alpha where there is a source."""
+    """Encoder at the place of a host, with alpha where there is a source; some samples are left
+    out of the augmentation."""
     if domain != "text":
         return make_encoder(name, domain, start=0.0125, unit=0.5)
-    scale = {"architecture": "seq2seq", "source_scale": 1.05} if name in RANDOM_TYPES else {}
-    return make_encoder(name, domain, start=2.0, **scale)
-
-
-# ---- torch.compile -------------------------------------------------------------------------------
+    settings = {"architecture": "seq2seq", "source_scale": 1.05, "augment_probability": 0.5}
+    return make_encoder(name, domain, start=2.0, **(settings if name in RANDOM_TYPES else {}))
 
 
 def test_a_graph_break_would_be_noticed():
@@ -86,25 +84,6 @@ def test_compiled_encoder_computes_the_same(name, domain, training):
         return
     assert torch.equal(actual, expected)
     assert (draw is None) == (expected_draw is None) == (not (name in RANDOM_TYPES and training))
-
-
-@WHOLE_GRAPHS
-@pytest.mark.parametrize("name", RANDOM_TYPES)
-def test_samples_that_are_left_out_break_no_graph(name):
-    encoder, valid = make_encoder(name, augment_probability=0.5), valid_mask().repeat(5, 1)
-
-    def forward(valid):
-        draw = encoder.draw(len(valid))
-        return encoder(token_positions(valid), draw), draw.augmented
-
-    outcomes = []
-    for call in (forward, compiled(forward)):
-        torch.manual_seed(1)
-        outcomes.append(call(valid))
-    (expected, augmented), (actual, same) = outcomes
-    assert torch.equal(actual, expected)
-    assert torch.equal(augmented, same)
-    assert len(augmented.unique()) == 2
 
 
 @WHOLE_GRAPHS
@@ -192,9 +171,6 @@ def test_inductor_takes_distances_between_patches():
         torch.autograd.grad(output.square().sum(), parameters) for output in (actual, expected)
     ]
     torch.testing.assert_close(*gradients)
-
-
-# ---- no synchronisation with the device ----------------------------------------------------------
 
 
 def test_reading_a_value_would_be_noticed():

@@ -23,9 +23,6 @@ COMBINATIONS = [
 ]
 
 
-# ---- the tables of the tests ---------------------------------------------------------------------
-
-
 def test_the_tables_of_the_tests_have_the_rows_of_the_registry():
     """A new type or domain needs one line in tests/support/expected.py."""
     assert EXPECTED.keys() == TYPES.keys() | ROTARY_TYPES.keys()
@@ -33,8 +30,6 @@ def test_the_tables_of_the_tests_have_the_rows_of_the_registry():
     sinusoids = {name for name, row in TYPES.items() if row.encoding == "sinusoid"}
     assert sinusoids == {name for name, row in EXPECTED.items() if row.zero is not None}
 
-
-# ---- defaults ------------------------------------------------------------------------------------
 
 SHIFT = ("max_global_shift", "max_local_shift", "max_global_scale", "mean_normalize")
 DEFAULTS = [
@@ -109,9 +104,6 @@ def test_random_is_true_if_anything_is_drawn():
         assert PositionConfig(name, max_position=1).random
 
 
-# ---- source scale --------------------------------------------------------------------------------
-
-
 def with_scale(value):
     return PositionConfig("cape", architecture="seq2seq", source_scale=value)
 
@@ -131,9 +123,6 @@ def test_alpha_that_nobody_counted_raises(scale):
         ValueError, match=rf"source_scale='{scale}'.*number > 0.*cape-plugins alpha"
     ):
         _ = with_scale(scale).alpha
-
-
-# ---- as data -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
@@ -166,14 +155,11 @@ def test_replace_changes_what_it_names():
     assert changed.max_global_shift == 7.0
     assert config.max_global_shift == 30.0
     assert changed.domain == "audio"
-    assert changed.replace(max_global_shift=30) == config
     assert config.replace(max_global_shift=None) == config  # the default again
     pair = PositionConfig("cape", architecture="seq2seq").replace(source_scale="21/20")
     assert (pair.architecture, pair.alpha) == ("seq2seq", 1.05)
     with pytest.raises(ValueError, match="max_shift"):
         config.replace(max_shift=1)
-    with pytest.raises(ValueError, match="max_local_shift=0.7"):
-        config.replace(max_local_shift=0.7)
 
 
 def test_changes_are_those_that_show_outside_of_training():

@@ -32,9 +32,6 @@ def scores(folder):
     return {tuple(row.values())[:3]: float(row["error_percent"]) for row in rows}
 
 
-# ---- the result ----------------------------------------------------------------------------------
-
-
 def test_augmented_positions_reach_beyond_training_and_others_do_not(tmp_path, monkeypatch):
     """Weak augmentation of patches needs the fewest updates."""
     monkeypatch.setitem(TASKS, "image", TASKS["image"]._replace(tests=(8, 16)))
@@ -55,9 +52,6 @@ def test_relative_attention_is_that_of_types_without_other_positions(domain):
         if PositionConfig.from_dict({"type": name, **settings[name]}, domain).relative_context
     }
     assert relative == {name for name in names if ENCODINGS[TYPES[name].encoding].relative}
-
-
-# ---- what is asked -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("domain", ["audio", "text"])
@@ -105,8 +99,6 @@ def test_training_reaches_the_largest_test(domain):
         # grids of all sizes span the same square
         assert reached == (EXPECTED[name].reaches or bool(DOMAINS[domain].grid)), name
 
-
-# ---- the command ---------------------------------------------------------------------------------
 
 QUICK = ("--updates", 2, "--compare", "nopos", "cape:max_global_shift=2")
 

@@ -10,8 +10,6 @@ from cape_plugins import (
     ENCODINGS,
     TYPES,
     Draw,
-    Sinusoid,
-    build_position_encoder,
     coordinate_positions,
     token_position_at,
     token_positions,
@@ -21,7 +19,6 @@ from tests.support.core import (
     ADDING,
     ADDING_TYPES,
     BATCH,
-    DIM,
     EVERYWHERE,
     RANDOM,
     SEQUENCES,
@@ -37,9 +34,6 @@ from tests.support.expected import EXPECTED
 
 CPU = torch.device("cpu")
 SILENT = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].adds]
-
-
-# ---- drawing -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "domain"), ADDING)
@@ -143,9 +137,6 @@ def test_offsets_count_grid_steps(domain):
     assert len(seen) > 15
 
 
-# ---- source and target ---------------------------------------------------------------------------
-
-
 def test_source_and_target_share_the_draw_but_not_the_local_shift():
     settings = {"architecture": "seq2seq", "source_scale": 2.0, "max_global_scale": 1.4}
     encoder, decoder = (
@@ -172,9 +163,6 @@ def test_source_and_target_share_the_draw_but_not_the_local_shift():
     first = [side(positions, draw, quiet)[:, 0] for side in (encoder, decoder)]
     assert torch.equal(*first)
     assert torch.equal(first[0], draw.shift[:, 0] * draw.scale[:, 0])
-
-
-# ---- identities ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -215,9 +203,6 @@ def test_one_step_of_decoding_equals_its_row(name, scale):
     assert torch.equal(encoder(token_position_at(7, CPU, 5))[0], whole[0, 7:12])
 
 
-# ---- precision -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("domain", SEQUENCES)
 def test_half_precision_is_float32_then_cast(domain, dtype):
@@ -235,13 +220,3 @@ def test_half_precision_is_float32_then_cast(domain, dtype):
         actual = encoder(positions, draw, local, dtype=dtype)
     assert actual.dtype == dtype
     assert torch.equal(actual, expected.to(dtype))
-
-
-def test_frequencies_and_layout_of_a_host_can_be_chosen():
-    config = make_encoder("cape").config
-    encoder = build_position_encoder(
-        config, DIM, start=2.0, frequencies="fairseq", layout="sin_cos_blocks"
-    )
-    positions = token_positions(torch.ones(1, 5, dtype=torch.bool))
-    expected = Sinusoid(DIM, "fairseq", "sin_cos_blocks").grid(torch.arange(2.0, 7.0)[:, None])
-    assert torch.equal(encoder.eval()(positions)[0], expected)

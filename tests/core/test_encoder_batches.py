@@ -101,21 +101,20 @@ def test_evaluation_is_centred_on_the_mean_of_what_is_valid(positions, mean_norm
 
 
 @pytest.mark.parametrize("domain", SEQUENCES)
-@pytest.mark.parametrize(("name", "training"), [("cape", True), ("cape", False), ("sinpos", True)])
-def test_a_row_of_padding_only_is_zero_and_not_nan(name, domain, training):
-    encoder = make_encoder(name, domain).train(training)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_row_of_padding_only_is_zero_and_not_nan(domain, training):
+    encoder = make_encoder("cape", domain).train(training)
     result = encoder(make_positions(domain, (6, 0, 2)), encoder.draw(3))
     assert result.isfinite().all()
     assert result[1].eq(0).all()
     assert result[0].ne(0).any()
 
 
-@pytest.mark.parametrize("junk", [1e30, float("inf"), float("nan")])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("junk", [1e30, float("nan")])
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_coordinates_on_padding_may_be_anything(domain, training, junk):
+def test_coordinates_on_padding_may_be_anything(domain, junk):
     """The appendix marks padding by NaN."""
-    encoder, valid = make_encoder("cape", domain).train(training), valid_mask()
+    encoder, valid = make_encoder("cape", domain), valid_mask()
     coords = make_positions(domain).coords.expand(BATCH, -1, -1)
     soiled = torch.where(valid[..., None], coords, junk)
     draw, local = encoder.draw(BATCH), torch.zeros_like(coords)

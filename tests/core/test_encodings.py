@@ -43,9 +43,6 @@ def phase_rounding(name):
     return 4 * AXES[name] * REACH[name] * highest * 2.0**-24 + 1e-6
 
 
-# ---- formulas ------------------------------------------------------------------------------------
-
-
 def test_text_has_the_sinusoids_computed_by_hand():
     # K = 4: frequencies 1/100 and 1/10000; at position 100 the phases are 1 and 0.01
     embedding = Sinusoid(4)(torch.tensor([[[100.0], [0.0]]]))
@@ -120,17 +117,11 @@ def test_marian_layout_is_marians_table_bit_for_bit(dim):
     assert torch.equal(Sinusoid(dim, "marian", "sin_cos_blocks").grid(grid), table)
 
 
-# ---- layouts -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "layout"), ALL)
 def test_pass_over_a_batch_equals_the_exact_grid(name, layout):
     encode, coords = Sinusoid(64, name, layout), some_coords(name)
     exact = torch.stack([encode.grid(rows) for rows in coords])
     torch.testing.assert_close(encode(coords), exact, rtol=0, atol=phase_rounding(name))
-
-
-# ---- what makes it a relative embedding ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "layout"), ALL)
@@ -149,9 +140,6 @@ def test_inner_products_depend_on_differences_only(name, layout):
     )
     scaled = products(coords * 1.4)  # a scale is no shift
     assert (scaled - products(coords)).abs().max() > max(1.0, 10 * tolerance)
-
-
-# ---- precision -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "layout"), ALL)
@@ -190,9 +178,6 @@ def test_gradients_reach_learned_coordinates(name):
     (encode.grid(exact[0]) * target[0]).sum().backward()
     assert coords.grad.abs().max() > 0
     torch.testing.assert_close(coords.grad, exact.grad, atol=1e-4, rtol=1e-4)
-
-
-# ---- coarse grids --------------------------------------------------------------------------------
 
 
 def aliased_by_hand(dim, rows, columns, gamma=1.0):

@@ -71,9 +71,6 @@ def values(table):
     ]
 
 
-# ---- ranges --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("option", "value"), values(GOOD))
 def test_options_accept_their_range(option, value):
     config = PositionConfig(**setting(option), **{option: value})
@@ -93,9 +90,6 @@ def test_options_refuse_everything_else(option, value):
     assert text.startswith(f"{option}={value!r} ")
     assert f"allowed: {OPTIONS[option]['range']}" in text
     assert OPTIONS[option]["help"] in text
-
-
-# ---- what belongs to what ------------------------------------------------------------------------
 
 
 def other_than_off(option):

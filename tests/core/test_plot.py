@@ -39,9 +39,6 @@ SLOW_FILES = [(picture, "image", "cape") for picture in PICTURES]
 SLOW_FILES += [(picture, "image", "relpos") for picture in PICTURES if "relpos" in SHOWN[picture]]
 
 
-# ---- every picture -----------------------------------------------------------------------------
-
-
 def plot_words(picture, domain, name):
     """The command line of a picture of few small inputs."""
     words = ["plot", picture, "--domain", domain, "--position-embedding", name, "--dim", "16"]
@@ -55,10 +52,7 @@ def plot_words(picture, domain, name):
 def test_pictures_show_their_types_in_every_domain(picture, domain, name, figures, tmp_path):
     main([*plot_words(picture, domain, name), "--output", str(tmp_path / "x.png")])
     (figure,) = figures
-    title = figure.get_suptitle()
-    assert f"{name}, {domain}" in title
-    for option in ("max_offset", "max_global_shift", "max_local_shift", "max_position"):
-        assert (option in title) == bool(getattr(PositionConfig(name, domain), option))
+    assert f"{name}, {domain}" in figure.get_suptitle()
     assert len(figure.axes) > 1
     assert all(axis.has_data() for axis in figure.axes)
     labels = [axis.get_xlabel() + axis.get_ylabel() for axis in figure.axes]
@@ -116,24 +110,6 @@ def test_defaults_are_enough(tmp_path, run_cli):
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-@pytest.mark.slow
-def test_pictures_of_the_documents_are_those_of_their_commands(repo_root, tmp_path, monkeypatch):
-    """Letters may differ a little with the version of matplotlib."""
-    monkeypatch.chdir(tmp_path)
-    page = (repo_root / "docs/flags.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    cape-plugins (plot .*) --output (\S+)$", page, re.MULTILINE)
-    assert len(commands) == len(list((repo_root / "docs/pictures").iterdir())) == len(PICTURES)
-    for words, path in commands:
-        main([*words.split(), "--output", path])
-        drawn, shown = (
-            np.asarray(Image.open(root / path).convert("L"), dtype=float)
-            for root in (tmp_path, repo_root)
-        )
-        assert drawn.shape == shown.shape
-        assert np.abs(drawn - shown).mean() < 3, path
-        assert (repo_root / path).stat().st_size < 150_000
-
-
 def arguments(words, tmp_path):
     parser = argparse.ArgumentParser()
     command.add_plot_args(parser)
@@ -168,12 +144,10 @@ def test_sizes_are_shown_in_their_units(figures, tmp_path):
     x, _ = figures.pop().axes[0].lines[0].get_data()
     assert np.allclose(x, 0.02 * np.arange(30))
     words = "components --architecture seq2seq --position-source-scale 1.5 --lengths 5 --channels 0"
-    draw_picture(arguments(words, tmp_path))
-    x, _ = figures.pop().axes[0].lines[0].get_data()
-    assert np.allclose(x, 1.5 * np.arange(5))
-    draw_picture(arguments(f"{words} --side decoder", tmp_path))
-    x, _ = figures.pop().axes[0].lines[0].get_data()
-    assert np.allclose(x, np.arange(5))
+    for side, alpha in {"encoder": 1.5, "decoder": 1.0}.items():
+        draw_picture(arguments(f"{words} --side {side}", tmp_path))
+        x, _ = figures.pop().axes[0].lines[0].get_data()
+        assert np.allclose(x, alpha * np.arange(5))
     words = "similarity --domain image --sizes 3x5 --patch 0 4 --position-gamma 0.5"
     draw_picture(arguments(words, tmp_path))
     full, patch, *_ = (axis.images[0].get_array() for axis in figures.pop().axes if axis.images)
@@ -211,9 +185,6 @@ def test_maps_show_the_channels_that_were_asked_for(figures, tmp_path):
         assert np.allclose(image, view.embedding[:, channel].reshape(view.size), atol=1e-5)
 
 
-# ---- refused -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -224,28 +195,19 @@ def test_maps_show_the_channels_that_were_asked_for(figures, tmp_path):
         ("coverage --domain image --sizes 1", ["1 x 1", "at least 2"]),
         ("coverage --draws 0", ["--draws 0", "1 to 2000"]),
         ("components --position-embedding sinpos --draws 1", ["--draws 1", "sinpos", "nothing"]),
-        ("components --channels 512", ["--channels 512", "0 to 511"]),
         (f"components --channels {' '.join(map(str, range(13)))}", ["at most 12"]),
         ("similarity --patch 1 1", ["--patch 1 1", "images"]),
         ("similarity --domain image --sizes 3x5 --patch 3 0", ["--patch 3 0", "0 to 2", "0 to 4"]),
         ("similarity --position-embedding relpos --lengths 5", ["--lengths 5", "all their"]),
         ("components --seed -1", ["--seed -1", "0 to"]),
         ("similarity --dim 0", ["--dim 0", "1 to 16384"]),
-        ("similarity --dim 7", ["7", "even"]),
         ("similarity --seconds-per-frame 0.1", ["--seconds-per-frame 0.1", "--domain audio"]),
         ("similarity --domain audio --seconds-per-frame 0", ["--seconds-per-frame 0", "> 0"]),
         ("similarity --position-gamma 2", ["--position-gamma 2", "domain is 'text'"]),
-        (
-            "similarity --architecture seq2seq",
-            ["source-scale auto", "cape-plugins alpha"],
-        ),
         ("similarity --side decoder", ["--side decoder", "allowed: encoder"]),
         ("similarity --output x.jpg", ["x.jpg", ".png"]),
         ("similarity --lengths 5 --output /dev/null/x.png", ["--output /dev/null/x.png", "folder"]),
-        (
-            "similarity --output /nowhere/such/x.png",
-            ["/nowhere does not exist", "make that folder"],
-        ),
+        ("similarity --output /nowhere/such/x.png", ["/nowhere does not exist", "make that"]),
         ("similarity --model nowhere", ["--model nowhere", "no such file"]),
     ],
 )

@@ -27,17 +27,6 @@ from tests.support.core import (
 CPU = torch.device("cpu")
 
 
-# ---- text ----------------------------------------------------------------------------------------
-
-
-def test_left_and_right_padding_are_equal():
-    right = valid_mask()
-    left = valid_mask(left=True)
-    naive = torch.arange(left.shape[1]).expand_as(left)
-    assert not torch.equal(naive[left], naive[right])  # counting columns would differ
-    assert torch.equal(token_positions(left).coords[left], token_positions(right).coords[right])
-
-
 def test_padding_in_the_middle_is_not_counted():
     valid = torch.tensor([[False, True, False, True, True, False]])
     coords = token_positions(valid).coords[valid]
@@ -52,19 +41,6 @@ def test_source_scale_moves_the_index_not_the_origin():
     assert step == 1.0
     coords, _ = make_encoder(**settings, side="target").rows_and_step(positions)
     assert coords.flatten().tolist() == [2.0, 3.0, 4.0, 5.0]
-
-
-def test_one_step_equals_its_column_of_the_whole():
-    whole = token_positions(torch.ones(2, 300, dtype=torch.bool))
-    for index in (0, 1, 7, 299):
-        step = token_position_at(index, CPU)
-        assert step.coords.shape == (1, 1, 1)
-        assert torch.equal(step.coords[0, 0], whole.coords[1, index])
-        assert torch.equal(token_position_at(torch.tensor(index)).rows, step.rows)
-    assert torch.equal(token_position_at(7, length=9).coords[0], whole.coords[0, 7:16])
-
-
-# ---- audio ---------------------------------------------------------------------------------------
 
 
 def test_frames_stand_at_the_hop_of_their_sample():
@@ -105,9 +81,6 @@ def test_frames_with_one_hop_for_all_have_the_given_length():
     assert shorter.valid.sum(1).tolist() == [2, 2, 1]
 
 
-# ---- images --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [(4, 4), (2, 5), (5, 2), (1, 1), (1, 4), (4, 1)])
 @pytest.mark.parametrize("gamma", [1.0, 0.8, 1.4])
 def test_patch_grid_is_that_of_the_appendix(size, gamma):
@@ -137,9 +110,6 @@ def test_gamma_stretches_the_grid():
     )
     assert torch.equal(wide, 2 * plain)
     assert torch.equal(wide_step, 2 * step)
-
-
-# ---- anything ------------------------------------------------------------------------------------
 
 
 def test_arbitrary_coordinates_are_taken_as_they_are():

@@ -37,9 +37,6 @@ def drawn(name, samples, length, limit):
     return encoder(positions, encoder.draw(samples))[..., 0]
 
 
-# ---- distribution --------------------------------------------------------------------------------
-
-
 def test_subsets_are_uniform():
     """Ruoss et al., section 3: chi-square over all subsets of 3 of 6."""
     coords = drawn("randpos", MANY, 3, 6)
@@ -65,9 +62,6 @@ def test_floats_are_the_order_statistics_of_uniform_numbers():
     assert coords.max() <= 1
 
 
-# ---- padding -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_padding_takes_no_position(name):
     """The sample in its batch, on either side of the padding, and alone."""
@@ -78,9 +72,6 @@ def test_padding_takes_no_position(name):
     for row, length in enumerate(LENGTHS):
         expected = draw.order[row, :length].sort().values
         assert torch.equal(coords[row, :length, 0], expected)
-
-
-# ---- source and target ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
@@ -118,9 +109,6 @@ def test_a_shared_draw_without_a_common_count_is_refused():
         encoder(make_positions("text"), encoder.draw(BATCH))
 
 
-# ---- evaluation ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("domain", SEQUENCES)
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_evaluation_counts_as_sinpos_does(name, domain):
@@ -143,9 +131,6 @@ def test_evaluation_draws_where_that_is_asked_for(name):
 def test_evaluation_draws_nothing_for_text_that_grows(architecture):
     with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step.*Leave"):
         PositionConfig("randpos", "text", architecture, random_evaluation=True)
-
-
-# ---- learned tables ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("domain", "unit"), [("text", 1.0), ("audio", 0.5)])
@@ -173,9 +158,6 @@ def test_a_table_is_linear_between_its_rows():
     torch.testing.assert_close(result[0], expected)
     result.sum().backward()
     torch.testing.assert_close(table.grad, uses[:, None].expand(9, 8))
-
-
-# ---- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)

@@ -63,9 +63,6 @@ def assert_same(actual, expected, tensors):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-# ---- the two references --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("offset", "keys"), CACHES)
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
@@ -126,9 +123,6 @@ def test_zero_tables_are_plain_attention():
     torch.testing.assert_close(relative_attention(*tensors, positions)[0], expected)
 
 
-# ---- masks ---------------------------------------------------------------------------------------
-
-
 def causal(queries=QUERIES, keys=QUERIES):
     return torch.ones(queries, keys).triu(1 + keys - queries).bool()
 
@@ -176,9 +170,6 @@ def test_masks_equal_both_references(mask, values):
         np.testing.assert_allclose(actual.detach().numpy(), loop[0], atol=1e-5)
 
 
-# ---- incremental decoding ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
 def test_a_step_equals_the_row_of_the_full_pass(beyond, values, heads, context):
@@ -212,9 +203,6 @@ def test_queries_outside_of_the_keys_are_refused_or_right(beyond, values, heads,
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
-# ---- dropout -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("values", [False, True])
 def test_dropout_drops_weights_for_content_and_positions_alike(values):
     positions, tensors = make(2, values=values), inputs()
@@ -226,9 +214,6 @@ def test_dropout_drops_weights_for_content_and_positions_alike(values):
     expected, undropped = slow(*tensors, positions, keep=keep)
     torch.testing.assert_close(weights, undropped)
     assert_same(actual, expected, [*tensors, *positions.parameters()])
-
-
-# ---- precision -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,6 +1,7 @@
 """Relative attention between patches against the formula with its T x T x d tensors."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -9,21 +10,20 @@ from cape_plugins import RelativeGridPositions, relative_attention
 from cape_plugins.mathematics import relative
 from tests.core.test_relative import BATCH, DIM, HEADS, OPTIONS, assert_same, inputs
 
-GRIDS = ((1, 1), (2, 3), (1, 4))
+GRIDS = ((1, 1), (2, 3), (1, 4), (2, 3, 2))
+AXES = ("times", "rows", "columns")
 
 
 def embeddings(positions, patches, first, name):
     """``[H or 1, S, S, d]``, one pair of patches after the other."""
-    height, width = patches
-    length = first + height * width
-    heads = positions.rows.keys.shape[0]
+    places = list(itertools.product(*map(range, patches)))
+    length = first + len(places)
+    heads, _, _ = positions.rows.keys.shape
     out = torch.zeros(heads, length, length, DIM)
     context = positions.rows.context
-    for i, j in itertools.product(range(height * width), repeat=2):
-        for axis, distance in (
-            (positions.rows, j // width - i // width),
-            (positions.columns, j % width - i % width),
-        ):
+    for (i, here), (j, there) in itertools.product(enumerate(places), repeat=2):
+        for axis_name, start, end in zip(positions.axes, here, there, strict=True):
+            axis, distance = getattr(positions, axis_name), end - start
             if abs(distance) <= context or axis.clip:
                 row = max(-context, min(context, distance)) + context
                 out[:, first + i, first + j] += getattr(axis, name)[:, row]
@@ -45,8 +45,9 @@ def slow(query, key, value, positions, patches, first):
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
 @pytest.mark.parametrize("context", [1, 7])
 def test_attention_equals_the_formula(context, beyond, values, heads, patches, first):
-    positions = RelativeGridPositions(context, DIM, heads, values, beyond)
-    length = first + patches[0] * patches[1]
+    axes = AXES[-len(patches) :]
+    positions = RelativeGridPositions(context, DIM, heads, values, beyond, axes)
+    length = first + math.prod(patches)
     tensors = inputs(length, length)
     output, weights = relative_attention(*tensors, positions, patches=patches, need_weights=True)
     expected, expected_weights = slow(*tensors, positions, patches, first)

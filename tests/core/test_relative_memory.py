@@ -124,15 +124,3 @@ def test_dropout_in_blocks_is_the_same_when_recomputed(monkeypatch, values):
     expected, _ = slow(*tensors, positions, keep=torch.cat(keep, dim=2))
     torch.manual_seed(6)  # what happens in between must not matter
     assert_same(actual, expected, [*tensors, *positions.parameters()])
-
-
-def test_blocks_equal_one_pass_in_half_precision(monkeypatch):
-    positions = make(2, values=True)
-    tensors = [t.detach().bfloat16().requires_grad_() for t in inputs()]
-    whole, _ = relative_attention(*tensors, positions)
-    monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * ROW)
-    blocked, _ = relative_attention(*tensors, positions)
-    assert blocked.dtype == torch.bfloat16
-    torch.testing.assert_close(blocked, whole)
-    blocked.sum().backward()
-    assert positions.keys.grad.dtype == torch.float32

@@ -44,19 +44,6 @@ def test_flac_is_read_whole_whatever_its_header_says(tmp_path, total):
         assert audio_seconds(source) == 5.0
 
 
-def test_flac_with_fewer_samples_than_its_header_says_is_cut_off():
-    for function in (read_audio, audio_seconds):
-        with pytest.raises(AudioError, match="is cut off: 80000 of 90000 samples"):
-            function(with_total(FLAC, 90000))
-
-
-@pytest.mark.parametrize("total", [0, 80000])
-def test_half_a_flac_is_an_audio_error(total):
-    for function in (read_audio, audio_seconds):
-        with pytest.raises(AudioError, match="cannot be decoded"):
-            function(with_total(FLAC, total)[: len(FLAC) // 2])
-
-
 def test_a_tag_behind_flac_is_no_sound():
     tagged = FLAC + b"TAG" + bytes(125)
     assert audio_seconds(tagged) == 5.0
@@ -169,24 +156,26 @@ def test_joined_flac_is_read_to_the_end_of_the_last(first, second):
     assert audio_seconds(data) == expected / RATE
 
 
-OGG = encoded(QUIET_FIRST, "OGG")
+OGG, WAV = encoded(QUIET_FIRST, "OGG"), encoded(NOISE, "WAV")
 LAST_PAGE = OGG.rindex(b"OggS")
+# libsndfile reads the whole pages of a cut ogg, without a word
+BAD = {
+    "fewer samples of flac": (with_total(FLAC, 90000), "is cut off: 80000 of 90000 samples"),
+    "half a flac": (FLAC[: len(FLAC) // 2], "cannot be decoded"),
+    "half a flac of unknown total": (with_total(FLAC, 0)[: len(FLAC) // 2], "cannot be decoded"),
+    "ogg within a page": (OGG[:-1], r"is cut off: \d+ bytes of its last page"),
+    "ogg between pages": (OGG[:LAST_PAGE], "is cut off: stream 1 has no last page"),
+    "cut and joined ogg": (OGG[:LAST_PAGE] + OGG, "is cut off: stream 1 has no last page"),
+    "absurd rate": (WAV[:24] + bytes([1, 0, 0, 0]) + WAV[28:], "1 Hz; allowed: 100 to 1000000"),
+}
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (OGG[:-1], r"\d+ bytes of its last page"),
-        (OGG[:LAST_PAGE], "stream 1 has no last page"),
-        (OGG[:LAST_PAGE] + OGG, "stream 1 has no last page"),
-    ],
-    ids=["within a page", "between pages", "joined"],
-)
-def test_ogg_that_was_cut_is_refused(data, message):
-    """libsndfile reads the whole pages, without a word."""
-    for function in (read_audio, audio_seconds):
-        with pytest.raises(AudioError, match=f"is cut off: {message}"):
-            function(data)
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("function", [read_audio, audio_seconds])
+def test_damaged_streams_are_refused(function, name):
+    data, message = BAD[name]
+    with pytest.raises(AudioError, match=message):
+        function(data)
 
 
 OPPOSITE = {
@@ -206,14 +195,6 @@ def test_channels_of_opposite_phase_are_reported(format, name):
 def test_channels_that_leave_sound_are_averaged(second):
     samples = read_audio(encoded(np.stack((NOISE, second), 1), "WAV", subtype="FLOAT")).numpy()
     np.testing.assert_allclose(samples, (NOISE + second) / 2, atol=1e-6)
-
-
-@pytest.mark.parametrize("rate", [1, 2**31 - 1])
-def test_absurd_sampling_rates_are_refused(rate):
-    wav = encoded(NOISE, "WAV")
-    for function in (read_audio, audio_seconds):
-        with pytest.raises(AudioError, match=rf"{rate} Hz; allowed: 100 to 1000000"):
-            function(wav[:24] + struct.pack("<I", rate) + wav[28:])
 
 
 PLAIN = ["WAV", "RF64", "W64", "AU", "AIFF", "CAF", "NIST", "SVX", "VOC"]
