@@ -47,17 +47,11 @@ BAD = [
         ["seconds_per_frame", "(3,)", "[2]"],
     ),
     ("frames as floats", lambda: frame_positions(FRAMES.float(), 0.1), ["num_frames", "float32"]),
-    ("frames of two axes", lambda: frame_positions(FRAMES[None], 0.1), ["num_frames", "(1, 2)"]),
     ("negative frames", lambda: frame_positions(-FRAMES, 0.1), ["num_frames holds -2", ">= 0"]),
     ("frames as a number", lambda: frame_positions(50, 0.1), ["num_frames=50", "torch.tensor"]),
     ("no patch rows", lambda: patch_positions(0, 3), ["height=0", "> 0", "smaller"]),
     ("unit zero", lambda: make_encoder(unit=0.0), ["unit=0.0", "> 0"]),
     ("unknown side", lambda: make_encoder(side="left"), ["side='left'", "source, target"]),
-    (
-        "alpha that nobody has counted",
-        lambda: make_encoder(architecture="seq2seq"),
-        ["source_scale='auto'", "cape-plugins alpha"],
-    ),
     (
         "coordinates of no domain",
         lambda: coordinate_positions(torch.rand(1, 2, 9)),
@@ -96,11 +90,6 @@ BAD = [
     ("unknown beyond", lambda: RelativePositions(4, 4, beyond="wrap"), ["beyond='wrap'", "clip"]),
     ("queries far before the keys", lambda: attend(-9), ["query_offset=-9", "allowed"]),
     ("queries far behind the keys", lambda: attend(20), ["query_offset=20", "allowed"]),
-    (
-        "training without a draw",
-        lambda: make_encoder("cape")(make_positions("text")),
-        ["'cape'", "draw=encoder.draw(batch_size)", ".eval()"],
-    ),
     (
         "a draw for images on text",
         lambda: make_encoder("cape")(make_positions("text"), make_encoder("cape", "image").draw(3)),

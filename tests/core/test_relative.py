@@ -203,19 +203,6 @@ def test_queries_outside_of_the_keys_are_refused_or_right(beyond, values, heads,
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("values", [False, True])
-def test_dropout_drops_weights_for_content_and_positions_alike(values):
-    positions, tensors = make(2, values=values), inputs()
-    torch.manual_seed(3)
-    keep = F.dropout(torch.ones(BATCH, HEADS, QUERIES, QUERIES), 0.5)
-    assert {*keep.unique().tolist()} == {0.0, 2.0}
-    torch.manual_seed(3)
-    actual, weights = relative_attention(*tensors, positions, dropout=0.5, need_weights=True)
-    expected, undropped = slow(*tensors, positions, keep=keep)
-    torch.testing.assert_close(weights, undropped)
-    assert_same(actual, expected, [*tensors, *positions.parameters()])
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close_to_float32(dtype):
     positions, tensors = make(2, values=True), inputs()
