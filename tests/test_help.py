@@ -97,25 +97,6 @@ def test_mistakes_are_one_line_in_every_program(parsers, capsys):
         assert not parser.allow_abbrev, name
 
 
-# Options whose values are not the same in all programs that have them, and why
-DIFFERING = {}
-
-
-def facts_of(action):
-    parse = getattr(action.type, "__name__", str(action.type))
-    return parse, action.nargs, action.metavar, action.choices and [*action.choices]
-
-
-def test_an_option_has_the_same_values_in_all_programs(actions):
-    differing = set()
-    for option, own in actions.items():
-        shown = [action for action in own.values() if action.help != argparse.SUPPRESS]
-        programs = {name.partition(" ")[0] for name in own}
-        if len(programs) > 1 and len({str(facts_of(action)) for action in shown}) > 1:
-            differing.add(option)
-    assert {name for name in differing if not name.startswith("--position-")} == DIFFERING.keys()
-
-
 def test_defaults_are_shown(actions):
     silent = [
         (name, option)

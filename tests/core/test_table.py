@@ -10,11 +10,10 @@ from cape_plugins import (
     PositionTable,
     build_position_encoder,
     coordinate_positions,
-    frame_positions,
     patch_positions,
     token_positions,
 )
-from tests.support.core import FRAMES, valid_mask
+from tests.support.core import valid_mask
 
 CPU = torch.device("cpu")
 
@@ -48,13 +47,6 @@ def test_tokens_take_the_row_of_their_index(left):
     assert weight.grad[:, 0].tolist() == [4.0, 3.0, 2.0, 2.0]  # padding teaches nothing
     half = encoder(token_positions(valid), dtype=torch.bfloat16)
     assert torch.equal(half, result.to(torch.bfloat16))
-
-
-def test_frames_take_the_row_of_their_index():
-    encoder, valid = make_table_encoder("audio", 4), valid_mask()
-    result = encoder(frame_positions(FRAMES, 0.03))
-    expected = encoder.encoding.weight[torch.arange(6) % 4] * valid[..., None]
-    assert torch.equal(result, expected)
 
 
 def test_resize_to_its_own_size_is_the_table_itself():
