@@ -1,5 +1,4 @@
-"""Every program of the repository explains itself, as a module and, where it is one, as a file, and
-all have one vocabulary."""
+"""Every program of the repository explains itself, as a module and, where it is one, as a file."""
 
 import argparse
 import contextlib

@@ -156,8 +156,8 @@ def test_local_shifts_of_half_a_step_keep_the_order(domain):
     assert min(least_distances(positions, wide)) < -0.1  # three quarters of a step do not
     for distance in least_distances(positions, half):
         assert 0 < distance < 0.6  # 1 without any shift; 1 / (N - 1) more on an axis of N patches
-    local = half.flatten(0, 1)[:MANY] / positions.step
-    assert distance_to_uniform(local[:, 0], -0.5, 0.5) < 1.63 / math.sqrt(MANY)
+    local = (half / positions.step).flatten(0, 1)[:MANY, 0]
+    assert distance_to_uniform(local, -0.5, 0.5) < 1.63 / math.sqrt(MANY)
 
 
 def test_shifts_come_before_the_scale_as_by_hand():
