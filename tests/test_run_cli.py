@@ -108,10 +108,10 @@ def test_child_of_fairseq_is_a_fork_that_ends_with_its_client(tmp_path):
     try:
         words = [python.client(), "-m", "fairseq_user_dir.waits"]
         with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as client:
-            pid, warm = client.stdout.readline().split()
+            pid, is_warm = client.stdout.readline().split()
+            child = psutil.Process(int(pid))
             client.kill()
-        assert warm == "True"
-        child = psutil.Process(int(pid))
+        assert is_warm == "True"
         psutil.wait_procs([child], timeout=30)
         assert not child.is_running()
     finally:
