@@ -148,6 +148,14 @@ def test_details_of_relative_attention_need_a_context(option):
         PositionConfig("nopos", **{option: other_than_off(option)})
 
 
+def test_flags_of_false_and_zero_are_settings():
+    parser = Parser()
+    add_position_args(parser, None)
+    flags = ["--position-mean-normalize", "false", "--position-max-global-shift", "0"]
+    settings = given_settings(parser.parse_args(flags))
+    assert settings == {"mean_normalize": False, "max_global_shift": 0.0}
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_bad_flag_is_named_once_and_as_it_was_typed(option, capsys):
     parser = Parser()
