@@ -11,17 +11,13 @@ PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
 MUTANTS, SETS = read_table(TABLE.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_what_is_broken_is_there_once(mutant: Mutant, repo_root: Path) -> None:
-    source = (repo_root / mutant.file).read_text(encoding="utf-8")
-    broken_source = mutant.broken(source)
-    assert broken_source != source
-    compile(broken_source, mutant.file, "exec")
-
-
-def test_names_differ() -> None:
-    names = [mutant.name for mutant in MUTANTS]
-    assert len(names) == len(set(names)) >= 60
+def test_what_is_broken_is_there_once(repo_root: Path) -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 60
+    for mutant in MUTANTS:
+        source = (repo_root / mutant.file).read_text(encoding="utf-8")
+        broken_source = mutant.broken(source)
+        assert broken_source != source
+        compile(broken_source, mutant.file, "exec")
 
 
 def test_every_room_is_broken_somewhere(repo_root: Path) -> None:
@@ -30,12 +26,10 @@ def test_every_room_is_broken_somewhere(repo_root: Path) -> None:
         for package in PACKAGES
         for path in (repo_root / package).rglob("*.py")
     }
-    broken_rooms = {Path(mutant.file).parent.as_posix() for mutant in MUTANTS}
-    assert rooms <= broken_rooms
-    assert any(room.startswith("recipes/") for room in broken_rooms)
+    assert rooms <= {Path(mutant.file).parent.as_posix() for mutant in MUTANTS}
 
 
-def test_sets_of_tests_are_those_that_are_used_and_have_files(repo_root: Path) -> None:
+def test_sets_of_tests_are_used_and_have_files(repo_root: Path) -> None:
     assert {mutant.tests for mutant in MUTANTS} == SETS.keys()
     for tests in SETS.values():
         patterns = [word for word in tests.split() if word.startswith("tests/")]
@@ -45,11 +39,10 @@ def test_sets_of_tests_are_those_that_are_used_and_have_files(repo_root: Path) -
             assert options_of(pattern, repo_root), f"{pattern}: no such tests"
 
 
-def test_a_text_that_is_there_twice_or_not_is_refused() -> None:
-    mutant = Mutant("name", "file.py", "core", "x", "y")
-    for source in ("", "x x"):
-        with pytest.raises(ValueError, match="name: file.py has 'x'.*must be there once"):
-            mutant.broken(source)
+@pytest.mark.parametrize("source", ["", "x x"])
+def test_a_text_that_is_there_twice_or_not_is_refused(source: str) -> None:
+    with pytest.raises(ValueError, match="name: file.py has 'x'.*must be there once"):
+        Mutant("name", "file.py", "core", "x", "y").broken(source)
 
 
 @pytest.mark.parametrize(("replacement", "result"), [("3", "killed"), ("1 + 1", "SURVIVED")])
@@ -60,23 +53,16 @@ def test_a_fault_is_killed_if_a_test_fails(tmp_path: Path, replacement: str, res
     )
     mutant = Mutant("name", "broken_here.py", "all", "2", replacement)
     row = kill(mutant, tmp_path, {"all": "test_it.py"})
-    assert (row["result"], row["test"]) == (
-        result,
-        "test_it.py::test_value" if result == "killed" else "",
-    )
+    assert row["result"] == result
+    assert row["test"] == ("test_it.py::test_value" if result == "killed" else "")
     assert (tmp_path / "broken_here.py").read_text() == "VALUE = 2\n"
 
 
 def test_an_error_repairs_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("x")
-
-    def fail() -> None:
-        with applied(Mutant("name", "a.py", "core", "x", "y"), tmp_path):
-            raise KeyError(path.read_text())
-
-    with pytest.raises(KeyError, match="y"):
-        fail()
+    with pytest.raises(KeyError, match="y"), applied(Mutant("", "a.py", "", "x", "y"), tmp_path):
+        raise KeyError(path.read_text())
     assert path.read_text() == "x"
 
 

@@ -26,10 +26,7 @@ def test_a_release_that_passes_has_the_row_of_its_minor_release():
 @pytest.mark.parametrize("result", [row("5.24.0", failed=1), row("5.24.0", passed=0)])
 def test_a_release_that_fails_or_runs_no_test_loses_its_row(result):
     assert record(result, [row("5.23.0"), row("5.24.0")]) == [row("5.23.0")]
-
-
-def test_the_last_row_stays():
-    assert record(row("5.24.0", failed=1), [row("5.24.0")]) == [row("5.24.0")]
+    assert record(result, [row("5.24.0")]) == [row("5.24.0")]  # the last row stays
 
 
 def test_the_newest_release_is_the_one_that_the_index_names_first(monkeypatch):
@@ -37,13 +34,6 @@ def test_the_newest_release_is_the_one_that_the_index_names_first(monkeypatch):
     run = lambda *args, **kwargs: SimpleNamespace(stdout=answer, stderr="")  # noqa: E731
     monkeypatch.setattr(versions.subprocess, "run", run)
     assert newest_release() == "5.25.1"
-
-
-def test_an_index_that_is_not_reached_is_told(monkeypatch):
-    run = lambda *args, **kwargs: SimpleNamespace(stdout="", stderr="no route")  # noqa: E731
-    monkeypatch.setattr(versions.subprocess, "run", run)
-    with pytest.raises(SystemExit, match="names no transformers: no route"):
-        newest_release()
 
 
 def test_requirements_that_the_environment_does_not_meet_are_found(tmp_path):
@@ -58,12 +48,11 @@ def test_requirements_that_the_environment_does_not_meet_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("choice", [[], ["--choose", "-k packed"]])
-@pytest.mark.parametrize(("failed", "status"), [(0, 0), (1, 1)])
 def test_the_oldest_and_the_newest_release_are_run_and_recorded(
-    failed, status, choice, monkeypatch, tmp_path, capsys
+    choice, monkeypatch, tmp_path, capsys
 ):
     """Without a choice of tests: some of them prove nothing."""
-    results = {"5.20.2": row("5.20.2"), "5.25.0": row("5.25.0", failed=failed)}
+    results = {"5.20.2": row("5.20.2"), "5.25.0": row("5.25.0", failed=1)}
     tested = tmp_path / "tested.json"
     tested.write_text(json.dumps([row("5.20.2"), row("5.25.0")]))
     monkeypatch.setattr(versions, "TESTED", tested)
@@ -71,7 +60,7 @@ def test_the_oldest_and_the_newest_release_are_run_and_recorded(
     monkeypatch.setattr(versions, "newest_release", lambda: "5.25.0")
     monkeypatch.setattr(versions, "run", lambda release, options: results[release])
     monkeypatch.setattr("sys.argv", ["versions", *choice])
-    assert main() == status
+    assert main() == 1
     left = [row["transformers"] for row in json.loads(tested.read_text())]
-    assert left == ["5.20.2", "5.25.0"][: 2 if choice else 2 - failed]
-    assert f"transformers 5.25.0: 2000 passed, {failed} failed" in capsys.readouterr().out
+    assert left == ["5.20.2", "5.25.0"][: 2 if choice else 1]
+    assert "transformers 5.25.0: 2000 passed, 1 failed" in capsys.readouterr().out

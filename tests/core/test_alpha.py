@@ -1,10 +1,7 @@
 """Source scale alpha: against fairseq-preprocess, index files written here, and bad inputs."""
 
-import gzip
 import re
 import struct
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,17 +22,15 @@ TARGET = "a small house\nempty\nmany words with gaps\nyes indeed\nno , thank you
 COUNTS = TokenCounts(source=3 + 0 + 4 + 1 + 4 + 5, target=3 + 1 + 4 + 2 + 5 + 5)
 
 
-def write_text(folder: Path, source: str = SOURCE, target: str = TARGET) -> tuple[Path, Path]:
-    paths = folder / "train.de", folder / "train.en"
+def write_text(folder, source=SOURCE, target=TARGET, stem="train"):
+    folder.mkdir(exist_ok=True)
+    paths = folder / f"{stem}.de", folder / f"{stem}.en"
     for path, text in zip(paths, (source, target), strict=True):
         path.write_text(text, encoding="utf-8")
     return paths
 
 
-# ---- writers of index files, from the description of the formats ---------------------------------
-
-
-def write_mmap(path: Path, sizes: Sequence[int], version: int = 1) -> None:
+def write_mmap(path, sizes, version=1):
     offsets = np.cumsum([0, *sizes])[:-1] * 2
     path.write_bytes(
         b"MMIDIDX\0\0"
@@ -45,7 +40,7 @@ def write_mmap(path: Path, sizes: Sequence[int], version: int = 1) -> None:
     )
 
 
-def write_legacy(path: Path, sizes: Sequence[int], version: int = 1) -> None:
+def write_legacy(path, sizes, version=1):
     dimensions, offsets = range(len(sizes) + 1), np.cumsum([0, *sizes])
     path.write_bytes(
         b"TNTIDX\0\0"
@@ -54,22 +49,13 @@ def write_legacy(path: Path, sizes: Sequence[int], version: int = 1) -> None:
     )
 
 
-def write_pair(
-    folder: Path,
-    source: Sequence[int],
-    target: Sequence[int],
-    stem: str = "train.de-en",
-    write: Callable[..., None] = write_mmap,
-) -> None:
+def write_pair(folder, source, target, stem="train.de-en", write=write_mmap):
     folder.mkdir(exist_ok=True)
     write(folder / f"{stem}.de.idx", source)
     write(folder / f"{stem}.en.idx", target)
 
 
-# ---- counts and their text -----------------------------------------------------------------------
-
-
-def test_alpha_is_target_over_source() -> None:
+def test_alpha_is_target_over_source():
     counts = TokenCounts(source=454234, target=470049)
     assert counts.alpha == pytest.approx(1.03482, abs=1e-5)
     assert str(counts) == "470049/454234"
@@ -77,91 +63,39 @@ def test_alpha_is_target_over_source() -> None:
     assert config.alpha == counts.alpha
 
 
-@pytest.mark.parametrize("count", [0, -3, 2**63, 1.5, True, None])
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_counts_are_positive_integers(side: str, count: object) -> None:
-    with pytest.raises(ValueError, match=rf"{side} token count .* 1 to 2\^63 - 1"):
-        TokenCounts(**{"source": 1, "target": 1, side: count})
+@pytest.mark.parametrize("count", [0, 2**63, 1.5, True])
+def test_counts_are_positive_integers(count):
+    with pytest.raises(ValueError, match=r"source token count .* 1 to 2\^63 - 1"):
+        TokenCounts(source=count, target=1)
 
 
-# ---- token lists and text ------------------------------------------------------------------------
-
-
-def test_token_lists_are_counted_as_they_are() -> None:
+def test_token_lists_are_counted_as_they_are():
     source = ([1] * length for length in (3, 0, 2))
     assert count_token_lists(source, [("a", "b"), np.zeros(4), []]) == TokenCounts(5, 6)
 
 
-def test_token_lists_refuse_text_and_unequal_numbers() -> None:
+def test_token_lists_refuse_text():
     with pytest.raises(ValueError, match="target sentence 2 is plain text, 'two words'; pass"):
         count_token_lists([["a"], ["b"]], [["a"], "two words"])
-    with pytest.raises(ValueError, match="source token lists has 2 sentences, .* has 1; they must"):
-        count_token_lists([["a"], ["b"]], [["a"]])
-    with pytest.raises(ValueError, match="source token count 0 is outside"):
-        count_token_lists([], [])
 
 
-def test_text_files_count_eos_as_fairseq_does(tmp_path: Path) -> None:
+def test_text_files_count_eos_as_fairseq_does(tmp_path):
     source, target = write_text(tmp_path)
     assert count_text_files(source, target) == COUNTS
     without = TokenCounts(COUNTS.source - 5, COUNTS.target - 5)
     assert count_text_files(str(source), str(target), eos=False) == without
-
-
-def test_compressed_text_and_text_without_final_newline(tmp_path: Path) -> None:
-    source, target = write_text(tmp_path, SOURCE.rstrip("\n"), TARGET)
-    compressed = tmp_path / "train.de.gz"
-    compressed.write_bytes(gzip.compress(source.read_bytes()))
-    assert count_text_files(compressed, target) == COUNTS
-
-
-def test_bad_text_files_are_refused(tmp_path: Path) -> None:
-    source, target = write_text(tmp_path)
-    with pytest.raises(FileNotFoundError, match="missing.de is not a file; check"):
-        count_text_files(tmp_path / "missing.de", target)
-    with pytest.raises(FileNotFoundError, match="is not a file"):
-        count_text_files(tmp_path, target)
     target.write_text("only one\n")
     with pytest.raises(ValueError, match=r"train.de has 5 sentences, .*train.en has 1; they must"):
         count_text_files(source, target)
-    target.write_text("")
-    with pytest.raises(ValueError, match="train.en is empty; give"):
-        count_text_files(source, target)
-    target.write_bytes("gut\nschön\n".encode("latin-1"))
-    with pytest.raises(ValueError, match="train.en: line 2 is not UTF-8 text .*; convert the"):
-        count_text_files(source, target)
-    damaged = tmp_path / "train.en.gz"
-    for data in (
-        gzip.compress(TARGET.encode())[:-9],
-        b"no gzip at all",
-        b"\x1f\x8b\x08" + b"x" * 50,
-    ):
-        damaged.write_bytes(data)
-        with pytest.raises(
-            ValueError, match="train.en.gz is not a complete gzip file .*; compress"
-        ):
-            count_text_files(source, damaged)
 
 
-# ---- binarised data ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("write", [write_mmap, write_legacy])
-def test_lengths_of_an_index_are_those_written(tmp_path: Path, write: Callable[..., None]) -> None:
-    write(tmp_path / "x.idx", [3, 1, 70000])
-    np.testing.assert_array_equal(read_index_sizes(tmp_path / "x.idx"), [3, 1, 70000])
-
-
-def test_subsets_folders_directions_and_formats_are_summed(tmp_path: Path) -> None:
+def test_subsets_folders_directions_and_formats_are_summed(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     write_pair(first, [10, 20], [1, 2])
     write_pair(first, [100], [10], stem="train1.en-de", write=write_legacy)
     write_pair(first, [10**6], [10**6], stem="train3.de-en")  # there is no train2: never read
     write_pair(first, [7], [70], stem="valid.de-en")
-    second.mkdir()
-    (second / "train.de-en.de").write_text("a b\n")
-    (second / "train.de-en.en").write_text("c d e\n")
-    assert count_binarized(first, "de", "en") == TokenCounts(130, 13)
+    write_text(second, "a b\n", "c d e\n", "train.de-en")
     assert count_binarized(str(first), "en", "de") == TokenCounts(13, 130)
     assert count_binarized(first, "de", "en", split="valid") == TokenCounts(7, 70)
     both = TokenCounts(133, 17)
@@ -170,36 +104,23 @@ def test_subsets_folders_directions_and_formats_are_summed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("write", [write_mmap, write_legacy])
-def test_eos_can_be_left_out_of_every_format(tmp_path: Path, write: Callable[..., None]) -> None:
+def test_eos_can_be_left_out_of_every_format(tmp_path, write):
     """As the CAPE paper's notebook counts; the ends of three sentences are missing."""
     write_pair(tmp_path, [4, 2, 1], [5, 3, 6], write=write)
     assert count_binarized(tmp_path, "de", "en") == TokenCounts(7, 14)
     assert count_binarized(tmp_path, "de", "en", eos=False) == TokenCounts(4, 11)
-    (tmp_path / "raw.de-en.de").write_text("a b c\nd\n\n", encoding="utf-8")
-    (tmp_path / "raw.de-en.en").write_text("e f\ng\nh\n", encoding="utf-8")
+    write_text(tmp_path, "a b c\nd\n\n", "e f\ng\nh\n", "raw.de-en")
     assert count_binarized(tmp_path, "de", "en", "raw", eos=False) == TokenCounts(4, 4)
 
 
-def test_ratio_that_nobody_counted_is_an_error() -> None:
-    config = PositionConfig("cape", architecture="seq2seq", source_scale="auto-no-eos")
-    assert config.source_scale == "auto-no-eos"
-    with pytest.raises(ValueError, match=r"source_scale='auto-no-eos'.*cape-plugins alpha"):
-        _ = config.alpha
-
-
-def test_ratio_of_the_paper_needs_its_way_to_count(tmp_path: Path) -> None:
+def test_ratio_of_the_paper_needs_its_way_to_count(tmp_path):
     """French: 31.7677 and 36.9522 tokens a sentence (notebook), alpha 1.1632 (appendix D.1)."""
     write_pair(tmp_path, [317677 + 10_000, *[0] * 9999], [369522 + 10_000, *[0] * 9999])
     assert round(count_binarized(tmp_path, "de", "en").alpha, 4) == 1.1582
     assert round(count_binarized(tmp_path, "de", "en", eos=False).alpha, 4) == 1.1632
 
 
-def test_sums_beyond_32_bits_are_exact(tmp_path: Path) -> None:
-    write_pair(tmp_path, [2**31 - 1] * 3, [1] * 3)
-    assert count_binarized(tmp_path, "de", "en").source == 3 * (2**31 - 1)
-
-
-def test_missing_data_are_named_with_the_remedy(tmp_path: Path) -> None:
+def test_missing_data_are_named_with_the_remedy(tmp_path):
     remedy = "or give the ratio yourself, for example --position-source-scale"
     with pytest.raises(
         FileNotFoundError, match=f"data folder .*nowhere does not exist; .*{remedy}"
@@ -216,22 +137,17 @@ def test_missing_data_are_named_with_the_remedy(tmp_path: Path) -> None:
         count_binarized(tmp_path, "de", "en", split="trian")
     (tmp_path / "train.de-en.en.idx").unlink()
     with pytest.raises(FileNotFoundError, match=r"train.de-en.en\(.idx\) is missing beside"):
-        count_binarized(tmp_path, "de", "en")
-    with pytest.raises(FileNotFoundError, match=r"train.de-en.en\(.idx\) is missing beside"):
         count_binarized(tmp_path, "en", "de")
 
 
-def test_sides_must_fit(tmp_path: Path) -> None:
+def test_sides_must_fit(tmp_path):
     write_pair(tmp_path, [3, 4], [5])
     with pytest.raises(ValueError, match=r"de.idx has 2 sentences, .*en.idx has 1; they must be"):
-        count_binarized(tmp_path, "de", "en")
-    write_pair(tmp_path, [0, 0], [5, 5])
-    with pytest.raises(ValueError, match="source token count 0 is outside .*not empty"):
         count_binarized(tmp_path, "de", "en")
 
 
 @pytest.mark.parametrize("write", [write_mmap, write_legacy])
-def test_damaged_index_files_are_refused(tmp_path: Path, write: Callable[..., None]) -> None:
+def test_damaged_index_files_are_refused(tmp_path, write):
     path = tmp_path / "x.idx"
     with pytest.raises(FileNotFoundError, match="x.idx is not a file"):
         read_index_sizes(path)
@@ -248,17 +164,12 @@ def test_damaged_index_files_are_refused(tmp_path: Path, write: Callable[..., No
     write(path, [3], version=2)
     with pytest.raises(ValueError, match="its version is 2, known is 1"):
         read_index_sizes(path)
-
-
-@pytest.mark.parametrize("start", [b"", b"HUFFIDX\0\0", b"some text in a wrong place\n"])
-def test_unknown_index_formats_are_refused(tmp_path: Path, start: bytes) -> None:
-    path = tmp_path / "x.idx"
-    path.write_bytes(start)
+    path.write_bytes(b"HUFFIDX\0\0")
     with pytest.raises(ValueError, match=r"x.idx begins with b'.*--dataset-impl mmap"):
         read_index_sizes(path)
 
 
-def test_legacy_index_of_something_else_than_text_is_refused(tmp_path: Path) -> None:
+def test_legacy_index_of_something_else_than_text_is_refused(tmp_path):
     path = tmp_path / "x.idx"
     write_legacy(path, [3, 1])
     data = bytearray(path.read_bytes())
@@ -268,10 +179,7 @@ def test_legacy_index_of_something_else_than_text_is_refused(tmp_path: Path) -> 
         read_index_sizes(path)
 
 
-# ---- the command ---------------------------------------------------------------------------------
-
-
-def test_command_prints_counts_and_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_counts_and_flag(tmp_path, capsys):
     source, target = write_text(tmp_path)
     assert main(["alpha", "--text", str(source), str(target)]) == 0
     text = capsys.readouterr().out
@@ -287,20 +195,20 @@ def test_command_prints_counts_and_flag(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == text
 
 
-def test_files_need_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = list(map(str, write_text(tmp_path)))
-    for words in (["--text", *paths], paths, ["--no-eos", *paths]):
-        assert main(["alpha", *words]) == 0
-    first, second, other = re.findall(r"--position-source-scale (.*)", capsys.readouterr().out)
-    assert first == second != other
+def test_command_leaves_out_ends_of_sentences(tmp_path, capsys):
+    """Files need no option."""
+    paths, sentences = list(map(str, write_text(tmp_path))), len(SOURCE.splitlines())
+    expected = f"--position-source-scale {COUNTS.target - sentences}/{COUNTS.source - sentences}"
+    empty = [0] * (sentences - 1)
+    write_pair(tmp_path, [COUNTS.source, *empty], [COUNTS.target, *empty])
+    languages = ["--source-lang", "de", "--target-lang", "en"]
+    for words in (paths, ["--text", *paths], ["--binarized", str(tmp_path), *languages]):
+        assert main(["alpha", "--no-eos", *words]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "warned"), [(1, True), (2, True), (3, False), (4, False), (12, False), (13, True)]
-)
-def test_a_ratio_that_no_languages_have_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: int, warned: bool
-) -> None:
+@pytest.mark.parametrize(("words", "warned"), [(2, True), (3, False), (12, False), (13, True)])
+def test_a_ratio_that_no_languages_have_is_warned_of(tmp_path, capsys, words, warned):
     """6 source tokens a line with their end; Chinese without spaces gives 20 and more."""
     paths = write_text(tmp_path, "a b c d e\n", "x " * (words - 1) + "\n")
     assert main(["alpha", *map(str, paths)]) == 0
@@ -310,41 +218,18 @@ def test_a_ratio_that_no_languages_have_is_warned_of(
     assert captured.err.startswith(start) if warned else captured.err == ""
 
 
-def test_command_leaves_out_ends_of_sentences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, target = write_text(tmp_path)
-    sentences = len(SOURCE.splitlines())
-    expected = f"--position-source-scale {COUNTS.target - sentences}/{COUNTS.source - sentences}"
-    assert main(["alpha", "--no-eos", "--text", str(source), str(target)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == expected
-    empty = [0] * (sentences - 1)
-    write_pair(tmp_path, [COUNTS.source, *empty], [COUNTS.target, *empty])
-    languages = ["--source-lang", "de", "--target-lang", "en"]
-    assert main(["alpha", "--no-eos", "--binarized", str(tmp_path), *languages]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--text", "a", "b"], "a is not a file"),
         (["--binarized", "a"], "--source-lang is missing"),
-        (["--binarized", "a", "--source-lang", "de"], "--target-lang is missing"),
-        (["--binarized", "a", "--source-lang", "de", "--target-lang", "en"], "data folder a does"),
         (["--text", "a", "b", "--split", "train"], "--split train belongs to --binarized"),
         ([], "one of the arguments SOURCE TARGET --text --binarized is required"),
         (["a"], "SOURCE TARGET a: give two files"),
         (["a", "b", "--text", "a", "b"], "SOURCE TARGET a b: give them once, without --text"),
     ],
 )
-def test_command_refuses_bad_input(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
+def test_command_refuses_bad_input(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
         main(["alpha", *arguments])
@@ -354,14 +239,9 @@ def test_command_refuses_bad_input(
     assert re.search(f"^error: ([^;]*: )?{message}", captured.err)
 
 
-# ---- the real fairseq-preprocess -----------------------------------------------------------------
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["mmap", "lazy", "raw"])
-def test_counts_equal_those_of_fairseq_preprocess(
-    tmp_path: Path, run_cli: Callable, implementation: str
-) -> None:
+@pytest.mark.parametrize("implementation", ["mmap", "lazy"])
+def test_counts_equal_those_of_fairseq_preprocess(tmp_path, run_cli, implementation):
     write_text(tmp_path, SOURCE * 20, TARGET * 20)
     data = tmp_path / "data-bin"
     run_cli(
@@ -372,9 +252,6 @@ def test_counts_equal_those_of_fairseq_preprocess(
     expected = TokenCounts(20 * COUNTS.source, 20 * COUNTS.target)
     assert count_binarized(data, "de", "en") == expected
     assert count_text_files(tmp_path / "train.de", tmp_path / "train.en") == expected
-    if implementation == "raw":  # copies the text and logs no counts
-        assert (data / "train.de-en.de").read_text(encoding="utf-8") == SOURCE * 20
-        return
     log = (data / "preprocess.log").read_text(encoding="utf-8")
     logged = {
         language: int(re.search(rf"\[{language}\] .*: 100 sents, (\d+) tokens", log)[1])

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from cape_plugins import Draw, PositionConfig, augment, draw_global, token_positions
+from cape_plugins import PositionConfig, draw_global
 from cape_plugins.mathematics.augmentation import SAMPLINGS
 from cape_plugins.mathematics.encoder import SIDES
 from cape_plugins.mathematics.positions import timed_frame_positions
@@ -20,7 +20,6 @@ from tests.support.core import (
     RANDOM,
     RANDOM_TYPES,
     SAMPLED_TYPES,
-    default_dtype,
     make_encoder,
     make_positions,
     random_numbers_untouched,
@@ -39,12 +38,9 @@ def half_encoder(name, domain="text", **settings):
     return reading_coords(make_encoder(name, domain, **{**HALF, **settings}))
 
 
-# ---- share ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
-def test_the_share_of_augmented_samples_is_the_probability(probability):
+def test_the_share_of_augmented_samples_is_the_probability():
     """Within four standard deviations of a binomial share, and samples are independent."""
+    probability = 0.1
     draw = draw_global(MANY, max_global_shift=5.0, augment_probability=probability)
     augmented = draw.augmented.flatten()
     deviation = math.sqrt(probability * (1 - probability) / MANY)
@@ -71,9 +67,6 @@ def test_every_type_leaves_its_share_where_evaluation_has_it(name, domain):
     share = torch.cat(moved).float().mean().item()
     # a sample of one position may be drawn where it is counted
     assert share == pytest.approx(0.5, abs=4 * math.sqrt(0.25 / (60 * BATCH)))
-
-
-# ---- all parts together --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -124,16 +117,6 @@ def test_frames_that_were_skipped_keep_their_time(name):
     assert not (coords[augmented] == times[0]).all(1).any()
 
 
-def test_an_injected_local_shift_is_applied_to_all_samples():
-    draw = Draw(chance=torch.tensor([0.2, 1.0, 1.0]).view(3, 1, 1))
-    shift = torch.full((3, 6, 1), 0.25)
-    coords = half_encoder("cape")(whole_positions("text", 3), draw, shift)
-    assert torch.equal(coords, NUMBERS + shift)
-
-
-# ---- source and target ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("synchronize", [True, False])
 @pytest.mark.parametrize("name", RANDOM_TYPES)
 def test_source_and_target_of_a_pair_are_augmented_alike(name, synchronize):
@@ -167,9 +150,6 @@ def test_sides_with_different_probabilities_augment_nested_sets(first, second):
     assert torch.equal(here | there, here)
 
 
-# ---- probabilities 0 and 1 -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_probability_0_is_no_augmentation_bit_for_bit(name, domain):
     """Outputs and random numbers; sinpos, but for the mean."""
@@ -183,38 +163,6 @@ def test_probability_0_is_no_augmentation_bit_for_bit(name, domain):
     assert torch.equal(actual, make_encoder(name, domain, **zero)(positions))
     if not encoder.config.mean_normalize:
         assert torch.equal(actual, make_encoder("sinpos", domain)(positions))
-
-
-@pytest.mark.parametrize("name", SAMPLED_TYPES)
-def test_probability_0_trains_a_learned_table_at_counted_positions(name):
-    gradients = []
-    for settings in ({"augment_probability": 0, "random_evaluation": True}, {}):
-        torch.manual_seed(2)
-        encoder = make_encoder(name, learned_table=True, max_position=9, **settings)
-        result = encoder.train(bool(settings))(make_positions("text"))
-        (result * torch.arange(8.0)).sum().backward()
-        gradients.append(encoder.encoding.weight.grad)
-    assert torch.equal(*gradients)
-    assert gradients[0].any()
-
-
-def test_probability_1_draws_the_numbers_of_cape_by_hand():
-    """Shift, scale, then local shifts, and nothing after them."""
-    encoder = half_encoder("cape", "image", augment_probability=1)
-    positions = make_positions("image")
-    torch.manual_seed(4)
-    draw = encoder.draw(BATCH)
-    coords = encoder(positions, draw)
-    state = torch.get_rng_state()
-
-    torch.manual_seed(4)
-    shift = 2 * 0.5 * torch.rand(BATCH, 1, 2) - 0.5
-    scale = (2 * math.log(1.4) * torch.rand(BATCH, 1, 1) - math.log(1.4)).exp()
-    local = (2 * 0.5 * torch.rand(BATCH, 6, 2) - 0.5) * positions.step
-    assert torch.equal(state, torch.get_rng_state())
-    assert draw.chance is None
-    expected = augment(positions.coords, draw=Draw(shift, scale), local_shift=local)
-    assert torch.equal(coords, expected)
 
 
 @pytest.mark.parametrize("name", RANDOM_TYPES)
@@ -232,20 +180,3 @@ def test_probability_1_is_the_default_and_draws_nothing_more(name):
     stored = PositionConfig(name, augment_probability=1).to_dict()
     assert stored.pop("augment_probability") == 1.0
     assert PositionConfig.from_dict(stored) == PositionConfig(name, augment_probability=1)
-
-
-# ---- precision -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("name", RANDOM_TYPES)
-def test_samples_left_out_stay_float32_whatever_the_default_or_autocast(name, dtype):
-    encoder, valid = half_encoder(name), torch.ones(40, 700, dtype=torch.bool)
-    with default_dtype(dtype), torch.autocast("cpu", torch.bfloat16):
-        draw = encoder.draw(40)
-        coords = encoder(token_positions(valid), draw)
-    assert coords.dtype == torch.float32
-    parts = (draw.shift, draw.scale, draw.offset, draw.order, draw.chance)
-    assert all(part is None or part.dtype == torch.float32 for part in parts)
-    stay = ~draw.augmented.flatten()
-    assert torch.equal(coords[stay, :, 0], torch.arange(700.0).expand(stay.sum(), -1))

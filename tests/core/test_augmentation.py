@@ -16,14 +16,12 @@ from cape_plugins import (
     coordinate_positions,
     draw_global,
     draw_local,
-    frame_positions,
     patch_positions,
 )
 from cape_plugins.mathematics.augmentation import rank_seed
 from cape_plugins.settings.domains import DOMAINS
 from tests.reference import appendix_a
 from tests.support.core import (
-    FRAMES,
     default_dtype,
     random_numbers_untouched,
     valid_mask,
@@ -45,9 +43,6 @@ def distance_to_uniform(sample, low, high):
     n = len(ordered)
     above, below = np.arange(1, n + 1) / n, np.arange(n) / n
     return max(np.abs(above - ordered).max(), np.abs(ordered - below).max())
-
-
-# ---- drawing: distributions ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -88,7 +83,7 @@ def test_offsets_are_integers_from_zero_to_the_maximum_inclusive(largest):
 
 
 @pytest.mark.parametrize("unit", [0.0, 0.5, ALMOST_ONE])
-@pytest.mark.parametrize("width", [5.0, 0.1, 30.0, 0.5])
+@pytest.mark.parametrize("width", [30.0, 0.1])
 def test_extreme_random_numbers_stay_in_range(monkeypatch, unit, width):
     monkeypatch.setattr(torch, "rand", extreme_rand(unit))
     draw = draw_global(2, 2, max_global_shift=width, max_global_scale=1 + width)
@@ -98,17 +93,6 @@ def test_extreme_random_numbers_stay_in_range(monkeypatch, unit, width):
     assert draw.shift.abs().max() <= width * (1 + 1e-6)
     local = draw_local(torch.zeros(2, 3, 1), 0.03, 0.5)
     torch.testing.assert_close(local, torch.full((2, 3, 1), expected * 0.015))
-
-
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_local_shift_is_uniform_within_half_a_step(domain):
-    positions = whole_positions(domain, MANY)
-    local = draw_local(positions.coords, positions.step, 0.5, MANY) / positions.step
-    assert local.abs().max() <= 0.5
-    assert distance_to_uniform(local.flatten()[:MANY], -0.5, 0.5) < 1.63 / math.sqrt(MANY)
-
-
-# ---- drawing: what is shared ---------------------------------------------------------------------
 
 
 def test_one_draw_for_each_sample_and_axis_and_one_scale_for_both_axes():
@@ -137,54 +121,14 @@ def test_local_shifts_are_independent_for_positions_samples_axes_and_calls():
         assert abs(correlation) < 4 / math.sqrt(a.numel()), name
 
 
-def test_shared_coordinates_get_local_shifts_for_each_sample():
-    positions = patch_positions(2, 3)
-    local = draw_local(positions.coords, positions.step, 0.5, batch_size=4)
-    assert local.shape == (4, 6, 2)
-    assert local.unique().numel() == local.numel()
-
-
-# ---- drawing: randomness -------------------------------------------------------------------------
-
-
-def test_nothing_is_drawn_where_all_maxima_are_off():
-    with pytest.raises(AssertionError), random_numbers_untouched():
-        torch.rand(1)
+def test_only_what_is_switched_on_is_drawn():
     with random_numbers_untouched():
-        draw = draw_global(3)
-        assert draw == Draw(batch_size=3)
-        assert not draw.moves
-
-
-@pytest.mark.parametrize(
-    ("part", "maximum"),
-    [
-        ("shift", {"max_global_shift": 5.0}),
-        ("scale", {"max_global_scale": 1.4}),
-        ("offset", {"max_offset": 9}),
-    ],
-)
-def test_only_what_is_switched_on_is_drawn(part, maximum):
-    draw = draw_global(2, **maximum)
-    drawn = [name for name, value in draw._asdict().items() if value is not None]
-    assert drawn == [part, "batch_size"]
-    assert draw.moves
-
-
-def test_a_generator_reproduces_and_leaves_the_global_one_alone():
-    maxima = {"max_global_shift": 5.0, "max_global_scale": 1.4}
-    with random_numbers_untouched():
-        first, second, other = (
-            draw_global(3, **maxima, generator=torch.Generator().manual_seed(seed))
-            for seed in (1, 1, 2)
-        )
-        offset = draw_global(3, max_offset=9, generator=torch.Generator().manual_seed(1))
-        local = draw_local(torch.zeros(1, 9, 1), 1.0, 0.5, generator=torch.Generator())
-    assert torch.equal(first.shift, second.shift)
-    assert torch.equal(first.scale, second.scale)
-    assert not torch.equal(first.shift, other.shift)
-    assert offset.offset.shape == (3, 1, 1)
-    assert local.unique().numel() == 9
+        assert draw_global(3) == Draw(batch_size=3)
+    maxima = {"shift": {"max_global_shift": 5.0}, "scale": {"max_global_scale": 1.4}}
+    for part, maximum in {**maxima, "offset": {"max_offset": 9}}.items():
+        draw = draw_global(2, **maximum)
+        drawn = [name for name, value in draw._asdict().items() if value is not None]
+        assert drawn == [part, "batch_size"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -194,9 +138,6 @@ def test_draws_are_float32_whatever_the_default_or_autocast(dtype):
         local = draw_local(torch.zeros(2, 3, 1, dtype=torch.float32), 1.0, 0.5)
     assert all(part.dtype == torch.float32 for part in (*draw[:3], local))
     assert draw.shift.unique().numel() > 390  # bfloat16 has 256 numbers between two powers of two
-
-
-# ---- order of positions --------------------------------------------------------------------------
 
 
 def least_distances(positions, local):
@@ -215,19 +156,8 @@ def test_local_shifts_of_half_a_step_keep_the_order(domain):
     assert min(least_distances(positions, wide)) < -0.1  # three quarters of a step do not
     for distance in least_distances(positions, half):
         assert 0 < distance < 0.6  # 1 without any shift; 1 / (N - 1) more on an axis of N patches
-
-
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_the_worst_local_shifts_keep_the_order(domain):
-    positions = whole_positions(domain, 100, larger=True)
-    sizes = positions.patches or positions.coords.shape[1:2]
-    numbers = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
-    alternating = torch.stack(numbers[::-1], dim=-1).flatten(0, -2) % 2
-    worst = (0.5 - alternating.float())[None] * positions.step
-    assert min(least_distances(positions, worst)) >= -1e-4
-
-
-# ---- applying ------------------------------------------------------------------------------------
+    local = (half / positions.step).flatten(0, 1)[:MANY, 0]
+    assert distance_to_uniform(local, -0.5, 0.5) < 1.63 / math.sqrt(MANY)
 
 
 def test_shifts_come_before_the_scale_as_by_hand():
@@ -235,40 +165,11 @@ def test_shifts_come_before_the_scale_as_by_hand():
     draw = Draw(torch.tensor([[[10.0]]]), torch.tensor([[[2.0]]]))
     local = torch.tensor([[[0.25], [-0.5]]])
     result = augment(coords, mean_normalize=True, draw=draw, local_shift=local, step=0.5)
-    assert result.flatten().tolist() == [
-        18.5,
-        21.0,
-    ]  # (0 - 1 + 10 + .25) * 2, (2 - 1 + 10 - .5) * 2
+    # (0 - 1 + 10 + .25) * 2, (2 - 1 + 10 - .5) * 2
+    assert result.flatten().tolist() == [18.5, 21.0]
     assert coords.flatten().tolist() == [0.0, 2.0]  # the argument is left alone
     offset = augment(coords, draw=Draw(offset=torch.tensor([[[3.0]]])), step=0.5)
     assert offset.flatten().tolist() == [1.5, 3.5]  # three steps of one half
-
-
-def test_the_mean_is_taken_over_valid_positions():
-    coords = torch.tensor([[[0.0], [1.0], [5.0], [90.0]]]).repeat(2, 1, 1)
-    valid = torch.tensor([[True, True, True, False], [False, True, False, False]])
-    result = augment(coords, valid, mean_normalize=True)
-    torch.testing.assert_close(result[0, :3, 0], torch.tensor([-2.0, -1.0, 3.0]))
-    assert result[1, 1, 0] == 0
-    torch.testing.assert_close(augment(coords, mean_normalize=True).mean(1), torch.zeros(2, 1))
-
-
-def test_a_row_of_padding_only_gives_no_nan():
-    coords = torch.arange(3.0)[None, :, None].repeat(2, 1, 1)
-    valid = torch.tensor([[False] * 3, [True] * 3])
-    assert (coords * valid[..., None]).sum(1).div(valid.sum(1, keepdim=True)).isnan().any()
-    assert augment(coords, valid, mean_normalize=True).isfinite().all()
-
-
-def test_audio_is_centred_and_that_undoes_the_first_centre():
-    hop = torch.tensor([0.03, 0.02, 0.04])
-    positions = frame_positions(FRAMES, hop)
-    early, late = (positions.coords + start for start in (0.0, 7.0))
-    a, b = (augment(coords, positions.valid, mean_normalize=True) for coords in (early, late))
-    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-
-
-# ---- the appendix --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", [False, True])

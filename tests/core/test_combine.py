@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from cape_plugins import (
-    TYPES,
-    PositionConfig,
-    build_position_encoder,
     combine,
-    frame_positions,
 )
 
 CONTENT = torch.arange(24.0).view(2, 3, 4)
@@ -40,23 +36,6 @@ def test_without_embedding_the_channels_are_zero():
     assert joined.dtype == torch.float16
     assert torch.equal(joined[..., :4], content)
     assert not joined[..., 4:].any()
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_every_type_gives_the_same_width(name):
-    encoder = build_position_encoder(PositionConfig(name, "audio"), 8)
-    embedding = encoder(frame_positions(torch.tensor([3, 2]), 0.01), encoder.draw(2))
-    joined = combine(CONTENT, embedding, "concat", 8)
-    assert joined.shape == (2, 3, 12)
-    assert joined[0, :, 4:].any() == encoder.config.encoding.adds
-    assert not joined[1, 2, 4:].any()  # padding
-
-
-def test_gradients_reach_content_and_embedding():
-    content, embedding = CONTENT.clone().requires_grad_(), torch.ones(1, 3, 2, requires_grad=True)
-    combine(content, embedding, "concat").sum().backward()
-    assert (content.grad == 1).all()
-    assert (embedding.grad == 2).all()  # shared by two samples
 
 
 @pytest.mark.parametrize(

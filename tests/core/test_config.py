@@ -5,17 +5,15 @@ import copy
 import dataclasses
 import itertools
 import json
-import math
 import pickle
 
 import pytest
-import torch
 
 from cape_plugins import ENCODINGS, PRESETS, TYPES, PositionConfig
 from cape_plugins.settings.config import ARCHITECTURES, applies, option_fields, parse_option
 from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES, types_of
-from tests.support.expected import DOMAIN_SAMPLES, EXPECTED, LENGTH
+from tests.support.expected import DOMAIN_SAMPLES, EXPECTED
 
 OPTIONS = {option.name: option.metadata for option in option_fields()}
 COMBINATIONS = [
@@ -25,9 +23,6 @@ COMBINATIONS = [
 ]
 
 
-# ---- the tables of the tests ---------------------------------------------------------------------
-
-
 def test_the_tables_of_the_tests_have_the_rows_of_the_registry():
     """A new type or domain needs one line in tests/support/expected.py."""
     assert EXPECTED.keys() == TYPES.keys() | ROTARY_TYPES.keys()
@@ -35,21 +30,6 @@ def test_the_tables_of_the_tests_have_the_rows_of_the_registry():
     sinusoids = {name for name, row in TYPES.items() if row.encoding == "sinusoid"}
     assert sinusoids == {name for name, row in EXPECTED.items() if row.zero is not None}
 
-
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_samples_of_a_domain_fit_its_row(domain):
-    row, samples = DOMAINS[domain], DOMAIN_SAMPLES[domain]
-    for size in (samples.size, samples.larger):
-        axes = size if row.grid else (size,)
-        positions = samples.positions(torch.ones(2, math.prod(axes), dtype=torch.bool), size)
-        assert positions.coords.shape[1:] == (math.prod(axes), row.num_coords)
-        assert (positions.patches is not None) == bool(row.grid)
-    assert math.prod(samples.size if row.grid else (samples.size,)) == LENGTH
-    assert min(axes) >= 3
-    assert max(axes) >= 5
-
-
-# ---- defaults ------------------------------------------------------------------------------------
 
 SHIFT = ("max_global_shift", "max_local_shift", "max_global_scale", "mean_normalize")
 DEFAULTS = [
@@ -93,13 +73,6 @@ def test_defaults_build_everywhere(name, domain, architecture):
             assert value == OPTIONS[option]["off"]
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_can_be_changed(name):
-    config = PositionConfig.preset(name)
-    assert config.type == PRESETS[name]["type"]
-    assert PositionConfig.preset(name, relative_context=7).relative_context == 7
-
-
 def test_presets_are_the_papers_settings():
     def numbers(name):
         return dataclasses.astuple(PositionConfig.preset(name))[3:6]
@@ -115,24 +88,20 @@ def test_presets_are_the_papers_settings():
     assert PositionConfig.preset("relpos_wsj").relative_context == 919
     assert PositionConfig.preset("relpos_first_wsj").relative_layers == "first"
     assert PositionConfig.preset("shape_wmt16").max_offset == 500
+    for name, row in PRESETS.items():
+        assert PositionConfig.preset(name, relative_context=7).type == row["type"]
 
 
 def test_random_is_true_if_anything_is_drawn():
     off = {"max_global_shift": 0, "max_local_shift": 0, "max_global_scale": 1}
     assert not PositionConfig("cape", **off).random
-    for option, value in (
-        ("max_global_shift", 1),
-        ("max_local_shift", 0.1),
-        ("max_global_scale", 2),
-    ):
+    on = {"max_global_shift": 1, "max_local_shift": 0.1, "max_global_scale": 2}
+    for option, value in on.items():
         assert PositionConfig("cape", **{**off, option: value}).random
     assert not PositionConfig("shape", max_offset=0).random
     for name in ("randpos", "rfs"):
         assert not PositionConfig(name, max_position=0).random
         assert PositionConfig(name, max_position=1).random
-
-
-# ---- source scale --------------------------------------------------------------------------------
 
 
 def with_scale(value):
@@ -148,25 +117,12 @@ def test_alpha_is_the_ratio_as_given():
         assert with_scale(scale).source_scale == "1"
 
 
-def test_alpha_that_nobody_counted_raises():
-    with pytest.raises(ValueError, match=r"source_scale='auto'.*number > 0.*cape-plugins alpha"):
-        _ = PositionConfig("cape", architecture="seq2seq").alpha
-
-
-@pytest.mark.parametrize("value", ["1e300", "1e-300", "1e400", "1e-400"])
-def test_every_accepted_scale_is_a_finite_positive_number(value):
-    try:
-        config = with_scale(value)
-    except ValueError as error:
-        refusal = str(error)
-        config = None
-    if config is None:
-        assert f"source_scale={value!r}" in refusal
-    else:
-        assert 0 < config.alpha < math.inf
-
-
-# ---- as data -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("scale", ["auto", "auto-no-eos"])
+def test_alpha_that_nobody_counted_raises(scale):
+    with pytest.raises(
+        ValueError, match=rf"source_scale='{scale}'.*number > 0.*cape-plugins alpha"
+    ):
+        _ = with_scale(scale).alpha
 
 
 @pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
@@ -185,22 +141,12 @@ def test_settings_survive_a_dict_json_and_copies(name, domain, architecture):
 
 def test_from_dict_completes_and_refuses():
     assert PositionConfig.from_dict({}) == PositionConfig()
-    assert PositionConfig.from_dict({"type": "shape"}, "audio") == PositionConfig("shape", "audio")
-    given = {"type": "cape", "max_shift": 5}
     with pytest.raises(ValueError, match="'max_shift'=5") as error:
-        PositionConfig.from_dict(given)
+        PositionConfig.from_dict({"type": "cape", "max_shift": 5})
     assert all(option in str(error.value) for option in OPTIONS)
-    assert given == {"type": "cape", "max_shift": 5}  # left alone
     for key in ("domain", "architecture"):  # the model's, not the user's
         with pytest.raises(ValueError, match=key):
             PositionConfig.from_dict({key: "text"})
-
-
-def test_configuration_is_frozen():
-    config = PositionConfig("cape")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.max_global_shift = 7.0
-    assert config == PositionConfig()
 
 
 def test_replace_changes_what_it_names():
@@ -209,14 +155,11 @@ def test_replace_changes_what_it_names():
     assert changed.max_global_shift == 7.0
     assert config.max_global_shift == 30.0
     assert changed.domain == "audio"
-    assert changed.replace(max_global_shift=30) == config
     assert config.replace(max_global_shift=None) == config  # the default again
     pair = PositionConfig("cape", architecture="seq2seq").replace(source_scale="21/20")
     assert (pair.architecture, pair.alpha) == ("seq2seq", 1.05)
     with pytest.raises(ValueError, match="max_shift"):
         config.replace(max_shift=1)
-    with pytest.raises(ValueError, match="max_local_shift=0.7"):
-        config.replace(max_local_shift=0.7)
 
 
 def test_changes_are_those_that_show_outside_of_training():

@@ -20,9 +20,7 @@ from tests.support.core import (
     DIM,
     FRAMES,
     LENGTHS,
-    SAMPLED_TYPES,
     SEQUENCES,
-    SINUSOIDS,
     make_encoder,
     make_positions,
     reading_coords,
@@ -103,21 +101,20 @@ def test_evaluation_is_centred_on_the_mean_of_what_is_valid(positions, mean_norm
 
 
 @pytest.mark.parametrize("domain", SEQUENCES)
-@pytest.mark.parametrize(("name", "training"), [("cape", True), ("cape", False), ("sinpos", True)])
-def test_a_row_of_padding_only_is_zero_and_not_nan(name, domain, training):
-    encoder = make_encoder(name, domain).train(training)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_row_of_padding_only_is_zero_and_not_nan(domain, training):
+    encoder = make_encoder("cape", domain).train(training)
     result = encoder(make_positions(domain, (6, 0, 2)), encoder.draw(3))
     assert result.isfinite().all()
     assert result[1].eq(0).all()
     assert result[0].ne(0).any()
 
 
-@pytest.mark.parametrize("junk", [1e30, float("inf"), float("nan")])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("junk", [1e30, float("nan")])
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_coordinates_on_padding_may_be_anything(domain, training, junk):
+def test_coordinates_on_padding_may_be_anything(domain, junk):
     """The appendix marks padding by NaN."""
-    encoder, valid = make_encoder("cape", domain).train(training), valid_mask()
+    encoder, valid = make_encoder("cape", domain), valid_mask()
     coords = make_positions(domain).coords.expand(BATCH, -1, -1)
     soiled = torch.where(valid[..., None], coords, junk)
     draw, local = encoder.draw(BATCH), torch.zeros_like(coords)
@@ -125,25 +122,6 @@ def test_coordinates_on_padding_may_be_anything(domain, training, junk):
         encoder(coordinate_positions(c, valid, 0.1), draw, local) for c in (coords, soiled)
     )
     assert torch.equal(result, clean)
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(
-    ("name", "domain"),
-    [p for p in SINUSOIDS if DOMAINS[p[1]].spacing or p[0] not in SAMPLED_TYPES],
-)
-def test_batches_that_share_coordinates_but_not_padding(name, domain, training):
-    """One hop for all audio samples, or one grid of patches with some dropped."""
-    encoder = make_encoder(name, domain).train(training)
-    if DOMAINS[domain].spacing:
-        positions = frame_positions(FRAMES, 0.03)
-    else:
-        shared = make_positions(domain).coords[:1]
-        positions = coordinate_positions(shared, valid_mask(), 0.1)
-    result = encoder(positions, encoder.draw(BATCH))
-    assert result.shape == (BATCH, 6, DIM)
-    assert result[~positions.valid].eq(0).all()
-    assert result[positions.valid].ne(0).any(-1).all()
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_global_shift": 0.0, "max_global_scale": 1.0}])
@@ -155,12 +133,3 @@ def test_images_share_coordinates_and_draw_for_each_sample(changes):
     for row in range(1, 4):
         assert not torch.equal(result[0], result[row])
     assert encoder.eval()(positions).shape == (1, 6, DIM)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 4), (4, 1)])
-@pytest.mark.parametrize("name", [name for name, domain in SINUSOIDS if domain == "image"])
-def test_images_of_one_row_column_or_patch(name, size):
-    encoder = make_encoder(name, "image")
-    result = encoder(patch_positions(*size), encoder.draw(2))
-    assert result.isfinite().all()
-    assert result.shape[1] == size[0] * size[1]

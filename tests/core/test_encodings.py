@@ -8,7 +8,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from cape_plugins import (
@@ -20,7 +19,7 @@ from cape_plugins import (
 )
 from cape_plugins.mathematics.encodings import FREQUENCIES, LAYOUTS
 from tests.reference import appendix_a
-from tests.support.core import default_dtype, random_numbers_untouched
+from tests.support.core import default_dtype
 from tests.support.expected import DOMAIN_SAMPLES
 
 NAMES = list(FREQUENCIES)
@@ -28,14 +27,6 @@ NAMES = list(FREQUENCIES)
 DOMAIN_OF = dict.fromkeys(NAMES, "text") | {row.frequencies: key for key, row in DOMAINS.items()}
 AXES = {name: DOMAINS[DOMAIN_OF[name]].num_coords for name in NAMES}
 REACH = {name: DOMAIN_SAMPLES[DOMAIN_OF[name]].reach for name in NAMES}
-# The last frequencies of K channels in the papers and hosts.
-LAST = {
-    "text": lambda dim: 1e-4,
-    "audio": lambda dim: 30e-4,
-    "image": lambda dim: 10 * math.pi,
-    "fairseq": lambda dim: 1e-4,
-    "marian": lambda dim: 1e-4 ** (1 - 2 / dim),
-}
 ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
 CPU = torch.device("cpu")
 
@@ -49,9 +40,6 @@ def phase_rounding(name):
     roundings (frequency, product, sum) and axes, and of the offset pi / 2."""
     highest = FREQUENCIES[name](64, CPU).abs().max().item()
     return 4 * AXES[name] * REACH[name] * highest * 2.0**-24 + 1e-6
-
-
-# ---- formulas ------------------------------------------------------------------------------------
 
 
 def test_text_has_the_sinusoids_computed_by_hand():
@@ -128,38 +116,11 @@ def test_marian_layout_is_marians_table_bit_for_bit(dim):
     assert torch.equal(Sinusoid(dim, "marian", "sin_cos_blocks").grid(grid), table)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dim", [4, 10, 768])
-def test_frequencies_fall_to_those_of_the_papers(name, dim):
-    weights = FREQUENCIES[name](dim, CPU)
-    assert weights.shape == (AXES[name], dim // 2)
-    assert weights.dtype == (torch.float64 if name == "marian" else torch.float32)
-    size = weights.norm(dim=0)
-    if name in LAST:
-        assert (size.diff() < 0).all() if AXES[name] == 1 else (size.diff() > 0).all()
-        torch.testing.assert_close(size[-1].item(), LAST[name](dim), rtol=1e-4, atol=0)
-
-
-# ---- layouts -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_layouts_are_permutations(name):
-    coords, dim = some_coords(name), 10
-    interleaved, blocks = (Sinusoid(dim, name, layout)(coords) for layout in LAYOUTS)
-    order = list(range(1, dim, 2)) + list(range(0, dim, 2))  # sines, then cosines
-    assert not torch.equal(interleaved, blocks)
-    assert torch.equal(interleaved[..., order], blocks)
-
-
 @pytest.mark.parametrize(("name", "layout"), ALL)
 def test_pass_over_a_batch_equals_the_exact_grid(name, layout):
     encode, coords = Sinusoid(64, name, layout), some_coords(name)
     exact = torch.stack([encode.grid(rows) for rows in coords])
     torch.testing.assert_close(encode(coords), exact, rtol=0, atol=phase_rounding(name))
-
-
-# ---- what makes it a relative embedding ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "layout"), ALL)
@@ -181,15 +142,6 @@ def test_inner_products_depend_on_differences_only(name, layout):
 
 
 @pytest.mark.parametrize(("name", "layout"), ALL)
-def test_every_embedding_has_the_same_length(name, layout):
-    norm = Sinusoid(64, name, layout)(some_coords(name)).norm(dim=-1)
-    torch.testing.assert_close(norm, torch.full_like(norm, math.sqrt(32)))
-
-
-# ---- precision -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "layout"), ALL)
 def test_autocast_changes_nothing(name, layout):
     encode, coords = Sinusoid(16, name, layout), some_coords(name)
     weights = FREQUENCIES[name](16, CPU).float()
@@ -203,7 +155,7 @@ def test_autocast_changes_nothing(name, layout):
     assert torch.equal(actual_exact, exact)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", NAMES)
 def test_dtype_of_the_module_and_the_default_change_nothing(name, dtype):
     coords = some_coords(name)
@@ -212,30 +164,6 @@ def test_dtype_of_the_module_and_the_default_change_nothing(name, dtype):
         actual = Sinusoid(16, name).to(dtype)(coords)
     assert actual.dtype == torch.float32
     assert torch.equal(actual, expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_parameters_no_buffers_and_built_on_meta(name):
-    coords = some_coords(name)
-    with torch.device("meta"):
-        encode = Sinusoid(16, name)
-        assert nn.Linear(2, 2).weight.is_meta
-    assert not list(encode.parameters())
-    assert not list(encode.buffers())
-    assert not encode.state_dict()
-    actual = encode(coords)
-    assert actual.device.type == "cpu"
-    assert torch.equal(actual, Sinusoid(16, name)(coords))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_coordinates_are_left_alone_and_no_random_number_is_used(name):
-    coords = some_coords(name)
-    copy = coords.clone()
-    with random_numbers_untouched():
-        first, second = Sinusoid(16, name)(coords), Sinusoid(16, name)(coords)
-    assert torch.equal(first, second)
-    assert torch.equal(coords, copy)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -251,9 +179,6 @@ def test_gradients_reach_learned_coordinates(name):
     torch.testing.assert_close(coords.grad, exact.grad, atol=1e-4, rtol=1e-4)
 
 
-# ---- coarse grids --------------------------------------------------------------------------------
-
-
 def aliased_by_hand(dim, rows, columns, gamma=1.0):
     """Channels whose phase moves by more than pi between neighbours, in a loop over patches."""
     grid = gamma * patch_positions(rows, columns).coords[0].view(rows, columns, 2).double()
@@ -266,28 +191,12 @@ def aliased_by_hand(dim, rows, columns, gamma=1.0):
     return count
 
 
-@pytest.mark.parametrize("dim", [8, 128, 192])
-@pytest.mark.parametrize("size", [(1, 1), (1, 5), (5, 1), (3, 7), (8, 8), (14, 14), (24, 24)])
+@pytest.mark.parametrize("dim", [8, 192])
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (3, 7), (14, 14)])
 def test_channels_that_alias_are_counted_as_by_hand(size, dim):
     for gamma in (1.0, 0.4):
         expected = aliased_by_hand(dim, *size, gamma)
         assert Sinusoid(dim, "image").aliased(*size, gamma=gamma) == expected
-
-
-def test_a_channel_that_aliases_cannot_tell_distances_apart():
-    """Somewhere on the line of patches it shows what a slower wave shows at all patches."""
-    sinusoid, x = Sinusoid(16, "image"), patch_positions(1, 8).coords[0, :, 0]
-    (frequencies, _), spacing = sinusoid.weights(CPU), 2 / 7
-    fast = frequencies.abs() * spacing > math.pi
-    assert 2 * int(fast.sum()) == sinusoid.aliased(1, 8) > 0
-    turns = 2 * math.pi / spacing
-    slower = frequencies - turns * (frequencies / turns).round()
-    assert (slower.abs() < frequencies.abs())[fast].all()
-    assert torch.equal(slower[~fast], frequencies[~fast])
-    start = x - x[0]
-    torch.testing.assert_close(
-        (start[:, None] * frequencies).cos(), (start[:, None] * slower).cos(), atol=1e-3, rtol=0
-    )
 
 
 def built(size, dim=128, name="cape", **options):
@@ -295,30 +204,20 @@ def built(size, dim=128, name="cape", **options):
     return build_position_encoder(config, dim, table_size=size)
 
 
-@pytest.mark.parametrize("name", ["sinpos", "shape", "cape"])
-def test_a_coarse_grid_is_warned_of_with_the_number_of_channels(name):
+def test_a_coarse_grid_is_warned_of_with_the_number_of_channels():
     """CIFAR-10 in patches of 4 pixels, with 128 channels: 42 %."""
-    with pytest.warns(UserWarning, match="alias") as seen:
-        built((8, 8), name=name)
-    (message,) = (str(warning.message) for warning in seen)
-    assert message.startswith(
-        "54 of 128 channels (42 %) of the position embedding alias on a grid "
-    )
-    assert "grid of 8 x 8 patches (gamma=1)" in message
-    assert "Of the papers' 14 x 14 patches 12 % do. Use smaller patches" in message
-    assert message.endswith("or gamma=0.53 or less.")
+    with pytest.warns(UserWarning, match=r"^54 of 128 channels .*gamma=0\.53 or less\.$"):
+        built((8, 8))
 
 
 @pytest.mark.parametrize(
     ("size", "options"),
     [
         ((14, 14), {}),  # the papers
-        ((16, 16), {}),  # CIFAR-10 in patches of 2 pixels
         ((8, 8), {"gamma": 0.53}),  # what the warning recommends
         ((8, 8), {"name": "nopos"}),
         ((8, 8), {"name": "abspos"}),
         (1, {}),  # the caller does not say
-        (None, {}),
     ],
 )
 def test_no_other_grid_is_warned_of(size, options):
@@ -333,8 +232,3 @@ def test_a_model_without_values_is_built_without_a_word():
     with warnings.catch_warnings(), FakeTensorMode():
         warnings.simplefilter("error")
         built((8, 8))
-
-
-def test_printing_names_the_settings():
-    assert "audio" in repr(Sinusoid(8, "audio"))
-    assert "interleaved=False" in repr(Sinusoid(8, layout="sin_cos_blocks"))

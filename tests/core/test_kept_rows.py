@@ -1,5 +1,5 @@
-"""Rows of sinusoids that an encoding keeps for counted positions: those of the grid, bit for bit,
-however they are asked for."""
+"""Rows of sinusoids that an encoding keeps for counted positions: rows of the grid, bit for bit,
+however they are asked for; and what a step asks of a device (tests/support/operations.py)."""
 
 import copy
 import pickle
@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from cape_plugins import Sinusoid
+from cape_plugins import Sinusoid, token_position_at, token_positions
 from cape_plugins.mathematics import encodings
-from cape_plugins.mathematics.encodings import FREQUENCIES, LAYOUTS
+from cape_plugins.mathematics.encodings import FREQUENCIES, KEPT_ROWS, LAYOUTS
+from tests.support.core import make_encoder, make_positions, valid_mask
+from tests.support.operations import operations
 
 COUNTED = [
     (name, layout)
@@ -72,14 +74,6 @@ def test_learned_frequencies_keep_no_rows():
     assert weights.grad is not None
 
 
-def test_rows_kept_in_inference_mode_serve_training():
-    encode, content = Sinusoid(16), torch.ones(5, 16, requires_grad=True)
-    with torch.inference_mode():
-        counted(encode, 0, 5)
-    (content * counted(encode, 0, 5)).sum().backward()
-    assert torch.equal(content.grad, exactly(encode, 0, 5))
-
-
 def test_capture_of_a_graph_neither_uses_nor_leaves_tensors(monkeypatch):
     """Replays overwrite those of a graph, and those that it reads must not be freed."""
     encode, coords = Sinusoid(16), torch.ones(1, 3, 1)
@@ -104,3 +98,62 @@ def test_fake_tensors_neither_use_nor_leave_rows():
     counted(encode, 0, 5)
     with FakeTensorMode():
         assert type(counted(encode, 0, 5)) is not torch.Tensor
+
+
+LONG = KEPT_ROWS + 100
+
+
+def embed(encoder, positions):
+    return encoder(positions, encoder.draw(positions.rows.shape[0]))
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_long_inputs_without_augmentation_cost_no_more_than_augmented_ones(padded):
+    """Rows are kept for the next input, up to a number of bytes."""
+    valid = torch.ones(1, LONG, dtype=torch.bool)
+    positions = token_positions(valid) if padded else token_position_at(0, length=LONG)
+    counts = {}
+    for name in ("sinpos", "cape"):
+        encoder = make_encoder(name)
+        first = embed(encoder, positions)
+        counts[name] = operations(lambda encoder=encoder: embed(encoder, positions)).launched
+        if name == "sinpos":
+            assert torch.equal(embed(encoder, positions), first)
+    assert counts["sinpos"].total() <= counts["cape"].total()
+    assert "aten::sin" not in counts["sinpos"]
+
+
+def test_rows_beyond_a_number_of_bytes_are_not_kept(monkeypatch):
+    encoder, most = make_encoder("sinpos").eval(), KEPT_ROWS + 10
+    monkeypatch.setattr(encodings, "KEPT_BYTES", most * encoder.encoding.dim * 4)
+    encoder(token_position_at(0, length=most))
+    rows = encoder.encoding._kept_rows[1]
+    assert rows.shape[0] == most
+    assert encoder(token_position_at(0, length=most + 1)).shape[1] == most + 1
+    assert encoder.encoding._kept_rows[1] is rows
+
+
+def test_a_far_position_keeps_no_rows_before_it():
+    encoder = make_encoder("sinpos").eval()
+    encoder(token_position_at(10**9))
+    rows = encoder.encoding._kept_rows[1]
+    assert rows is None or rows.shape[0] <= KEPT_ROWS
+
+
+@pytest.mark.parametrize("name", ["sinpos", "cape"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_result_may_be_changed_by_its_owner(name, padded):
+    encoder = make_encoder(name).eval()
+    positions = token_positions(valid_mask()) if padded else token_position_at(0, length=6)
+    result = encoder(positions)
+    expected = result.clone()
+    result.fill_(7.0)
+    assert torch.equal(encoder(positions), expected)
+
+
+def test_neutral_factors_launch_nothing():
+    """gamma, alpha and unit of 1, a first position at 0."""
+    raw = make_positions("image")
+    neutral, scaled = (make_encoder("cape", "image", gamma=gamma) for gamma in (1.0, 0.5))
+    assert operations(lambda: neutral.rows_and_step(raw)).launched.total() == 0
+    assert operations(lambda: scaled.rows_and_step(raw)).launched.total() > 0

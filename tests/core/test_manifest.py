@@ -36,13 +36,10 @@ def test_a_duration_is_measured_where_it_is_not_known(recording):
     [
         ("gone.wav", "x", None, "unreadable"),
         ("a.wav", " ", 1.0, "without a text"),
-        ("", "x", 1.0, "without a recording"),
         (None, "x", 1.0, "without a recording"),
         ("a.wav", "x", 0.025, "of no more than 0.025 s"),
         ("a.wav", "x", float("nan"), "without a duration"),
-        ("a.wav", "x", float("inf"), "without a duration"),
         ("a.wav", "x", 5.8e14, "without a duration"),
-        (b"\x93NUMPY", "x", None, "unreadable"),
         (b"\x93NUMPY\1\0\x0a\0{'descr':}\n", "x", None, "unreadable"),
     ],
 )

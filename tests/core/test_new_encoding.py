@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from cape_plugins import PositionConfig, build_position_encoder, token_positions
-from cape_plugins.cli import main
 from cape_plugins.settings.arguments import add_position_args, given_settings
 from cape_plugins.settings.domains import DOMAINS
 from tests.support.core import make_positions, random_numbers_untouched, valid_mask
@@ -61,16 +60,3 @@ def test_values_are_those_of_its_mathematics():
     for row, length in enumerate(valid.sum(1)):
         torch.testing.assert_close(result[row, :length], expected[:length])
     assert result[~valid].eq(0).all()
-
-
-@pytest.mark.parametrize("domain", ["text", "image"])
-@pytest.mark.parametrize("picture", ["components", "similarity", "augmentation", "coverage"])
-def test_pictures_show_it(picture, domain, figures, tmp_path):
-    pytest.importorskip("matplotlib")
-    output = str(tmp_path / "x.png")
-    words = ["plot", picture, "--domain", domain, "--dim", "9", "--output", output]
-    words += ["--channels", "0"] if picture == "components" else []
-    main([*words, "--position-embedding", "triangle"])
-    (figure,) = figures
-    assert f"triangle, {domain}" in figure.get_suptitle()
-    assert all(axis.has_data() for axis in figure.axes)

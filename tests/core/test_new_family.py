@@ -10,7 +10,7 @@ import torch
 
 from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.checkpoints import stack as checkpoint
-from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row, find_family
+from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row
 from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.cli import main
 
@@ -51,11 +51,6 @@ def save(folder, model_type="cape_owl", **settings):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(saved))
     return folder
-
-
-def test_its_row_is_found_with_and_without_our_prefix():
-    assert find_family("owl") is find_family("cape_owl") is FAMILY_ROWS["owl"]
-    assert find_family("crow") is None
 
 
 def test_each_side_has_its_settings_and_places(tmp_path):

@@ -10,12 +10,8 @@ import torch
 from cape_plugins import (
     PositionConfig,
     coordinate_positions,
-    draw_global,
-    frame_positions,
-    token_position_at,
     token_positions,
 )
-from cape_plugins.mathematics.augmentation import positions_at, sorted_sample
 from cape_plugins.mathematics.encoder import SIDES
 from cape_plugins.settings.config import ARCHITECTURES
 from cape_plugins.speech.subsampling import subsampled_positions
@@ -34,15 +30,11 @@ from tests.support.core import (
 MANY = 6000
 
 
-def drawn(name, samples, length, limit, domain="text", positions=None):
+def drawn(name, samples, length, limit):
     """``[samples, length]`` coordinates of one training forward."""
-    encoder = reading_coords(make_encoder(name, domain, max_position=limit))
-    if positions is None:
-        positions = token_positions(torch.ones(samples, length, dtype=torch.bool))
+    encoder = reading_coords(make_encoder(name, max_position=limit))
+    positions = token_positions(torch.ones(samples, length, dtype=torch.bool))
     return encoder(positions, encoder.draw(samples))[..., 0]
-
-
-# ---- distribution --------------------------------------------------------------------------------
 
 
 def test_subsets_are_uniform():
@@ -58,10 +50,6 @@ def test_subsets_are_uniform():
     assert chi_square < freedom + 4 * math.sqrt(2 * freedom)
 
 
-def test_a_sample_as_long_as_the_range_has_every_position():
-    assert torch.equal(drawn("randpos", 5, 7, 7), torch.arange(7.0).expand(5, 7))
-
-
 def test_floats_are_the_order_statistics_of_uniform_numbers():
     """Mean (i + 1) L / (n + 1) and variance of a beta distribution."""
     coords = drawn("rfs", MANY, 4, 100) / 100
@@ -75,23 +63,6 @@ def test_floats_are_the_order_statistics_of_uniform_numbers():
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
-@pytest.mark.parametrize("domain", SEQUENCES)
-def test_positions_are_sorted_and_each_sample_has_its_own(name, domain):
-    positions = make_positions(domain)
-    coords = drawn(name, BATCH, 6, 50, domain, positions)
-    steps = coords / torch.as_tensor(positions.step).expand(BATCH, 1, 1)[..., 0]
-    for row, length in zip(steps, LENGTHS, strict=True):
-        assert (row[:length].diff() > 0).all()
-        assert row[0] >= 0
-        assert row[length - 1] <= 50
-        assert torch.allclose(row, row.round(), atol=1e-4) == (name == "randpos")
-    assert len(set(steps[:, 0].tolist())) == BATCH
-
-
-# ---- padding -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_padding_takes_no_position(name):
     """The sample in its batch, on either side of the padding, and alone."""
     encoder = reading_coords(make_encoder(name, max_position=30))
@@ -101,9 +72,6 @@ def test_padding_takes_no_position(name):
     for row, length in enumerate(LENGTHS):
         expected = draw.order[row, :length].sort().values
         assert torch.equal(coords[row, :length, 0], expected)
-
-
-# ---- source and target ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
@@ -135,37 +103,10 @@ def test_source_and_target_share_one_function_of_the_index(name, alpha):
                 assert coords[row, i].item() == pytest.approx(expected, abs=1e-3)
 
 
-def test_sides_that_share_nothing_count_for_themselves():
-    settings = {"architecture": "seq2seq", "source_scale": 1, "synchronize": False}
-    encoder = reading_coords(make_encoder("randpos", max_position=60, **settings))
-    draw = encoder.draw(2)
-    coords = encoder(token_positions(torch.ones(2, 4, dtype=torch.bool)), draw)
-    assert torch.equal(coords[..., 0], draw.order[:, :4].sort().values)
-
-
 def test_a_shared_draw_without_a_common_count_is_refused():
     encoder = make_encoder("rfs", architecture="seq2seq", source_scale=1)
     with pytest.raises(ValueError, match=r"synchronize=True.*draw\.covering"):
         encoder(make_positions("text"), encoder.draw(BATCH))
-
-
-def test_covering_takes_the_largest_count_and_leaves_other_draws_alone():
-    counts = torch.tensor([3, 9]), torch.tensor([5, 2])
-    draw = draw_global(2, max_position=20, sampling="uniform").covering(*counts)
-    assert draw.count.tolist() == [5, 9]
-    assert draw.covering(torch.tensor([8, 8])).count.tolist() == [8, 9]
-    shifted = draw_global(2, max_global_shift=5)
-    assert shifted.covering(*counts) is shifted
-
-
-def test_linear_between_the_entries_of_a_sample():
-    sample = sorted_sample(torch.tensor([[4.5, 1.0, 2.0, 0.0, 3.0]]), torch.tensor([3]))
-    assert sample.tolist() == [[1.0, 2.0, 4.5, 5.0, 5.0]]
-    number = torch.tensor([[0.0, 0.5, 1.0, 1.25, 2.0]])
-    assert positions_at(sample, number).tolist() == [[1.0, 1.5, 2.0, 2.625, 4.5]]
-
-
-# ---- evaluation ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("domain", SEQUENCES)
@@ -190,9 +131,6 @@ def test_evaluation_draws_where_that_is_asked_for(name):
 def test_evaluation_draws_nothing_for_text_that_grows(architecture):
     with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step.*Leave"):
         PositionConfig("randpos", "text", architecture, random_evaluation=True)
-
-
-# ---- learned tables ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("domain", "unit"), [("text", 1.0), ("audio", 0.5)])
@@ -222,24 +160,6 @@ def test_a_table_is_linear_between_its_rows():
     torch.testing.assert_close(table.grad, uses[:, None].expand(9, 8))
 
 
-def test_a_table_of_alpha_is_linear_in_evaluation():
-    settings = {"architecture": "seq2seq", "source_scale": 1.5, "learned_table": True}
-    encoder = make_encoder("randpos", max_position=9, **settings).eval()
-    table = encoder.encoding.weight
-    (row,) = encoder(token_position_at(1, torch.device("cpu")))[0]
-    torch.testing.assert_close(row, (table[1] + table[2]) / 2)
-
-
-def test_a_table_in_half_precision_is_read_at_exact_steps():
-    encoder = make_encoder("randpos", learned_table=True, max_position=1000).eval()
-    positions = token_positions(torch.ones(1, 700, dtype=torch.bool))
-    expected = encoder(positions).to(torch.bfloat16)
-    assert torch.equal(encoder.to(torch.bfloat16)(positions, dtype=torch.bfloat16), expected)
-
-
-# ---- what is refused -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_grids_are_refused_with_the_reason(name):
     with pytest.raises(
@@ -267,7 +187,6 @@ def test_an_input_longer_than_the_range_is_refused_in_training(name):
 def test_alpha_counts_for_the_longest_input():
     settings = {"architecture": "seq2seq", "source_scale": 1.5, "synchronize": False}
     encoder = make_encoder("rfs", max_position=7, **settings)
-    encoder(token_positions(torch.ones(1, 5, dtype=torch.bool)), encoder.draw(1))
     with pytest.raises(ValueError, match=r"6 positions, times the source scale 1.5.*>= 9"):
         encoder(token_positions(torch.ones(1, 6, dtype=torch.bool)), encoder.draw(1))
 
@@ -289,12 +208,3 @@ def test_frames_of_which_some_were_skipped_are_numbered_anew():
     )
     assert torch.allclose(regular[..., 0], draw.order[:, :5].sort().values * 0.01)
     torch.testing.assert_close(irregular, regular)
-
-
-def test_frames_and_tokens_take_the_same_numbers():
-    draw = draw_global(1, max_position=50, sampling="uniform")
-    tokens = reading_coords(make_encoder("rfs", max_position=50))
-    frames = reading_coords(make_encoder("rfs", "audio", max_position=50))
-    of_tokens = tokens(token_positions(torch.ones(1, 4, dtype=torch.bool)), draw)
-    of_frames = frames(frame_positions(torch.tensor([4]), 0.5), draw)
-    torch.testing.assert_close(of_frames, of_tokens / 2)

@@ -35,7 +35,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("times", [(0.5, 1.25), (4.5, 5.5), (8, 9.99)])
+@pytest.mark.parametrize("times", [(4.5, 5.5), (8, 9.99)])
 @pytest.mark.parametrize("name", SOURCES)
 def test_segments_are_parts_of_the_whole(name, times):
     samples, rate = read_segment(SOURCES[name], *times)

@@ -41,27 +41,7 @@ def test_flac_is_read_whole_whatever_its_header_says(tmp_path, total):
     path.write_bytes(with_total(FLAC, total))
     for source in (path, path.read_bytes()):
         assert np.array_equal(read_audio(source).numpy(), read_audio(FLAC).numpy())
-
-
-@pytest.mark.parametrize("total", [0, 2**36 - 1, 9000, 79999])
-def test_seconds_of_flac_without_its_total_are_those_of_its_samples(tmp_path, total):
-    path = tmp_path / "one.flac"
-    path.write_bytes(with_total(FLAC, total))
-    for source in (path, path.read_bytes()):
         assert audio_seconds(source) == 5.0
-
-
-def test_flac_with_fewer_samples_than_its_header_says_is_cut_off():
-    for function in (read_audio, audio_seconds):
-        with pytest.raises(AudioError, match="is cut off: 80000 of 90000 samples"):
-            function(with_total(FLAC, 90000))
-
-
-@pytest.mark.parametrize("total", [0, 80000])
-def test_half_a_flac_is_an_audio_error(total):
-    for function in (read_audio, audio_seconds):
-        with pytest.raises(AudioError, match="cannot be decoded"):
-            function(with_total(FLAC, total)[: len(FLAC) // 2])
 
 
 def test_a_tag_behind_flac_is_no_sound():
@@ -70,12 +50,11 @@ def test_a_tag_behind_flac_is_no_sound():
     assert np.array_equal(read_audio(tagged).numpy(), read_audio(FLAC).numpy())
 
 
-@pytest.mark.parametrize("error", [ValueError, MemoryError, OverflowError, TypeError])
-def test_any_error_of_the_library_is_an_audio_error(monkeypatch, error):
+def test_any_error_of_the_library_is_an_audio_error(monkeypatch):
     """A training goes on after an AudioError, and after no other."""
 
     def fail(*args, **options):
-        raise error("of the library")
+        raise MemoryError("of the library")
 
     monkeypatch.setattr(soundfile.SoundFile, "read", fail)
     with pytest.raises(AudioError, match=r"bytes cannot be decoded \(of the library\)"):
@@ -105,8 +84,7 @@ QUIET_FIRST = np.concatenate([SILENCE, NOISE])
 LOUD_FIRST = np.concatenate([NOISE, SILENCE])
 
 
-@pytest.mark.parametrize("rate", [8000, 16000, 44100])
-@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize(("rate", "channels"), [(8000, 1), (16000, 2), (44100, 1)])
 @pytest.mark.parametrize("samples", [QUIET_FIRST, LOUD_FIRST], ids=["quiet first", "loud first"])
 def test_mp3_without_a_number_of_frames_is_read_whole(samples, channels, rate):
     """The first frame alone tells nothing of the others: of loud noise at its beginning libsndfile
@@ -168,8 +146,8 @@ def test_joined_streams_are_read_to_the_end_of_the_last(tmp_path, name):
         assert samples[163000:236000].std() > 0.1
 
 
-@pytest.mark.parametrize("first", [NOISE, SILENCE, NOISE[:9000], NOISE[:50]])
-@pytest.mark.parametrize("second", [NOISE, SILENCE, NOISE[:50]])
+@pytest.mark.parametrize("first", [SILENCE, NOISE[:9000], NOISE[:50]])
+@pytest.mark.parametrize("second", [NOISE, SILENCE])
 def test_joined_flac_is_read_to_the_end_of_the_last(first, second):
     """Also where both have one duration, and the header of the first the number of the last."""
     data = encoded(first, "FLAC") + encoded(second, "FLAC")
@@ -178,48 +156,29 @@ def test_joined_flac_is_read_to_the_end_of_the_last(first, second):
     assert audio_seconds(data) == expected / RATE
 
 
-@pytest.mark.parametrize("size", [-100, -1])
-def test_ogg_that_ends_within_a_page_is_cut_off(size):
-    """libsndfile reads the whole pages, without a word."""
-    for function in (read_audio, audio_seconds):
-        with pytest.raises(AudioError, match=r"is cut off: \d+ bytes of its last page"):
-            function(encoded(NOISE, "OGG")[:size])
+OGG, WAV = encoded(QUIET_FIRST, "OGG"), encoded(NOISE, "WAV")
+LAST_PAGE = OGG.rindex(b"OggS")
+# libsndfile reads the whole pages of a cut ogg, without a word
+BAD = {
+    "fewer samples of flac": (with_total(FLAC, 90000), "is cut off: 80000 of 90000 samples"),
+    "half a flac": (FLAC[: len(FLAC) // 2], "cannot be decoded"),
+    "half a flac of unknown total": (with_total(FLAC, 0)[: len(FLAC) // 2], "cannot be decoded"),
+    "ogg within a page": (OGG[:-1], r"is cut off: \d+ bytes of its last page"),
+    "ogg between pages": (OGG[:LAST_PAGE], "is cut off: stream 1 has no last page"),
+    "cut and joined ogg": (OGG[:LAST_PAGE] + OGG, "is cut off: stream 1 has no last page"),
+    "absurd rate": (WAV[:24] + bytes([1, 0, 0, 0]) + WAV[28:], "1 Hz; allowed: 100 to 1000000"),
+}
 
 
-@pytest.mark.parametrize("riff", [0, 36, 0xFFFFFFFF], ids=["0", "header", "unknown"])
-@pytest.mark.parametrize(
-    "extra",
-    [b"", b"LIST\4\0\0\0INFO", b"junk\0\x20\0\0" + bytes(8192)],
-    ids=["plain", "LIST", "8 KiB before"],
-)
-def test_wav_of_data_size_0_is_read(tmp_path, riff, extra):
-    wav = encoded(NOISE, "WAV")
-    place = wav.index(b"data")
-    path = tmp_path / "one.wav"
-    header = wav[:4] + struct.pack("<I", riff) + wav[8:place] + extra
-    path.write_bytes(header + b"data\0\0\0\0" + wav[place + 8 :])
-    for source in (path, path.read_bytes()):
-        assert audio_seconds(source) == 5.0
-        assert np.array_equal(read_audio(source).numpy(), read_audio(wav).numpy())
-
-
-def test_ogg_that_ends_between_pages_is_cut_off():
-    ogg = encoded(QUIET_FIRST, "OGG")
-    start = ogg.rindex(b"OggS")
-    for data in (ogg[:start], ogg[:start] + ogg):
-        for function in (read_audio, audio_seconds):
-            with pytest.raises(AudioError, match="is cut off: stream 1 has no last page"):
-                function(data)
-
-
-@pytest.mark.parametrize("chunks", [b"", b"LIST\4\0\0\0INFO"])
-def test_wav_without_samples_holds_none(chunks):
-    with pytest.raises(AudioError, match="holds no sample"):
-        read_audio(encoded(SILENCE[:0], "WAV") + chunks)
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("function", [read_audio, audio_seconds])
+def test_damaged_streams_are_refused(function, name):
+    data, message = BAD[name]
+    with pytest.raises(AudioError, match=message):
+        function(data)
 
 
 OPPOSITE = {
-    "exact": (NOISE, -NOISE),
     "weaker by a tenth": (NOISE, -0.9 * NOISE),
     "a sample late": (TONE, -np.roll(TONE, 1)),
 }
@@ -232,22 +191,10 @@ def test_channels_of_opposite_phase_are_reported(format, name):
         read_audio(encoded(np.stack(OPPOSITE[name], 1), format))
 
 
-@pytest.mark.parametrize("second", [-0.5 * NOISE, SILENCE, np.roll(NOISE, 1)])
+@pytest.mark.parametrize("second", [-0.5 * NOISE, SILENCE])
 def test_channels_that_leave_sound_are_averaged(second):
     samples = read_audio(encoded(np.stack((NOISE, second), 1), "WAV", subtype="FLOAT")).numpy()
     np.testing.assert_allclose(samples, (NOISE + second) / 2, atol=1e-6)
-
-
-def test_silence_in_all_channels_is_silence():
-    assert not read_audio(encoded(np.stack((SILENCE, SILENCE), 1), "WAV")).any()
-
-
-@pytest.mark.parametrize("rate", [1, 2**31 - 1])
-def test_absurd_sampling_rates_are_refused(rate):
-    wav = encoded(NOISE, "WAV")
-    for function in (read_audio, audio_seconds):
-        with pytest.raises(AudioError, match=rf"{rate} Hz; allowed: 100 to 1000000"):
-            function(wav[:24] + struct.pack("<I", rate) + wav[28:])
 
 
 PLAIN = ["WAV", "RF64", "W64", "AU", "AIFF", "CAF", "NIST", "SVX", "VOC"]

@@ -74,16 +74,6 @@ def test_skipped_frames_keep_their_times_and_order():
         assert (shifted.diff(dim=1) > 0).all()
 
 
-def test_hop_does_not_change_positions_in_seconds():
-    """The same instants have the same embedding at any hop: 10 ms and 20 ms, stride 3."""
-    encoder = build_position_encoder(
-        PositionConfig("cape", "audio", mean_normalize=False), 16
-    ).eval()
-    fine = encoder(subsampled_positions(torch.tensor([40]), 40, 3, 0.010))
-    coarse = encoder(subsampled_positions(torch.tensor([20]), 20, 3, 0.020))
-    torch.testing.assert_close(fine[:, ::2], coarse, atol=2e-5, rtol=0)
-
-
 def test_learned_rows_follow_the_frames_that_stay():
     encoder = build_position_encoder(PositionConfig("abspos", "audio"), 8, table_size=5).eval()
     times = torch.tensor([[0.1, 0.3, 0.4, 0.5, 0.9, 1.0, 7.0]])
@@ -91,11 +81,6 @@ def test_learned_rows_follow_the_frames_that_stay():
     torch.testing.assert_close(out[0, :5], encoder.encoding.weight[:5].detach())
     torch.testing.assert_close(out[0, 5], encoder.encoding.weight[0].detach())
     assert not out[0, 6].any(), "padding"
-
-
-def test_one_frame_has_the_nominal_step():
-    positions = timed_frame_positions(torch.tensor([[0.5, 9.0]]), torch.tensor([1]), 0.03)
-    assert positions.step.item() == pytest.approx(0.03)
 
 
 BAD = [

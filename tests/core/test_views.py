@@ -18,7 +18,7 @@ from cape_plugins.pictures.views import (
     views,
 )
 from cape_plugins.settings.domains import DOMAINS
-from tests.support.core import ADDING, RANDOM, SAMPLED_TYPES, SEQUENCES, make_encoder
+from tests.support.core import RANDOM, SAMPLED_TYPES, make_encoder
 from tests.support.expected import DOMAIN_SAMPLES
 
 
@@ -37,35 +37,6 @@ def test_similarities_are_those_computed_by_hand():
     assert maps["cosine"].round(9).tolist() == [[1, 0.8, 0], [0.8, 1, 0.6], [0, 0.6, 1]]
     rows = similarity_by_distance(maps["dot product"], 2)
     assert rows.tolist() == [[pytest.approx(59 / 3), 9, 25], [13.5, 12, 15], [0, 0, 0]]
-
-
-@pytest.mark.parametrize(("name", "domain"), ADDING)
-def test_similarity_at_offset_zero_is_one(name, domain):
-    """Augmented embeddings, too."""
-    stack = make_stack(name, domain)
-    for view in views(stack, [DOMAIN_SAMPLES[domain].size], 2 * stack.config.random, generator()):
-        cosine = similarity(view.embedding)["cosine"]
-        assert np.allclose(np.diag(cosine), 1.0)
-        assert cosine.min() < 0.99  # not of all pairs
-
-
-@pytest.mark.parametrize("domain", SEQUENCES)
-def test_similarities_of_sinusoids_depend_on_differences_only(domain):
-    (view,) = views(make_stack("sinpos", domain), [40], 0, generator())
-    for matrix in similarity(view.embedding).values():
-        mean, low, high = similarity_by_distance(matrix, 39).T
-        assert np.allclose(low, high, atol=1e-3)
-        assert np.ptp(mean) > 0.1
-    (view,) = views(make_stack("abspos", domain), [40], 0, generator())
-    _, low, high = similarity_by_distance(similarity(view.embedding)["cosine"], 20).T
-    assert np.ptp(high - low) > 0.1
-
-
-def test_similarities_of_patches_depend_on_differences_in_rows_and_columns_only():
-    (view,) = views(make_stack("sinpos", "image"), [(5, 6)], 0, generator())
-    grid = similarity(view.embedding)["dot product"].reshape(5, 6, 5, 6)
-    assert np.allclose(grid[:4, :5, 1:, 1:], grid[1:, 1:, :4, :5].transpose(2, 3, 0, 1), atol=1e-3)
-    assert np.allclose(grid[0, 0, :3, :4], grid[2, 2, 2:, 2:], atol=1e-3)
 
 
 def test_stages_of_one_augmentation_are_those_computed_by_hand():

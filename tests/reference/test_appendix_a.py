@@ -28,11 +28,6 @@ def test_augmentation_shifts_before_it_scales() -> None:
     np.testing.assert_array_equal(positions, [[0.0, 1.0, 2.0], [NAN, 0.0, 1.0]])
 
 
-def test_nothing_drawn_leaves_positions_alone() -> None:
-    positions = np.array([[3.0, 5.0]])
-    np.testing.assert_array_equal(augment_positions_1d(positions), positions)
-
-
 def test_sinusoids_have_frequencies_one_hundredth_and_one_ten_thousandth() -> None:
     embedding = sinusoids_1d(np.array([[100.0, NAN]]), channels=4)
     expected = [0.540302, 0.841471, 0.999950, 0.0099998]  # cos 1, sin 1, cos 0.01, sin 0.01
@@ -60,15 +55,6 @@ def test_image_embedding_of_corner_and_centre() -> None:
     # a shift of the whole grid by one step moves the embedding by one row
     shifted = cape_2d(3, 3, 4, np.array([[1.0, 0.0]]), *still[1:])
     np.testing.assert_allclose(shifted[0, :2], embedding[0, 1:])
-
-
-def test_relative_attention_of_zero_queries_is_uniform() -> None:
-    query = np.zeros((1, 1, 1, 2))
-    key = value = np.arange(6.0).reshape(1, 1, 3, 2)
-    key_table = np.ones((3, 2))
-    output, weights = relative_attention(query, key, value, key_table)
-    np.testing.assert_allclose(weights, np.full((1, 1, 1, 3), 1 / 3))
-    np.testing.assert_allclose(output[0, 0, 0], [2, 3])
 
 
 def test_relative_attention_uses_distance_clip_zero_mask_and_offset() -> None:
