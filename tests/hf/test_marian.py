@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_models import CapeMarianMTModel
-from tests.support.hf import MARIAN, PAD, TEXT, make, sentences, targets
+from tests.support.hf import MARIAN, TEXT, make, sentences, targets
 
 NAMES = list(TEXT)
 
@@ -31,30 +30,6 @@ def test_padding_side_and_batch_mates_do_not_matter(name):
         del alone["attention_mask"]
         single = logits(model, alone, targets()[row : row + 1])
         torch.testing.assert_close(single[0], expected[row], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_left_padded_targets_equal_unpadded_ones(name):
-    """Decoder prompts of different lengths, padded on the left, with and without a cache."""
-    model, inputs = make("marian", name), sentences(lengths=(5, 5))
-    prompt = targets(2, 6)
-    prompt[0, 0] = prompt[1, 2] = model.config.decoder_start_token_id
-    prompt[1, :2] = PAD
-    mask = torch.ones_like(prompt)
-    mask[1, :2] = 0
-    both = logits(model, inputs, prompt, decoder_attention_mask=mask)
-    second = {key: value[1:] for key, value in inputs.items()}
-    alone = logits(model, second, prompt[1:, 2:])
-    torch.testing.assert_close(both[1:, 2:], alone, atol=1e-5, rtol=1e-5)
-    generated = model.generate(
-        **inputs, decoder_input_ids=prompt, decoder_attention_mask=mask, max_new_tokens=4,
-        num_beams=1, do_sample=False, eos_token_id=None, forced_eos_token_id=None,
-    )  # fmt: skip
-    short = model.generate(
-        **second, decoder_input_ids=prompt[1:, 2:], max_new_tokens=4,
-        num_beams=1, do_sample=False, eos_token_id=None, forced_eos_token_id=None,
-    )  # fmt: skip
-    assert torch.equal(generated[1, 2:], short[0])
 
 
 MODES = {
@@ -89,17 +64,6 @@ def test_generation_equals_teacher_forcing(name, mode, left):
         torch.testing.assert_close(chosen, scores, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_generation_in_training_mode_equals_evaluation_mode(name):
-    model, inputs = make("marian", name), sentences()
-    options = {"num_beams": 2, "max_new_tokens": 8, "do_sample": False}
-    options |= {"return_dict_in_generate": True, "output_scores": True}
-    expected = model.generate(**inputs, **options)
-    generated = model.train().generate(**inputs, **options)
-    assert torch.equal(generated.sequences, expected.sequences)
-    assert all(map(torch.equal, generated.scores, expected.scores))
-
-
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_encoder_outputs_can_be_reused(name, left):
@@ -121,16 +85,6 @@ def test_encoder_outputs_can_be_reused(name, left):
         generated = model.generate(**inputs, **options)
         again = model.generate(**mask, encoder_outputs=copy.deepcopy(encoded), **options)
         assert torch.equal(again, generated)
-
-
-@pytest.mark.parametrize("hint", [False, True])
-def test_encoder_outputs_need_no_mask(hint):
-    model, inputs = make("marian", "sinpos+bos" if hint else "sinpos"), sentences(lengths=(7, 7))
-    expected = model.generate(input_ids=inputs["input_ids"], max_new_tokens=8, num_beams=2)
-    with torch.no_grad():
-        encoded = model.get_encoder()(inputs["input_ids"])
-    again = model.generate(encoder_outputs=encoded, max_new_tokens=8, num_beams=2)
-    assert torch.equal(again, expected)
 
 
 def test_encoder_outputs_without_the_hint_are_refused():
@@ -193,18 +147,6 @@ def test_outputs_fit_the_tokens_of_the_caller(name, left):
     assert torch.equal(in_tuple[0], out.encoder_last_hidden_state)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_states_of_tokens_do_not_depend_on_the_padding_side(name):
-    """Callers can thus pool them by their own mask."""
-    model, right, left = make("marian", name), sentences(), sentences(left=True)
-    with torch.no_grad():
-        states, others = (model.get_encoder()(**inputs, output_hidden_states=True).hidden_states
-                          for inputs in (right, left))  # fmt: skip
-    for state, other in zip(states, others, strict=True):
-        tokens, same = state[right["attention_mask"].bool()], other[left["attention_mask"].bool()]
-        torch.testing.assert_close(tokens, same, atol=1e-5, rtol=1e-5)
-
-
 def test_the_selected_hidden_states_are_those_of_the_stock_model():
     """Indices count other states before transformers 5.23."""
     inputs = sentences()
@@ -253,12 +195,6 @@ def coordinates(model, **kwargs):
     return seen
 
 
-def test_alpha_scales_the_source_only():
-    source, target = coordinates(make("marian", "cape"))
-    torch.testing.assert_close(source[:, 0], torch.arange(10.0) * 1.1)
-    torch.testing.assert_close(target[:, 0], torch.arange(7.0))
-
-
 @pytest.mark.parametrize("synchronize", [True, False])
 def test_source_and_target_share_the_global_shift_only(synchronize):
     settings = {"type": "cape", "source_scale": 1, "synchronize": synchronize}
@@ -277,32 +213,6 @@ def test_mask_that_cannot_grow_is_refused():
     inputs["attention_mask"] = torch.ones(3, 1, 9, 9)
     with pytest.raises(ValueError, match=r"\(3, 1, 9, 9\).*source_bos"):
         logits(make("marian", "cape"), inputs)
-
-
-def test_vocabulary_can_be_resized(tmp_path):
-    model = make("marian", "cape")
-    expected = logits(model, sentences())
-    model.resize_token_embeddings(70)
-    torch.testing.assert_close(logits(model, sentences())[..., :60], expected)
-    assert model.lm_head.weight is model.model.shared.weight
-    model.save_pretrained(tmp_path)
-    again = CapeMarianMTModel.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(logits(again, sentences())[..., :60], expected)
-
-
-@pytest.mark.parametrize("share", [True, False])
-def test_embeddings_are_shared_as_in_stock(share):
-    sizes = {"share_encoder_decoder_embeddings": share, "decoder_vocab_size": 60 if share else 70}
-    model = MARIAN.build(TEXT["cape"], **sizes)
-    stock = MARIAN.build_stock(**sizes)
-    encoder, decoder = (
-        stack.embed_tokens.weight for stack in (model.model.encoder, model.model.decoder)
-    )
-    assert (encoder is decoder) == share
-    assert model.lm_head.weight is decoder
-    assert {n: p.shape for n, p in model.named_parameters()} == {
-        n: p.shape for n, p in stock.named_parameters() if "embed_positions" not in n
-    }
 
 
 @pytest.mark.parametrize("name", ["sinpos", "cape"])
