@@ -110,7 +110,15 @@ def test_weights_that_were_untied_stay_untied():
     assert torch.equal(evaluated(model, inputs), expected)
 
 
-@pytest.mark.parametrize(("family", "name"), [(f, n) for f in WITH_STOCK for n in OF_FAMILY[f]])
+SWITCHED = [
+    (family, name)
+    for family in WITH_STOCK
+    for name in VARIANTS[family]
+    if family in ("marian", "vit", "llama") or name == "cape"
+]
+
+
+@pytest.mark.parametrize(("family", "name"), SWITCHED)
 def test_stock_modules_and_parameters_are_the_same_objects(family, name):
     """With them stay hooks, optimizers, adapters, and parts that somebody holds."""
     row, settings = FAMILIES[family], OF_FAMILY[family]
