@@ -5,7 +5,7 @@ import pickle
 import re
 
 import pytest
-from transformers import AutoConfig, MarianConfig, ViTConfig
+from transformers import AutoConfig
 
 from cape_plugins import PositionConfig
 from hf_models import (
@@ -47,17 +47,6 @@ def test_defaults_are_written_out():
     )
     assert off.position_embedding["source_bos"] is False
     assert CapeViTConfig().position_config == PositionConfig("cape", "image", "encoder")
-
-
-@pytest.mark.parametrize(
-    ("ours", "stock"), [(CapeMarianConfig, MarianConfig), (CapeViTConfig, ViTConfig)]
-)
-def test_stock_configuration_becomes_ours(ours, stock, tmp_path):
-    stock().save_pretrained(tmp_path)
-    config = ours.from_pretrained(tmp_path, position_embedding={"type": "nopos"})
-    assert config.model_type == ours.model_type
-    assert config.to_dict()["model_type"] == ours.model_type
-    assert config.position_embedding == {"type": "nopos"}
 
 
 def test_single_options_of_a_stored_configuration_change(tmp_path):
@@ -146,11 +135,3 @@ def test_decoder_of_speech_to_text_has_its_own_settings(tmp_path):
     )
     assert again.position_config == config.position_config
     assert again.decoder_position_config.relative_context == 7
-
-
-def test_position_embedding_of_a_model_cannot_be_deleted():
-    """The model would be saved without it."""
-    config = FAMILIES["marian"].build({"type": "nopos"}).config
-    with pytest.raises(ValueError, match=r"^position_embedding cannot be deleted: a model was"):
-        del config.position_embedding
-    assert config.position_embedding == {"type": "nopos"}

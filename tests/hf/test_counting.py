@@ -70,17 +70,6 @@ def test_advice_on_raw_text_has_lengths_and_alpha_of_the_tokenizer(translator, c
     assert f"longest {max(map(len, tokenizer(lines)['input_ids']))} " in capsys.readouterr().out
 
 
-def test_ends_of_sentences_can_be_left_out(translator, capsys):
-    """Marian ends each line of a text with one, the empty line too."""
-    folder, source, target, alpha = translator
-    counted = [int(number) for number in alpha.split("/")]
-    lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in (target, source)]
-    expected = "/".join(str(n - by) for n, by in zip(counted, lines, strict=True))
-    words = ["alpha", "--text", str(source), str(target), "--tokenizer", str(folder)]
-    assert cape_plugins_main([*words, "--no-eos"]) == 0
-    assert f"--position-source-scale {expected}\n" in capsys.readouterr().out
-
-
 def test_convert_counts_alpha_from_two_texts(translator, tmp_path, capsys):
     folder, source, target, alpha = translator
     words = ["--position-embedding", "cape", "--position-source-scale", f"{source},{target}"]
@@ -101,15 +90,6 @@ def test_bad_alpha_names_the_flag(text, translator, tmp_path, capsys):
     assert (
         "gone.en is not a file" if "gone" in text else f"--position-source-scale {text}"
     ) in error
-
-
-def test_help_of_convert_offers_what_it_takes(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    flag = shown.partition("--position-source-scale X")[2].partition("--position-source-bos")[0]
-    assert "auto" not in flag
-    assert "SOURCE.txt,TARGET.txt" in flag
 
 
 @pytest.mark.parametrize(

@@ -117,17 +117,6 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
     assert [view.state for view in drawn] == [f"layer {layer}, {table}" for layer in (0, 1)]
 
 
-def test_shifts_are_in_the_unit_of_the_encoder(tmp_path):
-    """Speech2Text counts steps: 30 s of shift are 750 steps of 40 ms."""
-    model = make("speech_to_text", "cape")
-    model.save_pretrained(tmp_path)
-    stack = read_stack(tmp_path)
-    (seam,) = [m for m in model.model.encoder.modules() if isinstance(m, PositionEncoder)]
-    assert stack.encoder.config == seam.config == model.config.position_config
-    assert stack.encoder.unit == seam.unit
-    assert stack.config.max_global_shift == 30.0
-
-
 @pytest.mark.parametrize(("family", "name"), [("vit", "abspos"), ("marian", "sinpos")])
 def test_stock_models_are_read_as_the_type_they_are(family, name, tmp_path):
     """Gives, without position settings, the type that the stock model is."""

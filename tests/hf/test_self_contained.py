@@ -6,9 +6,6 @@ import pytest
 import sentencepiece
 import torch
 from transformers import (
-    Speech2TextFeatureExtractor,
-    Speech2TextProcessor,
-    Speech2TextTokenizer,
     Wav2Vec2CTCTokenizer,
     Wav2Vec2Processor,
 )
@@ -116,44 +113,4 @@ def test_recogniser_with_its_own_code_computes_the_same(subwords, run_cli, tmp_p
     ).stdout  # fmt: skip
     assert "transformers_modules" in output
     assert type(tokenizer).__name__ in output
-    assert "text:" in output
-
-
-SEQ2SEQ_RECOGNISER = """
-import numpy
-from transformers import pipeline
-
-recogniser = pipeline(
-    "automatic-speech-recognition", model=sys.argv[1], trust_remote_code=True, device="cpu"
-)
-print("type:", recogniser.type)
-print("text:", recogniser(numpy.tile([0.1, -0.1], 8000), generate_kwargs={"max_length": 5})["text"])
-"""
-
-
-@pytest.mark.slow
-def test_recogniser_with_decoder_and_its_own_code_computes_the_same(run_cli, tmp_path):
-    folder = tmp_path / "recogniser"
-    folder.mkdir()
-    (tmp_path / "text").write_text("one two three four five\n" * 10)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm"), vocab_size=30,
-        hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
-    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "▁one": 4, "▁two": 5}
-    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
-    tokenizer = Speech2TextTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "spm.model"))
-    extractor = Speech2TextFeatureExtractor(feature_size=8, num_mel_bins=8)
-    row = FAMILIES["speech_to_text"]
-    sizes = {**row.sizes, "vocab_size": len(vocabulary), "max_source_positions": 200}
-    model = row.model(row.config(**sizes, position_embedding={"type": "sinpos"}))
-    model.save_pretrained(folder)
-    Speech2TextProcessor(extractor, tokenizer).save_pretrained(folder)
-    make_self_contained(folder)
-    script = tmp_path / "load.py"
-    hide = "import sys\nsys.modules['hf_models'] = sys.modules['cape_plugins'] = None\n"
-    script.write_text(hide + SEQ2SEQ_RECOGNISER)
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    output = run_cli("python", script, folder, cwd=tmp_path, env=environment).stdout
-    assert "type: seq2seq\n" in output
     assert "text:" in output

@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 
-import hf_models
 from tests.support.hf import FAMILIES, IMAGE, VIT, answer, make
 
 NAMES = list(IMAGE)
@@ -53,28 +52,6 @@ def test_a_coarse_grid_is_warned_of_when_the_model_is_built_and_not_later(name):
         logits(model.eval(), 16, 24)
         assert [warning for warning in seen if "alias" in str(warning.message)] == built
     assert len(built) == sinusoid
-
-
-@pytest.mark.parametrize("patch_size", [8, 2])
-def test_a_stock_model_that_is_switched_warns_of_its_grid(patch_size):
-    stock = VIT.build_stock(patch_size=patch_size)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        hf_models.switch(stock, {"type": "cape"})
-    assert len([w for w in seen if COARSE in str(w.message)]) == (patch_size == 8)
-
-
-def test_class_token_has_no_place_in_the_image():
-    model = make("vit", "cape")
-    embeddings = model.vit.embeddings
-    out = embeddings(torch.zeros(1, 3, 32, 32))
-    assert torch.equal(out[0, 0], embeddings.cls_token[0, 0])
-
-
-def test_gamma_scales_the_grid():
-    plain, half = make("vit", "sinpos"), make("vit", "sinpos+gamma")
-    half.load_state_dict(plain.state_dict())
-    assert not torch.allclose(logits(plain, 32, 32)[0], logits(half, 32, 32)[0])
 
 
 def test_features_have_the_stock_shapes_and_patches_can_be_masked():
