@@ -1,6 +1,6 @@
 """Samples that training leaves where they are, in models of transformers: every stack leaves its
-share, encoder and decoder the same samples; nothing at probability 0; stored with the model; ranks
-differ and resume bit for bit. One process resumes in test_hosts.py."""
+share, encoder and decoder the same samples; nothing at probability 0; stored with the model. Ranks
+differ and resume bit for bit in test_hosts.py."""
 
 import json
 import math

@@ -63,29 +63,16 @@ def test_single_options_of_a_stored_configuration_change(tmp_path):
 
 
 BAD = [
-    (CapeMarianConfig, {"type": "cape", "source_scale": 0}, ("source_scale=0", "> 0")),
-    (CapeMarianConfig, {"type": "cape", "source_scale": -1}, ("source_scale=-1", "> 0")),
     (CapeMarianConfig, {"type": "cape", "source_scale": "nan"}, ("source_scale='nan'", "> 0")),
     (CapeMarianConfig, {"type": "rope"}, ("position_embedding='rope'", "cape")),
     (CapeMarianConfig, {"type": "sinpos", "max_shift": 1}, ("max_shift", "max_global_shift")),
     (CapeMarianConfig, {"type": "sinpos", "max_global_shift": 1}, ("max_global_shift", "cape")),
     (CapeMarianConfig, {"type": "shape", "max_offset": -1}, ("max_offset=-1", ">= 0")),
-    (CapeMarianConfig, {"type": "shape", "max_offset": 1.5}, ("max_offset=1.5", ">= 0")),
-    (CapeMarianConfig, {"type": "relpos", "relative_context": 0}, ("relative_context=0", ">= 1")),
-    (
-        CapeMarianConfig,
-        {"type": "cape", "source_scale": 1, "mean_normalize": True},
-        ("mean_normalize=True", "allowed: false"),
-    ),
     (CapeMarianConfig, "cape", ("position_embedding='cape'", "dict")),
-    (CapeMarianConfig, ["cape"], ("['cape']", "dict")),
     (CapeViTConfig, {"type": "cape", "max_local_shift": 0.6}, ("max_local_shift=0.6", "0 to 0.5")),
-    (CapeViTConfig, {"type": "cape", "max_global_scale": 0.5}, ("max_global_scale=0.5", ">= 1")),
     (CapeViTConfig, {"type": "cape", "gamma": 0}, ("gamma=0", "factor")),
     (CapeViTConfig, {"type": "cape", "source_scale": 2}, ("source_scale='2'", "encoder")),
-    (CapeViTConfig, {"type": "cape", "source_bos": True}, ("source_bos=True", "encoder")),
     (CapeSpeechConfig, {"type": "cape", "gamma": 2}, ("gamma=2", "Leave it out")),
-    (CapeSpeechConfig, {"type": "cape", "max_global_shift": -1}, ("max_global_shift=-1", ">= 0")),
     (CapeSpeech2TextConfig, {"type": "cape", "synchronize": True}, ("synchronize=True", "encoder")),
     (CapeViTConfig, {"type": None}, ("position_embedding=None", "cape")),
 ]
@@ -109,11 +96,9 @@ def test_bad_settings_are_refused_at_construction_and_assignment(config, setting
 
 BAD_SIZES = [
     ({"hop_seconds": 0}, "hop_seconds=0"),
-    ({"hop_seconds": -0.01}, "hop_seconds=-0.01"),
     ({"window_seconds": 0.0}, "window_seconds=0.0"),
     ({"num_mel_bins": 0}, "num_mel_bins=0"),
     ({"conv_kernel_size": 4}, "conv_kernel_size=4"),
-    ({"conv_stride": 0}, "conv_stride=0"),
     ({"layer_norm": "none"}, "layer_norm='none'"),
     ({"ctc_loss_reduction": "max"}, "ctc_loss_reduction='max'"),
 ]

@@ -6,7 +6,7 @@ from importlib.metadata import version
 import pytest
 
 from tests.hf_common import run
-from tests.support.hf import FAMILIES, OF_FAMILY, left_out
+from tests.support.hf import FAMILIES, left_out
 
 COMMON = """
 import torch
@@ -20,13 +20,13 @@ def ids_tensor(shape, size):
 class ModelTesterMixin:
     def test_sizes(self):
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
-        assert config.position_config.type == "{type}"
+        assert config.position_config.type == "cape"
 
     def test_accelerator(self):
         self.skipTest("test requires accelerator")
 
     def test_training(self):
-        assert "ViT" not in type(self).__name__
+        assert "Vit" not in type(self).__name__
 
     def check_training_gradient_checkpointing(self):
         pass
@@ -38,53 +38,34 @@ class GenerationTesterMixin:
 """
 
 
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
+def make_repository(folder):
     """Makes a repository that has the tests of the installed version."""
-    monkeypatch.setattr(run, "BUILD", tmp_path / "build")
-
-    def make(position_embedding, generation):
-        tests = tmp_path / "repository" / "tests"
-        tests.mkdir(parents=True)
-        (tests / "test_modeling_common.py").write_text(COMMON.format(type=position_embedding))
-        if generation:
-            (tests / "generation").mkdir()
-            (tests / "generation" / "test_utils.py").write_text(GENERATION)
-        git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", tests.parent]
-        for command in (
-            "init -q",
-            "add .",
-            "commit -q -m tests",
-            f"tag v{version('transformers')}",
-        ):
-            subprocess.run([*git, *command.split()], check=True)
-        return tests.parent.as_uri()
-
-    return make
+    tests = folder / "tests"
+    (tests / "generation").mkdir(parents=True)
+    (tests / "test_modeling_common.py").write_text(COMMON)
+    (tests / "generation" / "test_utils.py").write_text(GENERATION)
+    tag = f"tag v{version('transformers')}"
+    for command in ("init -q", "add .", "commit -q -m tests", tag):
+        git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", folder]
+        subprocess.run([*git, *command.split()], check=True)
+    return folder.as_uri()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "generation"), [("cape", False), ("relpos", True)])
-def test_last_line_says_what_was_run_and_left_out(name, generation, repository, monkeypatch, capfd):
-    arguments = ["--source", repository(name, generation), "--position-embedding", name]
-    monkeypatch.setattr("sys.argv", ["run", *arguments])
+def test_last_line_says_what_was_run_and_left_out(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(run, "BUILD", tmp_path / "build")
+    source = make_repository(tmp_path / "repository")
+    monkeypatch.setattr("sys.argv", ["run", "--source", source, "--position-embedding", "cape"])
     assert run.main() == 1
     line = capfd.readouterr().out.strip().splitlines()[-1]
-    ran = "modelling, generation" if generation else "modelling"
-    assert f"position embedding {name}: ran the common tests of {ran}: " in line
-    families = [
-        row
-        for family, row in FAMILIES.items()
-        if name in OF_FAMILY[family] and not left_out(family, "common")
-    ]
-    if name in OF_FAMILY["speech_to_text"]:  # Whisper, which is not in the table
-        families.append(FAMILIES["speech_to_text"])
-    generating = sum(row.model.can_generate() for row in families) if generation else 0
-    passed = 2 * len(families) - 1 + generating  # sizes and, but for ViT, training
+    assert "position embedding cape: ran the common tests of modelling, generation: " in line
+    families = [row for name, row in FAMILIES.items() if not left_out(name, "common")]
+    families.append(FAMILIES["speech_to_text"])  # Whisper, which is not in the table
+    passed = 2 * len(families) - 1  # sizes and, but for ViT, training
+    passed += sum(row.model.can_generate() for row in families)
     assert f" {passed} passed, 1 failed, {len(families)} skipped by themselves" in line
-    assert ("gradients at states and attentions" in line) == (name == "cape")
-    lacking = "exporters" if generation else "generation and exporters"
-    assert f"all tests of {lacking}, which" in line
+    assert "gradients at states and attentions" in line
+    assert "all tests of exporters, which" in line
 
 
 def test_source_distribution_where_the_repository_is_out_of_reach(tmp_path, monkeypatch, capsys):

@@ -124,20 +124,6 @@ def test_exported_program_is_saved_and_loaded_for_all_shapes(family, name, tmp_p
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "name"), [("vit", "cape")])
-def test_exporter_of_transformers_saves_and_loads(family, name, tmp_path):
-    exporters = pytest.importorskip("transformers.exporters")
-    if not hasattr(exporters, "ExportedModel"):
-        pytest.skip("this transformers does not load what it has exported")
-    model, inputs, other, expected = to_export(family, name)
-    settings = exporters.DynamoConfig(dynamic=True)
-    exporters.DynamoExporter().export(model, inputs, settings).save_pretrained(tmp_path)
-    loaded = exporters.ExportedModel.from_pretrained(tmp_path)
-    assert type(loaded.config) is type(model.config)
-    torch.testing.assert_close(loaded(**other).logits, expected, atol=1e-5, rtol=1e-4)
-
-
 class Samples(Dataset):
     """The samples of a batch, over and over."""
 
@@ -173,18 +159,6 @@ def test_trainer_resumes_bit_for_bit(family, tmp_path):
     for name, value in whole.items():
         assert torch.equal(resumed[name], value), name
     assert len({entry["loss"] for entry in history if "loss" in entry}) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["marian"])
-def test_loss_does_not_depend_on_accumulation(family, tmp_path):
-    """The Trainer multiplies the loss of models that do not count the items of a batch."""
-    losses = []
-    for steps in (1, 4):
-        folder = tmp_path / str(steps)
-        _, history = train(family, folder, gradient_accumulation_steps=steps)
-        losses.append(next(entry["loss"] for entry in history if "loss" in entry))
-    assert losses[1] == pytest.approx(losses[0], rel=0.2)
 
 
 def on_two_ranks(run_cli, folder, source, *arguments, **options):

@@ -111,6 +111,14 @@ def test_loaded_speech_to_text_differs_from_stock_by_its_attention_alone(tmp_pat
         assert (answer(ours(**inputs)) - expected).abs().max().item() <= largest
 
 
+@torch.no_grad()
+def test_stock_table_begins_anew_after_its_last_row():
+    model = FAMILIES["bert"].build({"type": "abspos"}, max_position_embeddings=12)
+    rows = model.bert.embeddings(torch.full((1, 15), 7))
+    assert torch.equal(rows[:, 12:], rows[:, :3])
+    assert not torch.equal(rows[:, 1:4], rows[:, :3])
+
+
 @pytest.mark.parametrize(("family", "name"), ALL)
 def test_training_draws_and_evaluation_does_not(family, name):
     model, inputs = make(family, name), batch(family)

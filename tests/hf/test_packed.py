@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM
 
 import hf_models
 from cape_plugins.settings.registry import ROTARY_TYPES
@@ -10,7 +10,6 @@ from hf_models.seams.rotary import number_texts
 from tests.support.hf import FAMILIES, VARIANTS, batch, families_of
 
 LENGTHS = (5, 3, 4)
-CAUSAL = [name for name, row in FAMILIES.items() if row.auto is AutoModelForCausalLM]
 BIDIRECTIONAL = [name for name, row in FAMILIES.items() if row.auto is AutoModelForMaskedLM]
 SAMPLED = [name for name, row in ROTARY_TYPES.items() if row.sampling]
 SETTINGS = [
@@ -135,16 +134,6 @@ def test_packed_texts_do_not_see_each_other(settings, training):
     assert torch.equal(first[0, LENGTHS[0] :], second[0, LENGTHS[0] :])
 
 
-@pytest.mark.parametrize("family", CAUSAL)
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
-def test_packed_texts_are_evaluated_as_unpacked_ones(settings, family):
-    model, (ids, positions) = model_of(settings, family), packed()
-    together = logits(model, input_ids=ids, position_ids=positions)[0].split(LENGTHS)
-    for text, expected in zip(by_text(ids[0]), together, strict=True):
-        alone = logits(model, input_ids=text[None])[0]
-        torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
-
-
 EACH = [(family, name) for family in BIDIRECTIONAL for name in VARIANTS[family]]
 
 
@@ -178,14 +167,6 @@ def test_one_text_with_positions_is_evaluated_as_the_stock_model_does(family):
         expected = stock(ids, position_ids=positions).logits
         own = hf_models.switch(stock, {"type": row.stock_type})
         assert torch.equal(own(ids, position_ids=positions).logits, expected)
-
-
-@pytest.mark.parametrize("family", BIDIRECTIONAL)
-def test_attention_without_masks_is_refused_for_packed_texts(family):
-    model, (ids, positions) = FAMILIES[family].build({"type": "nopos"}), packed()
-    model.config._attn_implementation = "flash_attention_2"  # needs a GPU to be chosen
-    with pytest.raises(ValueError, match=r"flash_attention_2.*position_ids.*sdpa"):
-        model(ids, position_ids=positions)
 
 
 @pytest.mark.parametrize("family", families_of("seq2seq"))

@@ -12,8 +12,6 @@ from tests.support.hf import (
     PAD,
     answer,
     batch,
-    loss,
-    make,
     sentences,
     targets,
 )
@@ -102,14 +100,3 @@ def test_evaluation_draws_where_that_is_asked_for(family, name):
 def test_evaluation_draws_nothing_for_text_that_grows(family):
     with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step"):
         FAMILIES[family].config(position_embedding={"type": "rfs", "random_evaluation": True})
-
-
-def test_a_learned_table_begins_as_the_others_and_is_trained_where_positions_are():
-    model = make("marian", "rfs+table").train()
-    loss(model(**batch("marian"))).backward()
-    for stack in (model.model.encoder, model.model.decoder):
-        table = stack.positions.encoding.weight
-        assert table.shape == (2048, 32)
-        assert table.std().item() == pytest.approx(0.2, abs=0.01)  # init_std of the configuration
-        used = table.grad.abs().sum(1).gt(0).sum()
-        assert 10 < used < 60

@@ -68,29 +68,6 @@ def test_every_call_builds_the_model_of_this_package_from_a_stock_configuration(
     assert calls[2]().dtype == torch.bfloat16
 
 
-def test_position_embedding_of_both_sides_reaches_the_decoder(folders):
-    sides = {"position_embedding": {"type": "cape"}}
-    sides["decoder_position_embedding"] = {"type": "relpos", "relative_context": 3}
-    row = FAMILIES["speech_to_text"]
-    stock = row.stock_config.from_pretrained(folders / "speech_to_text")
-    model = row.auto.from_config(stock, **sides)
-    assert model.config.decoder_position_config.relative_context == 3
-    alone = {"decoder_position_embedding": sides["decoder_position_embedding"]}
-    model = row.stock_model.from_pretrained(folders / "speech_to_text", **alone)
-    assert model.config.decoder_position_config.relative_context == 3
-
-
-def test_settings_are_given_once(folders):
-    row, settings = FAMILIES["vit"], {"type": "nopos"}
-    own = row.config(**row.sizes)
-    for call in (
-        lambda: row.auto.from_config(own, position_embedding=settings),
-        lambda: row.auto.from_pretrained(folders / "vit", config=own, position_embedding=settings),
-    ):
-        with pytest.raises(ValueError, match="config and position_embedding are both given"):
-            call()
-
-
 def test_configuration_may_be_a_dict_as_for_auto_classes(folders):
     row, settings = FAMILIES["marian"], {"type": "nopos"}
     stored = row.stock_config.from_pretrained(folders / "marian").to_dict()

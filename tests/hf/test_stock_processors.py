@@ -104,31 +104,3 @@ def test_folder_of_a_loaded_model_loads_what_the_stock_one_does(stock, tmp_path)
     model = FAMILIES[family].model.from_pretrained(source, position_embedding=settings)
     model.save_pretrained(tmp_path / "cape")
     assert_loads_alike(tmp_path / "cape", stock)
-
-
-LOADER = """
-import sys
-sys.modules["hf_models"] = sys.modules["cape_plugins"] = None
-import transformers
-for line in sys.argv[1:]:
-    folder, auto = line.split(":")
-    load = getattr(transformers, auto).from_pretrained
-    print("loaded", type(load(folder, trust_remote_code=True)).__name__)
-"""
-
-
-@pytest.mark.slow
-def test_folder_with_its_own_code_loads_what_the_stock_one_does(run_cli, tmp_path):
-    lines, expected = [], []
-    for name, (family, auto, add_files) in FILES.items():
-        source, target = tmp_path / name, tmp_path / f"{name}-cape"
-        FAMILIES[family].build_stock().save_pretrained(source)
-        add_files(source)
-        flags = ["--position-embedding", FAMILIES[family].stock_type, "--self-contained"]
-        assert main([str(source), str(target), *flags]) == 0
-        lines.append(f"{target}:{auto.__name__}")
-        expected.append(f"loaded {type(auto.from_pretrained(source)).__name__}")
-    (tmp_path / "load.py").write_text(LOADER)
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    output = run_cli("python", tmp_path / "load.py", *lines, cwd=tmp_path, env=environment).stdout
-    assert [line for line in output.splitlines() if line.startswith("loaded")] == expected

@@ -10,7 +10,6 @@ from packaging.version import Version
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 import hf_models
-from tests.support import whisper
 from tests.support.hf import (
     ALPHA,
     FAMILIES,
@@ -42,16 +41,6 @@ def test_second_switch_gives_what_one_switch_does(family):
         again.config.position_embedding = {"type": "nopos"}
 
 
-def test_whisper_keeps_its_decoder_table_and_further_fields():
-    model = whisper.switched("cape", natural_length=True, hop_seconds=0.02)
-    table = model.model.decoder.embed_positions.weight.clone()
-    hf_models.switch(model, {"type": "nopos"})
-    assert torch.equal(model.model.decoder.embed_positions.weight, table)
-    assert (model.config.natural_length, model.config.hop_seconds) == (True, 0.02)
-    hf_models.switch(model, {"type": "nopos"}, hop_seconds=0.01)
-    assert model.config.hop_seconds == 0.01
-
-
 @pytest.mark.parametrize("name", ["abspos", "relpos"])
 def test_learned_positions_that_stay_are_kept(name):
     """Of types that the stock model does not have."""
@@ -62,20 +51,6 @@ def test_learned_positions_that_stay_are_kept(name):
     assert model.config.position_config.relative_beyond == "zero"
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[n]) for n, value in model.state_dict().items())
-
-
-def test_mode_precision_attention_and_frozen_parameters_stay():
-    model = FAMILIES["vit"].build_stock(attn_implementation="eager").bfloat16()
-    hf_models.switch(model, {"type": "abspos"}).train()
-    for parameter in model.vit.parameters():
-        parameter.requires_grad_(False)
-    hf_models.switch(model, {"type": "cape"})
-    assert model.training
-    assert model.vit.embeddings.training
-    assert model.dtype == torch.bfloat16
-    assert model.config._attn_implementation == "eager"
-    learning = {name for name, value in model.named_parameters() if value.requires_grad}
-    assert learning == {"classifier.weight", "classifier.bias"}
 
 
 def test_refused_second_switch_leaves_the_model_as_it_was():
@@ -89,15 +64,6 @@ def test_refused_second_switch_leaves_the_model_as_it_was():
             hf_models.switch(model, settings)
     assert model.config.position_embedding["type"] == "cape"
     assert torch.equal(evaluated(model, inputs), expected)
-
-
-def test_model_without_a_stock_one_is_told_how_its_type_changes(tmp_path):
-    model = FAMILIES["speech_ctc"].build({"type": "cape"})
-    with pytest.raises(ValueError, match=r"^model is a CapeSpeechForCTC.*from_pretrained\(FOLDER"):
-        hf_models.switch(model, {"type": "nopos"})
-    model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path, position_embedding={"type": "nopos"})
-    assert again.config.position_embedding == {"type": "nopos"}
 
 
 def test_weights_that_were_untied_stay_untied():

@@ -16,7 +16,7 @@ def logits(model, *size, rows=2):
         return model(images).logits, images
 
 
-@pytest.mark.parametrize("size", [(32, 32), (8, 8), (8, 64), (37, 50), (72, 24)])
+@pytest.mark.parametrize("size", [(8, 8), (37, 50)])
 @pytest.mark.parametrize("name", NAMES)
 def test_images_of_any_size_need_no_flag(name, size):
     model = make("vit", name)
@@ -27,7 +27,7 @@ def test_images_of_any_size_need_no_flag(name, size):
         torch.testing.assert_close(alone[0], both[row], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(32, 32), (40, 40), (24, 56)])
+@pytest.mark.parametrize("size", [(32, 32), (24, 56)])
 def test_learned_table_is_resized_as_in_stock(size):
     stock = VIT.build_stock(seed=1)
     ours = VIT.build({"type": "abspos"}, seed=2)

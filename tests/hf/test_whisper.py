@@ -156,6 +156,16 @@ def test_time_counts_not_frames():
     torch.testing.assert_close(apart, model(WHOLE, labels=LABELS).logits)
 
 
+def test_relative_embeddings_of_zero_add_nothing():
+    """Stock attention scales its queries before it calls a function of attention."""
+    relative, absent = switched("relpos", "relpos"), switched("nopos", "nopos")
+    for name, table in relative.named_parameters():
+        if ".relative." in name:
+            table.data.zero_()
+    outputs = [model(WHOLE, labels=LABELS).logits for model in (relative, absent)]
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("settings", ["cape", "relpos"])
 def test_checkpointing_repeats_masks_and_draws(settings):
     model = switched(settings, settings).train()
