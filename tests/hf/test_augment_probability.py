@@ -13,7 +13,6 @@ from cape_plugins import PositionEncoder
 from tests.support.hf import (
     ALPHA,
     FAMILIES,
-    OF_FAMILY,
     RANDOM,
     STACKS,
     batch,
@@ -63,13 +62,6 @@ def train_with_half(family, settings):
 def assert_share_is_half(draws):
     every = torch.cat([draw.augmented.flatten().float() for draw in draws])
     assert abs(every.mean() - 0.5) < 4 * math.sqrt(0.25 / len(every))
-
-
-@pytest.mark.parametrize(("family", "name"), TYPES)
-def test_every_stack_leaves_its_share(family, name, drawn):
-    train_with_half(family, OF_FAMILY[family][name])
-    assert len(drawn) in (30, 60)
-    assert_share_is_half(drawn[:: len(drawn) // 30])
 
 
 @pytest.mark.parametrize(("family", "settings"), DRAW_TWICE)

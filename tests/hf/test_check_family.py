@@ -17,7 +17,7 @@ from hf_models.seams import attention as relative
 from hf_models.seams import text
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.rotary import RotaryModel
-from hf_models.seams.text import SourceStack, TokenEmbeddings, TokenModel, TranslationModel
+from hf_models.seams.text import TokenEmbeddings, TokenModel, TranslationModel
 from hf_models.switching import install as switching
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import PARTS, FamilyClasses, LearnedTable
@@ -125,10 +125,6 @@ def test_the_same_family_with_its_two_rows_passes(registry):
 # ---- adapters that are broken in one way ---------------------------------------------------------
 
 
-def without_past(monkeypatch):
-    monkeypatch.setattr(text, "cached_tokens", lambda *_: 0)
-
-
 def without_mask(monkeypatch):
     def valid_tokens(self, mask, ids, content, length):
         return content.new_ones((content.shape[0], length), dtype=torch.bool)
@@ -183,7 +179,6 @@ CACHED = [
 @pytest.mark.parametrize(
     ("breaks", "stock", "wrong"),
     [
-        (without_past, "MarianMTModel", CACHED),
         (without_mask, "MarianMTModel", ["padding on the left", "cape: padding on the left"]),
         (with_another_row, "BertForMaskedLM", ["logits"]),
         (without_query_offset, "MarianMTModel", [f"relpos: {name}" for name in CACHED]),
@@ -241,15 +236,6 @@ def with_rows_for_columns(monkeypatch):
     monkeypatch.setattr(PatchEmbeddings, "interpolate_pos_encoding", wrong)
 
 
-def with_scaled_embeddings(monkeypatch):
-    def scale(inputs):
-        if inputs.get("inputs_embeds") is not None and inputs.get("input_ids") is None:
-            inputs["inputs_embeds"] = 2 * inputs["inputs_embeds"]
-
-    for part in (TokenEmbeddings, SourceStack):
-        with_changed_inputs(monkeypatch, part, scale)
-
-
 def without_static_past(monkeypatch):
     count = text.cached_tokens
 
@@ -289,7 +275,6 @@ STATIC = "greedy generation with a static cache"
         (without_position_ids, "BertForMaskedLM", "positions of the caller"),
         (without_position_ids, "LlamaForCausalLM", "positions of the caller"),
         (with_rows_for_columns, "ViTForImageClassification", "image of another shape"),
-        (with_scaled_embeddings, "BertForMaskedLM", "embeddings of the caller"),
         (without_static_past, "MarianMTModel", STATIC),
         (without_mask_of_encoded_sources, "MarianMTModel", "generation from a batch padded"),
         (with_another_loss, "BertForMaskedLM", "loss"),

@@ -150,21 +150,6 @@ def test_only_one_file_knows_what_the_cache_is_called():
     assert named == [Path(host.__file__).name]
 
 
-def test_layers_are_dropped_with_the_random_numbers_of_stock(monkeypatch):
-    encoder = torch.nn.Module()
-    encoder.layerdrop = 0.0
-    for always, draws in ((True, 1), (False, 0)):
-        monkeypatch.setattr(host, "ALWAYS_DRAWS", always)
-        torch.manual_seed(0)
-        expected = torch.rand(3)[draws]
-        torch.manual_seed(0)
-        assert not host.drops_layer(encoder)
-        assert torch.rand(1) == expected
-    encoder.layerdrop = 1.0
-    assert host.drops_layer(encoder)
-    assert not host.drops_layer(encoder.eval())
-
-
 # ---- tested releases -----------------------------------------------------------------------------
 
 

@@ -185,12 +185,6 @@ def test_trained_table_that_a_new_one_replaces_is_reported(
     assert set(report["unexpected_keys"]) == reported
 
 
-def test_width_that_is_no_field_is_refused(stock):
-    FAMILY_ROWS["tiny"] = Family("tiny", {"encoder": Side("text", "encoder", dim="hidden")})
-    with pytest.raises(ValueError, match=r"dim='hidden'.*'cape_tiny'.*CapeTinyConfig.*d_model"):
-        hf_models.switch(stock, {"type": "cape"})
-
-
 @pytest.mark.parametrize(
     ("bases", "reason"),
     [

@@ -9,7 +9,6 @@ from torch import nn
 from cape_plugins import PositionEncoder
 from cape_plugins.checkpoints.stack import read_stack
 from cape_plugins.cli import main
-from cape_plugins.pictures import command
 from cape_plugins.pictures.views import relative_views
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.switching.install import LearnedTable
@@ -79,7 +78,7 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
 
 @pytest.mark.parametrize("family", [name for name in STACKS if "relpos" in VARIANTS[name]])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
-def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, monkeypatch, figures):
+def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path):
     """Ordered by layer, the heads of one side by side."""
     settings = {"type": "relpos", "relative_context": 3, "relative_heads": heads}
     model = FAMILIES[family].build({**settings, "relative_values": True})
@@ -103,18 +102,6 @@ def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path, mo
         for row, expected in zip(view.embedding, table.detach().unbind(1), strict=True):
             assert row.tolist() == expected.flatten().tolist()
     assert stack.dim == views[0].embedding.shape[1]
-
-    # similarities are those of one kind, layer by layer
-    drawn, draw = [], command.similarities_figure
-    monkeypatch.setattr(
-        command,
-        "similarities_figure",
-        lambda stack, shown, patch: drawn.extend(shown) or draw(stack, shown, patch),
-    )
-    words = ["--model", str(tmp_path), "--output", str(tmp_path / "x.png")]
-    main(["plot", "similarity", *words])
-    table = "columns, keys" if family == "vit" else "keys"
-    assert [view.state for view in drawn] == [f"layer {layer}, {table}" for layer in (0, 1)]
 
 
 @pytest.mark.parametrize(("family", "name"), [("vit", "abspos"), ("marian", "sinpos")])

@@ -94,9 +94,3 @@ def test_evaluation_draws_where_that_is_asked_for(family, name):
         for model in (counted, drawn):
             first, second = (answer(model(**batch(family))) for _ in range(2))
             assert torch.equal(first, second) == (model is counted)
-
-
-@pytest.mark.parametrize("family", ["marian", "llama", "qwen2"])
-def test_evaluation_draws_nothing_for_text_that_grows(family):
-    with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step"):
-        FAMILIES[family].config(position_embedding={"type": "rfs", "random_evaluation": True})

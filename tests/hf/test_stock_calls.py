@@ -68,21 +68,6 @@ def test_every_call_builds_the_model_of_this_package_from_a_stock_configuration(
     assert calls[2]().dtype == torch.bfloat16
 
 
-def test_configuration_may_be_a_dict_as_for_auto_classes(folders):
-    row, settings = FAMILIES["marian"], {"type": "nopos"}
-    stored = row.stock_config.from_pretrained(folders / "marian").to_dict()
-    for loader in (row.stock_model, row.model, row.auto):
-        model = loader.from_pretrained(
-            folders / "marian", config=stored, position_embedding=settings
-        )
-        assert type(model) is row.model
-        assert model.config.position_embedding == settings
-    model = row.model.from_pretrained(
-        folders / "marian", config={**stored, "position_embedding": settings}
-    )
-    assert model.config.position_embedding == settings
-
-
 @pytest.mark.parametrize("family", ["marian", "bert", "llama"])
 def test_constructors_name_the_call_that_takes_a_position_embedding(family):
     row = FAMILIES[family]

@@ -2,16 +2,15 @@
 transformers chooses it by the configuration, and for ours as for the stock one."""
 
 import json
-import shutil
 
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import BPE
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from hf_models.convert import main
-from tests.support.hf import FAMILIES, OF_FAMILY
+from tests.support.hf import FAMILIES
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two")
 
@@ -39,11 +38,6 @@ def words(folder):
     (folder / "vocab.txt").write_text("\n".join(WORDS))
 
 
-def words_and_rules(folder):
-    vocabulary = {word: row for row, word in enumerate(WORDS)}
-    Tokenizer(WordLevel(vocabulary, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
-
-
 def misnamed(folder):
     """A class that transformers knows to be wrong for models of this type."""
     Tokenizer(BPE({"o": 0, "n": 1}, [])).save(str(folder / "tokenizer.json"))
@@ -61,7 +55,6 @@ def frames(folder):
 FILES = {
     "opus": ("marian", AutoTokenizer, opus),
     "vocabulary": ("bert", AutoTokenizer, words),
-    "rules": ("bert", AutoTokenizer, words_and_rules),
     "misnamed": ("qwen2", AutoTokenizer, misnamed),
     "images": ("vit", AutoImageProcessor, images),
     "frames": ("speech_to_text", AutoFeatureExtractor, frames),
@@ -94,13 +87,4 @@ def test_converted_folder_loads_what_the_stock_one_does(stock, tmp_path):
     source, family, _ = stock
     flags = ["--position-embedding", FAMILIES[family].stock_type]
     assert main([str(source), str(tmp_path / "cape"), *flags]) == 0
-    assert_loads_alike(tmp_path / "cape", stock)
-
-
-def test_folder_of_a_loaded_model_loads_what_the_stock_one_does(stock, tmp_path):
-    source, family, _ = stock
-    shutil.copytree(source, tmp_path / "cape")
-    settings = OF_FAMILY[family]["cape"]
-    model = FAMILIES[family].model.from_pretrained(source, position_embedding=settings)
-    model.save_pretrained(tmp_path / "cape")
     assert_loads_alike(tmp_path / "cape", stock)

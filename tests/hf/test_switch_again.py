@@ -41,18 +41,6 @@ def test_second_switch_gives_what_one_switch_does(family):
         again.config.position_embedding = {"type": "nopos"}
 
 
-@pytest.mark.parametrize("name", ["abspos", "relpos"])
-def test_learned_positions_that_stay_are_kept(name):
-    """Of types that the stock model does not have."""
-    settings = {**OF_FAMILY["marian"][name], "relative_context": 2}
-    model = FAMILIES["marian"].build(settings)
-    before = {n: value.clone() for n, value in model.state_dict().items()}
-    hf_models.switch(model, {**settings, "relative_beyond": "zero"})
-    assert model.config.position_config.relative_beyond == "zero"
-    assert model.state_dict().keys() == before.keys()
-    assert all(torch.equal(value, before[n]) for n, value in model.state_dict().items())
-
-
 def test_refused_second_switch_leaves_the_model_as_it_was():
     model, inputs = (
         FAMILIES["marian"].build({"type": "cape", "source_scale": ALPHA}),

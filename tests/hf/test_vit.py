@@ -54,23 +54,6 @@ def test_a_coarse_grid_is_warned_of_when_the_model_is_built_and_not_later(name):
     assert len(built) == sinusoid
 
 
-def test_features_have_the_stock_shapes_and_patches_can_be_masked():
-    from hf_models import CapeViTModel
-
-    config = VIT.config(**VIT.sizes)
-    model = CapeViTModel(config, use_mask_token=True).eval()
-    images = torch.randn(2, 3, 24, 32)
-    out = model(images, output_hidden_states=True)
-    assert out.last_hidden_state.shape == (2, 13, 32)
-    assert out.pooler_output.shape == (2, 32)
-    assert len(out.hidden_states) == 3
-    masked = torch.zeros(2, 12, dtype=torch.bool)
-    masked[0, 3] = True
-    other = model(images, bool_masked_pos=masked).last_hidden_state
-    assert not torch.allclose(other[0], out.last_hidden_state[0])
-    torch.testing.assert_close(other[1], out.last_hidden_state[1])
-
-
 def test_bad_images_are_refused():
     model = make("vit", "cape")
     with pytest.raises(ValueError, match="6 x 32 pixels.*8 x 8.*Resize"):

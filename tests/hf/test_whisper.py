@@ -32,7 +32,7 @@ from tests.support.whisper import (
 
 
 @pytest.mark.parametrize("natural", [None, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_stock_types_equal_stock(dtype, natural):
     stock, own = make_stock().to(dtype), switched("sinpos", natural_length=natural).to(dtype)
     inputs = WHOLE.to(dtype)
@@ -70,7 +70,7 @@ def equal(mine, theirs):
 
 @pytest.mark.parametrize(
     ("way", "frames"),
-    [*((way, 200) for way in WAYS), ("greedy", SEGMENT), ("greedy", 50)],
+    [*((way, 200) for way in WAYS), ("greedy", 50)],
 )
 def test_stock_types_generate_what_stock_does(way, frames):
     inputs = features(3, frames)
@@ -232,7 +232,6 @@ def test_wrong_settings_are_refused(settings):
     "way",
     [
         {"language": "en", "return_timestamps": False},
-        {"num_beams": 2, "return_timestamps": False},
         {"return_timestamps": True},
         {"return_timestamps": True, "return_token_timestamps": True},
         {"return_timestamps": True, "cache_implementation": "static"},
