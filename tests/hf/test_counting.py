@@ -56,19 +56,6 @@ def test_alpha_of_raw_text_is_counted_by_the_tokenizer(translator, capsys):
     assert f"--position-source-scale {alpha}\n" not in capsys.readouterr().out
 
 
-def test_advice_on_raw_text_has_lengths_and_alpha_of_the_tokenizer(translator, capsys):
-    folder, source, target, alpha = translator
-    words = ["advise", "--train-text", str(source), str(target), "--longest", "100"]
-    cape_plugins_main([*words, "--tokenizer", str(folder)])
-    text = capsys.readouterr().out
-    assert f"--position-source-scale {alpha}\n" in text
-    assert "white space" not in text
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    lines = source.read_text(encoding="utf-8").splitlines()
-    cape_plugins_main([*words[:3], *words[4:], "--tokenizer", str(folder)])
-    assert f"longest {max(map(len, tokenizer(lines)['input_ids']))} " in capsys.readouterr().out
-
-
 def test_convert_counts_alpha_from_two_texts(translator, tmp_path, capsys):
     folder, source, target, alpha = translator
     words = ["--position-embedding", "cape", "--position-source-scale", f"{source},{target}"]

@@ -161,17 +161,6 @@ def test_a_family_that_passes_is_one_line_with_the_number_of_its_checks(capsys, 
     assert f"ok   cape_vit: {len(passed)} checks" in lines
 
 
-def test_each_difference_of_a_family_is_a_line(capsys, monkeypatch):
-    only_families(monkeypatch, "cape_marian", "cape_bert")
-    monkeypatch.setattr(text, "cached_tokens", lambda *_: 0)
-    status, lines, _ = run(capsys)
-    failed = [line for line in lines if line.startswith("FAIL ")]
-    assert status == 1
-    assert {line.split(":")[0] for line in failed} == {"FAIL cape_marian"}
-    assert len(failed) > 1
-    assert lines[-1].startswith(f"{len(failed)} of ")
-
-
 def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypatch):
     only_families(monkeypatch, "cape_llama", "cape_bert")
     status, lines, _ = run(capsys, "--position-embedding", "relpos", "--all")

@@ -20,16 +20,6 @@ def test_message_says_what_is_missing_or_given_twice(family):
         model(IDS, inputs_embeds=EMBEDS)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", VARIANTS["bert"])
-def test_samples_share_positions_without_a_batch(name):
-    model = FAMILIES["bert"].build(VARIANTS["bert"][name])
-    ids = torch.arange(6) + 2
-    expected = model(IDS, position_ids=ids.expand(2, -1)).logits
-    for shared in (ids, ids[None]):
-        torch.testing.assert_close(model(IDS, position_ids=shared).logits, expected)
-
-
 # ---- empty inputs, and those of another width ----------------------------------------------------
 
 

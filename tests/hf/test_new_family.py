@@ -160,14 +160,6 @@ def test_conversion_takes_it(stock, tmp_path, capsys):
     assert model.config.position_embedding["max_global_shift"] == 3.0
 
 
-def test_conversion_to_the_stock_type_and_back_changes_nothing(stock, tmp_path):
-    convert.convert(str(tmp_path / "stock"), tmp_path / "own", {"type": "abspos"})
-    convert.convert(str(tmp_path / "own"), tmp_path / "back", None)
-    back = TinyTagger.from_pretrained(tmp_path / "back").state_dict()
-    assert back.keys() == stock.state_dict().keys()
-    assert all(torch.equal(back[name], value) for name, value in stock.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("name", "reported"), [("abspos", {"embed_positions.weight"}), ("cape", set())]
 )

@@ -120,14 +120,6 @@ def test_batch_without_padding_equals_its_samples(name, family):
     assert timed == (not torch.allclose(batch.logits, other.logits, atol=1e-4)), "times matter"
 
 
-def test_frame_times_become_positions():
-    kept = torch.tensor([[0, 2, 3, 7, 8, 9, 11]] * 3)
-    inputs = {"input_features": frames((7, 7, 7))["input_features"]}
-    inputs["frame_nanoseconds"] = frame_nanoseconds(kept, [0.01] * 3)
-    times = coordinates(make("speech_ctc", "sinpos"), inputs)
-    torch.testing.assert_close(times[0], 0.0125 + 0.01 * torch.tensor([0.0, 7.0, 11.0]))
-
-
 PAPER_RATES = {"wsj": (0.4, 1.1), "tedlium3": (0.1, 2.0)}  # dropout, scale of the positions
 
 

@@ -41,19 +41,6 @@ def test_second_switch_gives_what_one_switch_does(family):
         again.config.position_embedding = {"type": "nopos"}
 
 
-def test_refused_second_switch_leaves_the_model_as_it_was():
-    model, inputs = (
-        FAMILIES["marian"].build({"type": "cape", "source_scale": ALPHA}),
-        batch("marian"),
-    )
-    expected = evaluated(model, inputs)
-    for settings in ({"type": "rope"}, {"type": "cape"}, "sinpos"):
-        with pytest.raises(ValueError, match=r"rope|source_scale|sinpos"):
-            hf_models.switch(model, settings)
-    assert model.config.position_embedding["type"] == "cape"
-    assert torch.equal(evaluated(model, inputs), expected)
-
-
 def test_weights_that_were_untied_stay_untied():
     model, inputs = FAMILIES["marian"].build_stock(), batch("marian")
     settings = {"type": "cape", "source_scale": ALPHA}

@@ -282,13 +282,6 @@ def test_generation_is_teacher_forcing_beyond_the_table(decoder, cache):
     torch.testing.assert_close(steps, forced[:, -count:], rtol=0, atol=2e-5)
 
 
-def test_long_labels_train():
-    labels = torch.arange(40)[None] % 50
-    assert switched()(WHOLE[:1], labels=labels).loss.isfinite()
-    with pytest.raises(ValueError, match="cannot exceed"):
-        switched("sinpos")(WHOLE[:1], labels=labels)
-
-
 def test_spec_augment_leaves_the_shortest_recordings_alone():
     """Stock recordings have 3000 frames; one of fewer than a span cannot be masked."""
     masks = {"apply_spec_augment": True, "mask_time_prob": 0.5, "mask_time_length": 10}
@@ -298,3 +291,45 @@ def test_spec_augment_leaves_the_shortest_recordings_alone():
         inputs = features(1, frames)
         model(inputs.clone(), decoder_input_ids=torch.ones(1, 3, dtype=torch.long))
         assert torch.equal(seen[-1], inputs) == (frames < 10)
+
+
+# ---- asked by keyword, by a configuration of generation, or by the model -------------------------
+
+PLACES = ["keyword", "argument", "model"]
+
+
+def asked_in(place, inputs, mask=None, hop=None, **asked):
+    """What a model writes that is `asked` in one of the places."""
+    model = switched("cape")
+    call = {"attention_mask": mask, "hop_nanoseconds": hop, "language": "en"}
+    if place == "keyword":
+        return model, lambda: model.generate(inputs, **call, **asked)
+    config = copy.deepcopy(model.generation_config) if place == "argument" else None
+    for name, value in asked.items():
+        setattr(config or model.generation_config, name, value)
+    return model, lambda: model.generate(inputs, config, **call)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_timestamps_need_frames_of_10_ms(place):
+    _, call = asked_in(place, RAGGED, MASK, hop=5_000_000, return_timestamps=True)
+    with pytest.raises(ValueError, match=r"return_timestamps=True.*need frames of 10 ms"):
+        call()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_without_timestamps_a_recording_is_one_piece(place):
+    asked = {"return_timestamps": False, "max_new_tokens": 8}
+    model, call = asked_in(place, features(1, 2 * SEGMENT), **asked)
+    assert encoder_sizes(model, call) == [SEGMENT]
+
+
+@pytest.mark.parametrize("length", [{"max_new_tokens": 30}, {"max_length": 30}])
+def test_texts_are_as_long_as_is_asked(length):
+    """Beyond the 20 rows of the table."""
+    asked = {**length, "min_length": 30, "eos_token_id": None}
+    written = [asked_in(place, RAGGED, MASK, **asked)[1]() for place in PLACES]
+    assert written[0].shape[0] == len(LENGTHS)
+    assert written[0].shape[1] >= 28
+    for other in written[1:]:
+        assert torch.equal(other, written[0])

@@ -1,4 +1,4 @@
-"""Whisper: checkpoints, conversion, features, pipeline and training."""
+"""Whisper: checkpoints, conversion, features and pipeline."""
 
 import json
 import pickle
@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from transformers import (
     AutoFeatureExtractor,
     AutoModel,
@@ -13,7 +14,10 @@ from transformers import (
     AutoModelForSpeechSeq2Seq,
     AutoProcessor,
     AutoTokenizer,
+    Trainer,
+    TrainingArguments,
     WhisperFeatureExtractor,
+    WhisperForAudioClassification,
     WhisperForConditionalGeneration,
     WhisperTokenizer,
     pipeline,
@@ -21,10 +25,7 @@ from transformers import (
 
 import hf_models
 from hf_models.convert import convert
-from tests.support.whisper import (
-    encoder_sizes,
-    save_with_processor,
-)
+from tests.support.whisper import encoder_sizes, save_with_processor, switched
 
 # ---- checkpoints ---------------------------------------------------------------------------------
 
@@ -181,3 +182,13 @@ def test_pipeline_takes_batches(cape_folder):
     assert encoder_sizes(recognise.model, lambda: run(3, letters)) == [25, 55]
     for more, suppressed in (({"return_timestamps": True}, {}), ({"chunk_length_s": 0.3}, letters)):
         assert run(3, suppressed, **more) == run(1, suppressed, **more)
+
+
+@pytest.mark.parametrize("model", [WhisperForConditionalGeneration, WhisperForAudioClassification])
+def test_trainer_keeps_the_hop(model, tmp_path):
+    """A column of the data that forward names."""
+    row = {"input_features": [[0.0]], "labels": 0, "hop_nanoseconds": 5_000_000, "speaker": "a"}
+    arguments = TrainingArguments(tmp_path, report_to=[], use_cpu=True)
+    trainer = Trainer(switched(model=model), arguments, train_dataset=Dataset.from_list([row]))
+    (batch,) = trainer._remove_unused_columns(trainer.train_dataset)
+    assert batch.keys() == row.keys() - {"speaker"}
