@@ -1,4 +1,4 @@
-"""Calls of transformers that build a model, with a position embedding: by Auto classes, stock
+"""Calls that build a model, with a position embedding: by Auto classes, stock
 classes and stock configurations."""
 
 import pytest
@@ -39,6 +39,7 @@ def test_every_call_loads_the_model_of_this_package_with_the_stock_weights(famil
         lambda: row.model.from_pretrained(folder, config=stock, position_embedding=settings),
         lambda: row.stock_model.from_pretrained(folder, position_embedding=settings),
         lambda: row.stock_model.from_pretrained(folder, config=stock, position_embedding=settings),
+        lambda: hf_models.switch(row.stock_model.from_pretrained(folder), settings),
     )
     for call in calls:
         model = call()

@@ -4,7 +4,6 @@ transformers chooses it by the configuration, and for ours as for the stock one.
 import json
 
 import pytest
-import sentencepiece
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
@@ -18,20 +17,6 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two")
 def write(folder, **files):
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-
-
-def opus(folder):
-    (folder / "text").write_text("one two three four five\n" * 10)
-    for name in ("source", "target"):
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(folder / "text"), model_prefix=str(folder / name), vocab_size=30,
-            hard_vocab_limit=False, minloglevel=2,
-        )  # fmt: skip
-        (folder / f"{name}.model").rename(folder / f"{name}.spm")
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
-    names = ["</s>", "<unk>", *map(pieces.id_to_piece, range(3, len(pieces))), "<pad>"]
-    languages = {"source_lang": "en", "target_lang": "de"}
-    write(folder, vocab={n: row for row, n in enumerate(names)}, tokenizer_config=languages)
 
 
 def words(folder):
@@ -53,7 +38,6 @@ def frames(folder):
 
 
 FILES = {
-    "opus": ("marian", AutoTokenizer, opus),
     "vocabulary": ("bert", AutoTokenizer, words),
     "misnamed": ("qwen2", AutoTokenizer, misnamed),
     "images": ("vit", AutoImageProcessor, images),

@@ -9,50 +9,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 import hf_models
 from cape_plugins.mathematics.binding import Bound
-from tests.support.hf import ALPHA, FAMILIES, VARIANTS, WITH_STOCK, answer, batch, loss
-
-SWITCHED = [
-    (family, name)
-    for family in WITH_STOCK
-    for name in VARIANTS[family]
-    if family in ("marian", "vit", "speech_to_text", "llama") or name == "cape"
-]
-
-
-def stock_batch(family):
-    """Inputs that the stock model takes as well: images of the size of its table."""
-    inputs = batch(family)
-    if "pixel_values" in inputs:
-        inputs["pixel_values"] = torch.randn(3, 3, 32, 32)
-    return inputs
-
-
-@pytest.mark.parametrize(("family", "name"), SWITCHED)
-def test_switched_model_equals_the_loaded_one(family, name, tmp_path):
-    stock = FAMILIES[family].build_stock(attn_implementation="eager")
-    stock.save_pretrained(tmp_path)
-    settings = VARIANTS[family][name]
-    torch.manual_seed(1)
-    switched = hf_models.switch(stock, settings)
-    assert switched is stock
-    assert type(switched) is FAMILIES[family].model
-    assert switched.config.position_embedding["type"] == settings["type"]
-    loaded = FAMILIES[family].model.from_pretrained(
-        tmp_path, position_embedding=settings, attn_implementation="eager"
-    )
-    assert switched.state_dict().keys() == loaded.state_dict().keys()
-    # new tables differ, and the class token of an image holds the row of a table that is dropped
-    loaded.load_state_dict(switched.state_dict())
-    for model in (switched, loaded):
-        torch.manual_seed(3)
-        model.train()
-    inputs = stock_batch(family)
-    outputs = []
-    for model in (switched, loaded):
-        torch.manual_seed(4)
-        outputs.append(model(**inputs))
-    assert torch.equal(*map(answer, outputs))
-    assert torch.equal(*map(loss, outputs))
+from tests.support.hf import ALPHA, FAMILIES, batch
 
 
 def test_rows_of_special_tokens_are_kept_in_the_tokens():
