@@ -10,17 +10,7 @@ import torch
 
 import hf_models
 from cape_plugins import PositionEncoder
-from tests.support.hf import (
-    ALPHA,
-    FAMILIES,
-    RANDOM,
-    STACKS,
-    batch,
-    config_of,
-    loss,
-    seam,
-    side_of,
-)
+from tests.support.hf import ALPHA, FAMILIES, RANDOM, STACKS, batch, config_of, loss, seam, side_of
 from tests.support.whisper import LABELS, MASK, RAGGED, make_stock
 
 HALF = {"augment_probability": 0.5}

@@ -4,7 +4,6 @@ its arguments; the releases that the tests have passed on."""
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from transformers import LlamaModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.models.bart.modeling_bart import BartDecoder
 
-import hf_models
-from hf_models import host, releases
+from hf_models import releases
 from hf_models.host import cache_name, cached_tokens, check_forwards, find_cache
 from hf_models.seams.rotary import RotaryModel
 from hf_models.seams.text import TargetStack
@@ -95,18 +93,6 @@ def test_another_order_of_what_is_handed_on_by_place_is_refused():
         check_forwards(part, stock)
 
 
-def test_a_model_with_unknown_names_is_refused_when_it_is_built(monkeypatch):
-    def forward(self, input_ids=None, attention_mask=None, encoder_hidden_states=None,
-                encoder_attention_mask=None, memory=None, inputs_embeds=None,
-                use_cache=None): ...  # fmt: skip
-
-    check_forwards.cache_clear()
-    monkeypatch.setattr(BartDecoder, "forward", forward)
-    with pytest.raises(ValueError, match="takes the cache under no name"):
-        make("bart", "cape")
-    check_forwards.cache_clear()
-
-
 @pytest.mark.parametrize("name", ["cape", "sinpos", "relpos", "abspos"])
 def test_a_cache_of_another_name_counts(name):
     """Logits of a step with a cache equal those of one forward; a cache that is overlooked makes it
@@ -142,12 +128,6 @@ def test_a_cache_that_relative_attention_does_not_see_is_refused(monkeypatch):
     monkeypatch.setattr("hf_models.seams.attention.find_cache", lambda *arguments: None)
     with pytest.raises(ValueError, match="keys for 1 queries, but no cache"):
         model(**sentences(), decoder_input_ids=ids[:, -1:], **{CACHE: cache})
-
-
-def test_only_one_file_knows_what_the_cache_is_called():
-    folder = Path(hf_models.__file__).parent
-    named = [path.name for path in folder.rglob("*.py") if "past_key_values" in path.read_text()]
-    assert named == [Path(host.__file__).name]
 
 
 # ---- tested releases -----------------------------------------------------------------------------

@@ -1,17 +1,11 @@
 """What loads into which class: stock checkpoints of the same family, and nothing else."""
 
-import copy
 import re
 
 import pytest
 import torch
 from peft import AutoPeftModel, LoraConfig, PeftModel, get_peft_model
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import AutoConfig, AutoModelForImageClassification, GPT2Config, GPT2LMHeadModel
 
 import hf_models
 from hf_models import (
@@ -31,7 +25,6 @@ from tests.support.hf import (
     WITH_STOCK,
     answer,
     batch,
-    loss,
     make,
 )
 
@@ -121,32 +114,6 @@ def test_adapters_on_a_stock_base_are_saved_and_load_again(family, folders, tmp_
     assert torch.equal(answer(again(**inputs)), expected)
     assert torch.equal(answer(by_name(**inputs)), expected)
     assert not torch.equal(answer(base().eval()(**inputs)), expected)
-
-
-@pytest.mark.parametrize("family", [name for name in STACKS if "relpos" in VARIANTS[name]])
-def test_adapters_train_new_relative_tables_if_told(family, tmp_path):
-    settings = {"type": "relpos", "relative_context": 2}
-    model = FAMILIES[family].build(settings)
-    lora = {"target_modules": list(FAMILIES[family].adapted[:1])}
-    frozen = get_peft_model(copy.deepcopy(model), LoraConfig(**lora))
-    adapted = get_peft_model(model, LoraConfig(**lora, modules_to_save=["relative"]))
-
-    def trained(peft_model):
-        names = (n for n, p in peft_model.named_parameters() if p.requires_grad)
-        return {name for name in names if "relative" in name}
-
-    assert not trained(frozen)
-    assert trained(adapted)
-    loss(adapted(**batch(family))).backward()
-    parameters = dict(adapted.named_parameters())
-    # not in the last layer of ViT, where the class token alone counts, which is no patch
-    assert sum(parameters[name].grad.abs().sum() for name in trained(adapted)) > 0
-    for name in trained(adapted):
-        parameters[name].data.normal_()
-    adapted.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(FAMILIES[family].build(settings), tmp_path)
-    inputs = batch(family)
-    assert torch.equal(answer(again.eval()(**inputs)), answer(adapted.eval()(**inputs)))
 
 
 # ---- settings that would be ignored --------------------------------------------------------------

@@ -32,11 +32,7 @@ def test_padding_side_and_batch_mates_do_not_matter(name):
         torch.testing.assert_close(single[0], expected[row], atol=1e-5, rtol=1e-5)
 
 
-MODES = (
-    {"num_beams": 1},
-    {"num_beams": 4},
-    {"num_beams": 1, "cache_implementation": "static"},
-)
+MODES = ({"num_beams": 1}, {"num_beams": 4}, {"num_beams": 1, "cache_implementation": "static"})
 KINDS = ("sinpos", "abspos", "cape", "relpos+first")  # of what is added, and of attention
 
 

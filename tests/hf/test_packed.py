@@ -84,25 +84,6 @@ def test_each_packed_text_has_sorted_positions_of_its_own(name):
     assert torch.equal(whole, whole.round()) == (name == "randpos")
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
-def test_each_packed_text_is_augmented_or_left_as_it_is(settings):
-    """As a whole, independently of the others in its sample."""
-    model = model_of({**settings, "augment_probability": 0.5}).train()
-    ids, positions = packed()
-    seen = []
-    for seed in range(40):
-        torch.manual_seed(seed)
-        moved = moved_positions(model, input_ids=ids, position_ids=positions)[0]
-        rows = []
-        for text, raw in zip(by_text(moved), by_text(positions[0]), strict=True):
-            rows.append(not torch.equal(text, raw.float()))
-            assert not rows[-1] or (text != raw)[1:].all() or settings["type"] in SAMPLED
-        seen.append(tuple(rows))
-    share = sum(map(sum, seen)) / (3 * len(seen))
-    assert abs(share - 0.5) < 4 * (0.25 / (3 * len(seen))) ** 0.5
-    assert len(set(seen)) == 2**3  # all ways to choose among three texts
-
-
 @pytest.mark.parametrize("name", SAMPLED)
 def test_a_packed_text_longer_than_the_range_is_refused(name):
     model = model_of({"type": name, "max_position": 4}).train()

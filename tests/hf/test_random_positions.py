@@ -5,16 +5,7 @@ import pytest
 import torch
 
 from cape_plugins import TYPES
-from tests.support.hf import (
-    ALPHA,
-    FAMILIES,
-    MARIAN,
-    PAD,
-    answer,
-    batch,
-    sentences,
-    targets,
-)
+from tests.support.hf import ALPHA, FAMILIES, MARIAN, PAD, answer, batch, sentences, targets
 
 SAMPLED = [name for name, row in TYPES.items() if row.sampling]
 

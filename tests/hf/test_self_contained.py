@@ -3,9 +3,7 @@
 import pytest
 import sentencepiece
 import torch
-from transformers import (
-    Wav2Vec2Processor,
-)
+from transformers import Wav2Vec2Processor
 
 import hf_models
 from hf_models.convert import main

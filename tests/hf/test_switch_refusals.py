@@ -3,10 +3,7 @@
 import pytest
 import torch
 from accelerate import dispatch_model
-from transformers import (
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import ViTConfig, ViTForImageClassification
 
 import hf_models
 from hf_models.families.bert import CapeBertModel

@@ -8,13 +8,7 @@ import torch
 
 from hf_models import CapeMarianMTModel, run
 from hf_models.convert import convert, main
-from tests.support.hf import (
-    FAMILIES,
-    MARIAN,
-    WITH_STOCK,
-    batch,
-    targets,
-)
+from tests.support.hf import FAMILIES, MARIAN, WITH_STOCK, batch, targets
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import warnings
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
-from transformers import (
-    WhisperForAudioClassification,
-)
+from transformers import WhisperForAudioClassification
 
 import hf_models
 from cape_plugins import TYPES
@@ -68,10 +66,7 @@ def equal(mine, theirs):
     return torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize(
-    ("way", "frames"),
-    [*((way, 200) for way in WAYS), ("greedy", 50)],
-)
+@pytest.mark.parametrize(("way", "frames"), [*((way, 200) for way in WAYS), ("greedy", 50)])
 def test_stock_types_generate_what_stock_does(way, frames):
     inputs = features(3, frames)
     mask = mask_of((frames, frames * 2 // 3, frames // 3))
