@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cape_plugins import TYPES
-from tests.support.hf import ALPHA, FAMILIES, MARIAN, PAD, answer, batch, sentences, targets
+from tests.support.hf import ALPHA, FAMILIES, MARIAN, PAD, answer, batch, frames, sentences, targets
 
 SAMPLED = [name for name, row in TYPES.items() if row.sampling]
 
@@ -85,3 +85,14 @@ def test_evaluation_draws_where_that_is_asked_for(family, name):
         for model in (counted, drawn):
             first, second = (answer(model(**batch(family))) for _ in range(2))
             assert torch.equal(first, second) == (model is counted)
+
+
+def test_generation_draws_where_evaluation_does():
+    """The encoder of speech, which is called once for a text."""
+    family = FAMILIES["speech_to_text"]
+    options = {**frames(), "max_new_tokens": 2, "num_beams": 1, "output_hidden_states": True}
+    options |= {"return_dict_in_generate": True, "do_sample": False}
+    for random in (False, True):
+        model = family.build({"type": "randpos", "random_evaluation": random})
+        first, second = (model.generate(**options).encoder_hidden_states[0] for _ in range(2))
+        assert torch.equal(first, second) == (not random)

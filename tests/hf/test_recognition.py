@@ -68,6 +68,18 @@ def test_hops_may_be_arrays(make):
     assert batch["hop_nanoseconds"].tolist() == [10_000_000, 20_000_000]
 
 
+def test_padding_and_truncation_count_frames():
+    extractor = CapeSpeechFeatureExtractor(feature_size=20, sampling_rate=RATE)
+    cut = extractor(
+        [speech(), speech(0.3)], padding="max_length", max_length=50, truncation=True,
+        return_tensors="pt",
+    )  # fmt: skip
+    assert cut["input_features"].shape == (2, 50, 20)
+    assert cut["attention_mask"].sum(1).tolist() == [50, 28]
+    wide = extractor([speech()], pad_to_multiple_of=32, return_tensors="pt")
+    assert wide["input_features"].shape == (1, 128, 20)
+
+
 def test_pipeline_on_arrays_equals_the_model(folder):
     recogniser = pipeline("automatic-speech-recognition", model=str(folder))
     processor = AutoProcessor.from_pretrained(folder)

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
-from transformers import WhisperForAudioClassification
+from transformers import WhisperForAudioClassification, WhisperModel
 
 import hf_models
 from cape_plugins import TYPES
@@ -41,6 +41,14 @@ def test_stock_types_equal_stock(dtype, natural):
     for side in ("encoder_hidden_states", "decoder_hidden_states"):
         for mine, theirs in zip(getattr(output, side), getattr(expected, side), strict=True):
             assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("model", [WhisperModel, WhisperForAudioClassification])
+def test_other_models_equal_stock(model):
+    stock, own = make_stock(model), switched("sinpos", model=model)
+    inputs = {"decoder_input_ids": LABELS} if model is WhisperModel else {}
+    with torch.no_grad():
+        assert torch.equal(own(WHOLE, **inputs)[0], stock(WHOLE, **inputs)[0])
 
 
 WAYS = {
@@ -149,6 +157,16 @@ def test_time_counts_not_frames():
     torch.testing.assert_close(added[0][:, ::2], added[1])
     apart = model(WHOLE, hop_nanoseconds=torch.full((3,), 10_000_000), labels=LABELS).logits
     torch.testing.assert_close(apart, model(WHOLE, labels=LABELS).logits)
+
+
+def test_training_draws_and_evaluation_does_not():
+    model = switched("cape", "cape").train()
+    first, second = (model(WHOLE, labels=LABELS).loss for _ in range(2))
+    assert first != second
+    written = model.generate(WHOLE, max_new_tokens=8, language="en")
+    model.eval()
+    assert torch.equal(model(WHOLE, labels=LABELS).loss, model(WHOLE, labels=LABELS).loss)
+    assert torch.equal(model.generate(WHOLE, max_new_tokens=8, language="en"), written)
 
 
 def test_relative_embeddings_of_zero_add_nothing():
