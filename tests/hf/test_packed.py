@@ -115,6 +115,16 @@ def test_packed_texts_do_not_see_each_other(settings, training):
     assert torch.equal(first[0, LENGTHS[0] :], second[0, LENGTHS[0] :])
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
+def test_packed_texts_are_evaluated_as_unpacked_ones(settings, family):
+    model, (ids, positions) = model_of(settings, family), packed()
+    together = logits(model, input_ids=ids, position_ids=positions)[0].split(LENGTHS)
+    for text, expected in zip(by_text(ids[0]), together, strict=True):
+        alone = logits(model, input_ids=text[None])[0]
+        torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
+
+
 EACH = [(family, name) for family in BIDIRECTIONAL for name in VARIANTS[family]]
 
 

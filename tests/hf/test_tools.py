@@ -5,24 +5,18 @@ import re
 
 import pytest
 import torch
+from transformers import MPNetConfig, MPNetModel
 
 from hf_models import CapeMarianMTModel, run
 from hf_models.convert import convert, main
-from tests.support.hf import FAMILIES, MARIAN, WITH_STOCK, batch, targets
+from tests.support.hf import FAMILIES, WITH_STOCK, batch, targets
 
 
 @pytest.fixture
 def stock(tmp_path):
-    """Folders of stock checkpoints with files of a tokenizer or processor."""
-
-    def folder(family):
-        path = tmp_path / f"stock-{family}"
-        FAMILIES[family].build_stock(seed=1).save_pretrained(path)
-        (path / "tokenizer_config.json").write_text("{}")
-        (path / "optimizer.pt").write_text("large")
-        return path
-
-    return folder
+    """The folder of a stock checkpoint."""
+    FAMILIES["marian"].build_stock(seed=1).save_pretrained(tmp_path / "stock")
+    return tmp_path / "stock"
 
 
 def logits(model, family):
@@ -59,33 +53,22 @@ def test_back_to_stock_gives_the_same_output(family, settings, tmp_path):
     assert "position_embedding" not in config
 
 
-@pytest.mark.parametrize(
-    ("encoder", "decoder", "reason"),
-    [
-        ({"type": "sinpos"}, {"type": "nopos"}, "'nopos' -> 'sinpos' (decoder)"),
-        ({"type": "cape"}, {"type": "sinpos"}, "positions: true -> false (encoder)"),
-    ],
-)
-def test_both_sides_must_be_stock(encoder, decoder, reason, tmp_path):
-    row = FAMILIES["speech_to_text"]
-    model = row.build(encoder, decoder_position_embedding=decoder)
-    model.save_pretrained(tmp_path / "cape")
+SCALED = {"type": "cape", "source_scale": 2, "source_bos": False}
+NO_STOCK = [
+    ("speech_to_text", {"type": "sinpos"}, "'nopos' -> 'sinpos' (decoder)"),
+    ("speech_to_text", {"type": "cape"}, "positions: true -> false (encoder)"),
+    ("marian", SCALED, "alpha"),
+    ("marian", {"type": "cape", "source_scale": 1}, "BOS hint"),
+    ("marian", {"type": "relpos"}, "relative attention"),
+    ("marian", {"type": "abspos"}, "'abspos'"),
+]
+
+
+@pytest.mark.parametrize(("family", "settings", "reason"), NO_STOCK)
+def test_what_stock_cannot_do_is_refused(family, settings, reason, tmp_path):
+    sides = {"decoder_position_embedding": {"type": "nopos"}} if family != "marian" else {}
+    FAMILIES[family].build(settings, **sides).save_pretrained(tmp_path / "cape")
     with pytest.raises(ValueError, match=re.escape(reason)):
-        convert(str(tmp_path / "cape"), tmp_path / "stock", None)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"type": "cape", "source_scale": 2, "source_bos": False}, "alpha"),
-        ({"type": "cape", "source_scale": 1}, "BOS hint"),
-        ({"type": "relpos"}, "relative attention"),
-        ({"type": "abspos"}, "'abspos'"),
-    ],
-)
-def test_what_stock_cannot_do_is_refused(settings, reason, tmp_path):
-    MARIAN.build(settings).save_pretrained(tmp_path / "cape")
-    with pytest.raises(ValueError, match=reason):
         convert(str(tmp_path / "cape"), tmp_path / "stock", None)
     assert not (tmp_path / "stock").exists()
 
@@ -101,15 +84,13 @@ def test_stock_loader_fails_loudly(family, tmp_path):
 
 
 def test_a_failure_leaves_nothing_behind(stock, tmp_path, monkeypatch):
-    source = stock("marian")
-
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
     monkeypatch.setattr(CapeMarianMTModel, "save_pretrained", fail)
     with pytest.raises(OSError, match="disk full"):
-        convert(str(source), tmp_path / "cape", {"type": "sinpos"})
-    assert [path.name for path in tmp_path.iterdir()] == ["stock-marian"]
+        convert(str(stock), tmp_path / "cape", {"type": "sinpos"})
+    assert [path.name for path in tmp_path.iterdir()] == ["stock"]
 
 
 BAD = [
@@ -126,7 +107,7 @@ BAD = [
 
 @pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-50:])
 def test_bad_input_writes_nothing_and_says_why(words, message, stock, tmp_path, capsys):
-    places = {"SRC": str(stock("marian")), "DST": str(tmp_path / "DST")}
+    places = {"SRC": str(stock), "DST": str(tmp_path / "DST")}
     words = [places.get(word, word) for word in words]
     try:
         status = main(words)
@@ -138,8 +119,6 @@ def test_bad_input_writes_nothing_and_says_why(words, message, stock, tmp_path, 
 
 
 def test_unknown_family_is_refused(tmp_path):
-    from transformers import MPNetConfig, MPNetModel
-
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     MPNetModel(MPNetConfig(**sizes, vocab_size=9, intermediate_size=8)).save_pretrained(
         tmp_path / "a"
@@ -160,7 +139,7 @@ print("CLASS", type(AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])).__name__
 def test_scripts_know_the_models(run_cli, stock, tmp_path):
     script, target = tmp_path / "script.py", tmp_path / "cape"
     script.write_text(SCRIPT)
-    command = ("python", "-m", "hf_models.convert", stock("marian"), target)
+    command = ("python", "-m", "hf_models.convert", stock, target)
     options = ("--position-embedding", "cape", "--position-source-scale", "1.1")
     run_cli(*command, *options, fresh=True)
     launch = ("accelerate", "launch", "--cpu", "--num_processes", 1, "-m", "hf_models.run")
