@@ -1,29 +1,16 @@
 """Samples that training leaves where they are, in models of transformers: every stack leaves its
-share, encoder and decoder the same samples; nothing at probability 0; stored with the model; ranks
-differ and resume bit for bit. One process resumes in test_hosts.py."""
+share, encoder and decoder the same samples; nothing at probability 0; stored with the model. Ranks
+differ and resume bit for bit in test_hosts.py."""
 
 import json
 import math
-import socket
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import hf_models
 from cape_plugins import PositionEncoder
-from tests.support.hf import (
-    ALPHA,
-    FAMILIES,
-    OF_FAMILY,
-    RANDOM,
-    STACKS,
-    batch,
-    config_of,
-    loss,
-    seam,
-    side_of,
-)
+from tests.support.hf import ALPHA, FAMILIES, RANDOM, STACKS, batch, config_of, loss, seam, side_of
 from tests.support.whisper import LABELS, MASK, RAGGED, make_stock
 
 HALF = {"augment_probability": 0.5}
@@ -65,13 +52,6 @@ def train_with_half(family, settings):
 def assert_share_is_half(draws):
     every = torch.cat([draw.augmented.flatten().float() for draw in draws])
     assert abs(every.mean() - 0.5) < 4 * math.sqrt(0.25 / len(every))
-
-
-@pytest.mark.parametrize(("family", "name"), TYPES)
-def test_every_stack_leaves_its_share(family, name, drawn):
-    train_with_half(family, OF_FAMILY[family][name])
-    assert len(drawn) in (30, 60)
-    assert_share_is_half(drawn[:: len(drawn) // 30])
 
 
 @pytest.mark.parametrize(("family", "settings"), DRAW_TWICE)
@@ -138,96 +118,3 @@ def test_probability_is_stored_where_it_was_given(tmp_path):
         assert saved.get("augment_probability") == stored
         loaded = family.model.from_pretrained(tmp_path)
         assert seam(loaded).config.augment_probability == (stored or 1.0)
-
-
-KILLED = """
-import json, os, signal, sys, torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from cape_plugins import PositionEncoder
-from tests.hf.test_hosts import Samples
-from tests.support.hf import FAMILIES, OF_FAMILY
-
-chances, stock = [], PositionEncoder.draw
-
-def noted(*args, **kwargs):
-    draw = stock(*args, **kwargs)
-    chances.append(draw.chance.flatten().tolist())
-    return draw
-
-class Notes(TrainerCallback):
-    def on_step_end(self, arguments, state, *args, **kwargs):
-        with open(f"{note}.{arguments.process_index}", "w") as file:
-            json.dump(chances, file)
-        if note == "killed" and state.global_step == 3:
-            torch.distributed.barrier()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-def train(folder, resume):
-    training = TrainingArguments(
-        folder, max_steps=4, save_steps=2, use_cpu=True, report_to="none", disable_tqdm=True,
-        per_device_train_batch_size=3, learning_rate=1e-3,
-    )
-    settings = {**OF_FAMILY["marian"]["cape"], "synchronize": False, "augment_probability": 0.5}
-    model = FAMILIES["marian"].build(settings)
-    trainer = Trainer(model, training, train_dataset=Samples("marian"), callbacks=[Notes()])
-    trainer.train(resume_from_checkpoint=resume)
-    trainer.accelerator.end_training()
-    os._exit(0)  # on a busy machine threads of gloo may outlive the interpreter, which aborts it
-
-PositionEncoder.draw = noted
-# each rank of each training is a process of its own, a fork: imports take longest
-for note, port in map(str.split, sys.argv[1:]):
-    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = []
-    for rank in ("0", "1"):
-        os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
-        ranks.append(os.fork())
-        if not ranks[-1]:
-            train("to_end" if note == "whole" else "again", resume=note == "resumed")
-    statuses = [os.waitpid(rank, 0)[1] for rank in ranks]
-    assert statuses == [0, 0] or note == "killed", (note, statuses)
-"""
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
-def tensors_of(checkpoint):
-    """Parameters, moments of the optimizer, and the random numbers to come on each rank."""
-    tensors = load_file(checkpoint / "model.safetensors")
-    for number, moments in torch.load(checkpoint / "optimizer.pt")["state"].items():
-        tensors |= {f"{number} {name}": value for name, value in moments.items()}
-    for rank in (0, 1):
-        states = torch.load(checkpoint / f"rng_state_{rank}.pth", weights_only=False)
-        tensors[f"rank {rank}"] = states["cpu"]
-    return tensors
-
-
-@pytest.mark.slow
-def test_ranks_leave_out_different_samples_and_resume_bit_for_bit_when_killed(run_cli, tmp_path):
-    """A training on two ranks that is left alone, and one that is killed after its checkpoint and
-    started again. Source and target draw apart."""
-    trainings = ("whole", "killed", "resumed")
-    (tmp_path / "script.py").write_text(KILLED)
-    words = [f"{name} {free_port()}" for name in trainings]
-    run_cli("python", tmp_path / "script.py", *words, cwd=tmp_path)
-    left_out = []
-    for rank in (0, 1):
-        whole, before, after = (
-            json.loads((tmp_path / f"{name}.{rank}").read_text()) for name in trainings
-        )
-        assert len(whole) == 4 * 2
-        assert before == whole[:6]  # the third step was lost
-        assert after == whole[4:]
-        left_out.append([chance == 1 for row in whole for chance in row])
-        assert 0 < sum(left_out[-1]) < len(left_out[-1])
-    assert left_out[0] != left_out[1]
-    places = ("again/checkpoint-2", "again/checkpoint-4", "to_end/checkpoint-4")
-    begun, actual, expected = (tensors_of(tmp_path / place) for place in places)
-    assert len(expected) == len(actual) > 50
-    for name, value in expected.items():
-        assert torch.equal(actual[name], value), name
-    assert any(not torch.equal(begun[name], value) for name, value in expected.items())

@@ -18,16 +18,6 @@ def losses(call):
 
 
 @pytest.mark.slow
-def test_calls_of_one_shape_are_compiled_once():
-    """The first call leaves nothing behind that the second has not seen."""
-    torch._dynamo.reset()
-    graphs = torch._dynamo.utils.counters["stats"]
-    graphs.clear()
-    losses(torch.compile(model_in_training(), backend="eager"))
-    assert graphs["unique_graphs"] == 1
-
-
-@pytest.mark.slow
 def test_broken_graph_keeps_the_draws_and_compiles_no_binding():
     """Compiled on its own, each module and value that is bound would be another program."""
     model = model_in_training()

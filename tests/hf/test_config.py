@@ -1,35 +1,12 @@
 """Configurations: settings are completed, kept, merged and refused."""
 
-import json
-import pickle
 import re
 
 import pytest
-from transformers import AutoConfig, MarianConfig, ViTConfig
+from transformers import AutoConfig
 
 from cape_plugins import PositionConfig
-from hf_models import (
-    CapeMarianConfig,
-    CapeSpeech2TextConfig,
-    CapeSpeechConfig,
-    CapeViTConfig,
-)
-from tests.support.hf import ALL, FAMILIES, VARIANTS
-
-
-@pytest.mark.parametrize(("family", "name"), ALL)
-def test_settings_survive_a_file(family, name, tmp_path):
-    settings = VARIANTS[family][name]
-    config = FAMILIES[family].config(position_embedding=settings)
-    assert settings.items() <= {**config.position_config.to_dict(), **settings}.items()
-    config.save_pretrained(tmp_path)
-    stored = json.loads((tmp_path / "config.json").read_text())
-    assert stored["position_embedding"] == config.position_embedding
-    assert stored["model_type"] == f"cape_{family}"
-    again = AutoConfig.from_pretrained(tmp_path)
-    assert type(again) is type(config)
-    assert again.position_config == config.position_config
-    assert pickle.loads(pickle.dumps(again)).position_config == config.position_config
+from hf_models import CapeMarianConfig, CapeSpeech2TextConfig, CapeSpeechConfig, CapeViTConfig
 
 
 def test_defaults_are_written_out():
@@ -49,17 +26,6 @@ def test_defaults_are_written_out():
     assert CapeViTConfig().position_config == PositionConfig("cape", "image", "encoder")
 
 
-@pytest.mark.parametrize(
-    ("ours", "stock"), [(CapeMarianConfig, MarianConfig), (CapeViTConfig, ViTConfig)]
-)
-def test_stock_configuration_becomes_ours(ours, stock, tmp_path):
-    stock().save_pretrained(tmp_path)
-    config = ours.from_pretrained(tmp_path, position_embedding={"type": "nopos"})
-    assert config.model_type == ours.model_type
-    assert config.to_dict()["model_type"] == ours.model_type
-    assert config.position_embedding == {"type": "nopos"}
-
-
 def test_single_options_of_a_stored_configuration_change(tmp_path):
     settings = {"type": "cape", "source_scale": 2, "max_global_shift": 3}
     CapeMarianConfig(position_embedding=settings).save_pretrained(tmp_path)
@@ -74,29 +40,14 @@ def test_single_options_of_a_stored_configuration_change(tmp_path):
 
 
 BAD = [
-    (CapeMarianConfig, {"type": "cape", "source_scale": 0}, ("source_scale=0", "> 0")),
-    (CapeMarianConfig, {"type": "cape", "source_scale": -1}, ("source_scale=-1", "> 0")),
     (CapeMarianConfig, {"type": "cape", "source_scale": "nan"}, ("source_scale='nan'", "> 0")),
     (CapeMarianConfig, {"type": "rope"}, ("position_embedding='rope'", "cape")),
     (CapeMarianConfig, {"type": "sinpos", "max_shift": 1}, ("max_shift", "max_global_shift")),
     (CapeMarianConfig, {"type": "sinpos", "max_global_shift": 1}, ("max_global_shift", "cape")),
-    (CapeMarianConfig, {"type": "shape", "max_offset": -1}, ("max_offset=-1", ">= 0")),
-    (CapeMarianConfig, {"type": "shape", "max_offset": 1.5}, ("max_offset=1.5", ">= 0")),
-    (CapeMarianConfig, {"type": "relpos", "relative_context": 0}, ("relative_context=0", ">= 1")),
-    (
-        CapeMarianConfig,
-        {"type": "cape", "source_scale": 1, "mean_normalize": True},
-        ("mean_normalize=True", "allowed: false"),
-    ),
     (CapeMarianConfig, "cape", ("position_embedding='cape'", "dict")),
-    (CapeMarianConfig, ["cape"], ("['cape']", "dict")),
     (CapeViTConfig, {"type": "cape", "max_local_shift": 0.6}, ("max_local_shift=0.6", "0 to 0.5")),
-    (CapeViTConfig, {"type": "cape", "max_global_scale": 0.5}, ("max_global_scale=0.5", ">= 1")),
-    (CapeViTConfig, {"type": "cape", "gamma": 0}, ("gamma=0", "factor")),
     (CapeViTConfig, {"type": "cape", "source_scale": 2}, ("source_scale='2'", "encoder")),
-    (CapeViTConfig, {"type": "cape", "source_bos": True}, ("source_bos=True", "encoder")),
     (CapeSpeechConfig, {"type": "cape", "gamma": 2}, ("gamma=2", "Leave it out")),
-    (CapeSpeechConfig, {"type": "cape", "max_global_shift": -1}, ("max_global_shift=-1", ">= 0")),
     (CapeSpeech2TextConfig, {"type": "cape", "synchronize": True}, ("synchronize=True", "encoder")),
     (CapeViTConfig, {"type": None}, ("position_embedding=None", "cape")),
 ]
@@ -120,11 +71,9 @@ def test_bad_settings_are_refused_at_construction_and_assignment(config, setting
 
 BAD_SIZES = [
     ({"hop_seconds": 0}, "hop_seconds=0"),
-    ({"hop_seconds": -0.01}, "hop_seconds=-0.01"),
     ({"window_seconds": 0.0}, "window_seconds=0.0"),
     ({"num_mel_bins": 0}, "num_mel_bins=0"),
     ({"conv_kernel_size": 4}, "conv_kernel_size=4"),
-    ({"conv_stride": 0}, "conv_stride=0"),
     ({"layer_norm": "none"}, "layer_norm='none'"),
     ({"ctc_loss_reduction": "max"}, "ctc_loss_reduction='max'"),
 ]
@@ -146,11 +95,3 @@ def test_decoder_of_speech_to_text_has_its_own_settings(tmp_path):
     )
     assert again.position_config == config.position_config
     assert again.decoder_position_config.relative_context == 7
-
-
-def test_position_embedding_of_a_model_cannot_be_deleted():
-    """The model would be saved without it."""
-    config = FAMILIES["marian"].build({"type": "nopos"}).config
-    with pytest.raises(ValueError, match=r"^position_embedding cannot be deleted: a model was"):
-        del config.position_embedding
-    assert config.position_embedding == {"type": "nopos"}

@@ -14,13 +14,13 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     MarianMTModel,
-    Qwen2ForCausalLM,
     WhisperForConditionalGeneration,
 )
 
 import hf_models
 from cape_plugins import cli
 from cape_plugins.doctor import command as doctor
+from cape_plugins.doctor.check import Check
 from hf_models import doctor as hf_doctor
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.seams import text
@@ -74,15 +74,6 @@ def test_a_wrong_model_gives_status_1_and_a_line_for_each_difference(marian, cap
     assert lines[-1].startswith(f"{len(failed)} of ")
 
 
-def test_the_wished_type_is_the_one_that_is_trained(marian, capsys):
-    status, lines, _ = run(
-        capsys, marian, "--position-embedding", "shape", "--position-max-offset", "9"
-    )
-    assert status == 0
-    assert any(": shape: one training step: loss" in line for line in lines)
-    assert not any(": cape: " in line for line in lines)
-
-
 def test_json_has_the_same(marian, capsys):
     status, lines, _ = run(capsys, marian, "--json")
     report = json.loads("\n".join(lines))
@@ -114,9 +105,7 @@ def test_a_model_without_a_stock_class_is_checked_alone(tmp_path, capsys):
     assert not any(": logits:" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    "stock", [BertForMaskedLM, Qwen2ForCausalLM, BeitBackbone, WhisperForConditionalGeneration]
-)
+@pytest.mark.parametrize("stock", [BeitBackbone, WhisperForConditionalGeneration])
 def test_large_models_are_cut_to_their_first_layers(stock, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(hf_doctor, "LARGE", -1)
     sizes = tiny_sizes(stock.config_class)
@@ -131,12 +120,6 @@ def test_large_models_are_cut_to_their_first_layers(stock, tmp_path, capsys, mon
     assert built[0].config.num_hidden_layers == 2
 
 
-def test_half_precision_is_checked_in_float32(tmp_path, capsys):
-    tiny_model(MarianMTModel).half().save_pretrained(tmp_path)
-    status, _, _ = run(capsys, tmp_path)
-    assert status == 0
-
-
 def test_changes_that_a_host_announces_are_noted(marian, capsys, monkeypatch):
     step = text.TranslationModel.forward
 
@@ -149,8 +132,9 @@ def test_changes_that_a_host_announces_are_noted(marian, capsys, monkeypatch):
     assert "note transformers: warning: FutureWarning: `x` goes" in lines
 
 
-@pytest.mark.slow
-def test_without_a_model_every_family_is_checked(capsys):
+def test_without_a_model_every_family_is_checked(capsys, monkeypatch):
+    """What the checks say is tested in test_check_family.py."""
+    monkeypatch.setattr(hf_doctor, "check_family", lambda *_: [Check("logits", "ok", "")])
     status, lines, _ = run(capsys)
     assert status == 0
     names = [line[5:].partition(":")[0] for line in lines if line.startswith("ok ")]
@@ -168,40 +152,13 @@ def only_families(monkeypatch, *model_types):
 
 
 def test_a_family_that_passes_is_one_line_with_the_number_of_its_checks(capsys, monkeypatch):
-    only_families(monkeypatch, "cape_bert", "cape_vit")
+    only_families(monkeypatch, "cape_vit")
     _, each, _ = run(capsys, "--all")
     status, lines, _ = run(capsys)
     assert status == 0
-    for name in ("cape_bert", "cape_vit"):
-        passed = [line for line in each if line.startswith(f"ok   {name}: ")]
-        assert len(passed) > 10
-        assert [line for line in lines if f" {name}: " in line] == [
-            f"ok   {name}: {len(passed)} checks"
-        ]
-
-
-def test_each_difference_of_a_family_is_a_line(capsys, monkeypatch):
-    only_families(monkeypatch, "cape_marian", "cape_bert")
-    monkeypatch.setattr(text, "cached_tokens", lambda *_: 0)
-    status, lines, _ = run(capsys)
-    failed = [line for line in lines if line.startswith("FAIL ")]
-    assert status == 1
-    assert {line.split(":")[0] for line in failed} == {"FAIL cape_marian"}
-    assert len(failed) > 1
-    assert lines[-1].startswith(f"{len(failed)} of ")
-
-
-def test_a_family_that_refuses_the_wished_type_is_left_out(capsys, monkeypatch):
-    only_families(monkeypatch, "cape_bert")
-
-    def refuse(*_):
-        raise ValueError("no such positions")
-
-    monkeypatch.setattr(hf_doctor, "check_family", refuse)
-    status, lines, _ = run(capsys, "--position-embedding", "relpos")
-    assert status == 0
-    assert "skip cape_bert: settings: no such positions" in lines
-    assert lines[-1] == "nothing was compared: see the lines above"
+    passed = [line for line in each if line.startswith("ok   cape_vit: ")]
+    assert len(passed) > 10
+    assert f"ok   cape_vit: {len(passed)} checks" in lines
 
 
 def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypatch):
@@ -216,7 +173,6 @@ def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypa
     ("arguments", "told"),
     [
         (["./missing"], "./missing: no such folder"),
-        (["gpt2"], "holds a GPT2LMHeadModel"),
         (["gpt2"], "no cape counterpart. Give a model that has one"),
         (["bert", "--position-embedding", "sinpos"], "dimension 33 is not"),
         (["empty"], "config.json"),
@@ -262,11 +218,10 @@ def stop_import(monkeypatch, error):
     monkeypatch.setattr(EntryPoint, "load", load)
 
 
-@pytest.mark.parametrize("model", [[], ["marian"]])
-def test_a_missing_host_is_named_with_the_way_to_install_it(model, marian, capsys, monkeypatch):
+def test_a_missing_host_is_named_with_the_way_to_install_it(capsys, monkeypatch):
     only_missing(monkeypatch, "transformers")
     stop_import(monkeypatch, ImportError("No module named 'transformers'"))
-    status, _, error = run(capsys, *(marian for _ in model))
+    status, _, error = run(capsys)
     assert status == 2
     assert error.startswith("error: transformers is not installed")
     assert "install it: pip install 'cape-plugins[hf]'" in error
@@ -285,13 +240,10 @@ def test_one_missing_host_of_two_is_skipped(capsys, monkeypatch):
     assert any(line.startswith("skip fairseq: host: fairseq is not installed") for line in lines)
 
 
-@pytest.mark.parametrize("error", [ImportError("no name x"), AttributeError("y"), TypeError("z")])
-@pytest.mark.parametrize("model", [[], ["marian"]])
-def test_an_installed_host_that_cannot_be_imported_is_a_difference(
-    model, error, marian, capsys, monkeypatch
-):
+@pytest.mark.parametrize("error", [ImportError("no name x"), TypeError("z")])
+def test_an_installed_host_that_cannot_be_imported_is_a_difference(error, capsys, monkeypatch):
     stop_import(monkeypatch, error)
-    status, lines, _ = run(capsys, *(marian for _ in model))
+    status, lines, _ = run(capsys)
     (failed,) = (line for line in lines if line.startswith("FAIL "))
     assert status == 1
     assert failed.startswith("FAIL hugging_face: host: transformers is installed, but")

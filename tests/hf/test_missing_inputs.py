@@ -20,34 +20,6 @@ def test_message_says_what_is_missing_or_given_twice(family):
         model(IDS, inputs_embeds=EMBEDS)
 
 
-def test_message_names_the_side():
-    model = FAMILIES["marian"].build(VARIANTS["marian"]["cape"]).base_model
-    with pytest.raises(ValueError, match=r"^input_ids and inputs_embeds are not given; allowed:"):
-        model.encoder()
-    message = r"decoder_input_ids and decoder_inputs_embeds are both given; allowed: exactly one"
-    with pytest.raises(ValueError, match=message):
-        model.decoder(IDS, inputs_embeds=EMBEDS, encoder_hidden_states=EMBEDS)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", VARIANTS["bert"])
-def test_samples_share_positions_without_a_batch(name):
-    model = FAMILIES["bert"].build(VARIANTS["bert"][name])
-    ids = torch.arange(6) + 2
-    expected = model(IDS, position_ids=ids.expand(2, -1)).logits
-    for shared in (ids, ids[None]):
-        torch.testing.assert_close(model(IDS, position_ids=shared).logits, expected)
-
-
-@torch.no_grad()
-def test_stock_bert_shares_them_alike():
-    row = FAMILIES["bert"]
-    stock, own = row.build_stock(), row.build({"type": row.stock_type})
-    own.load_state_dict(stock.state_dict(), strict=False)
-    given = {"position_ids": torch.arange(6) + 2, "token_type_ids": torch.zeros_like(IDS)}
-    assert torch.equal(own(IDS, **given).logits, stock(IDS, **given).logits)
-
-
 # ---- empty inputs, and those of another width ----------------------------------------------------
 
 

@@ -14,7 +14,6 @@ from transformers.modeling_outputs import TokenClassifierOutput
 import hf_models
 from cape_plugins import ENCODINGS, TYPES, token_positions
 from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row
-from cape_plugins.checkpoints.stack import read_stack
 from hf_models import convert
 from hf_models.seams.text import TokenTable
 from hf_models.switching.configuration import PositionEmbeddingMixin
@@ -144,15 +143,6 @@ def test_configuration_without_a_row_is_refused():
         type("CapeCrowConfig", (CapeTinyConfig,), {"model_type": "cape_crow"})
 
 
-def test_errors_name_option_and_range():
-    with pytest.raises(ValueError, match=r"max_local_shift=0\.7.*0 to 0\.5"):
-        CapeTinyConfig(position_embedding={"type": "cape", "max_local_shift": 0.7})
-    with pytest.raises(ValueError, match="relative_context"):
-        CapeTinyConfig(position_embedding={"type": "relpos", "relative_context": 0})
-    with pytest.raises(ValueError, match=r"'tiny'.*CapeMarianConfig takes"):
-        hf_models.CapeMarianConfig.from_dict({"model_type": "tiny"})
-
-
 def test_auto_classes_load_it(stock, tmp_path):
     load = AutoModelForTokenClassification.from_pretrained
     model = load(tmp_path / "stock", position_embedding={"type": "cape"})
@@ -170,31 +160,6 @@ def test_conversion_takes_it(stock, tmp_path, capsys):
     assert model.config.position_embedding["max_global_shift"] == 3.0
 
 
-def test_pictures_read_it(stock, tmp_path):
-    model = hf_models.switch(stock, {"type": "cape"})
-    model.save_pretrained(tmp_path / "own")
-    stack = read_stack(tmp_path / "own")
-    expected = model.positions(token_positions(torch.ones(1, 10).bool()))
-    assert torch.allclose(stack.encoder(stack.positions(10), random=False), expected)
-
-
-def test_stock_table_survives_loading_with_the_stock_type(stock, tmp_path):
-    model, report = CapeTinyTagger.from_pretrained(
-        tmp_path / "stock", position_embedding={"type": "abspos"}, output_loading_info=True
-    )
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    assert torch.equal(model.eval()(TOKENS).logits, stock(TOKENS).logits)
-
-
-def test_conversion_to_the_stock_type_and_back_changes_nothing(stock, tmp_path):
-    convert.convert(str(tmp_path / "stock"), tmp_path / "own", {"type": "abspos"})
-    convert.convert(str(tmp_path / "own"), tmp_path / "back", None)
-    back = TinyTagger.from_pretrained(tmp_path / "back").state_dict()
-    assert back.keys() == stock.state_dict().keys()
-    assert all(torch.equal(back[name], value) for name, value in stock.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("name", "reported"), [("abspos", {"embed_positions.weight"}), ("cape", set())]
 )
@@ -210,17 +175,6 @@ def test_trained_table_that_a_new_one_replaces_is_reported(
         tmp_path / "stock", position_embedding={"type": name}, output_loading_info=True
     )
     assert set(report["unexpected_keys"]) == reported
-
-
-def test_width_that_is_no_field_is_refused(stock):
-    FAMILY_ROWS["tiny"] = Family("tiny", {"encoder": Side("text", "encoder", dim="hidden")})
-    with pytest.raises(ValueError, match=r"dim='hidden'.*'cape_tiny'.*CapeTinyConfig.*d_model"):
-        hf_models.switch(stock, {"type": "cape"})
-
-
-def test_side_that_the_row_lacks_is_refused():
-    with pytest.raises(ValueError, match=r"side='enc'.*'cape_tiny'; allowed: encoder"):
-        build_positions(CapeTinyConfig(), "enc")
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM
 
 import hf_models
 from cape_plugins.settings.registry import ROTARY_TYPES
-from hf_models.seams.rotary import draw_texts, number_texts, sample_texts
+from hf_models.seams.rotary import number_texts
 from tests.support.hf import FAMILIES, VARIANTS, batch, families_of
 
 LENGTHS = (5, 3, 4)
-CAUSAL = [name for name, row in FAMILIES.items() if row.auto is AutoModelForCausalLM]
 BIDIRECTIONAL = [name for name, row in FAMILIES.items() if row.auto is AutoModelForMaskedLM]
 SAMPLED = [name for name, row in ROTARY_TYPES.items() if row.sampling]
 SETTINGS = [
@@ -85,37 +84,6 @@ def test_each_packed_text_has_sorted_positions_of_its_own(name):
     assert torch.equal(whole, whole.round()) == (name == "randpos")
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
-def test_each_packed_text_is_augmented_or_left_as_it_is(settings):
-    """As a whole, independently of the others in its sample."""
-    model = model_of({**settings, "augment_probability": 0.5}).train()
-    ids, positions = packed()
-    seen = []
-    for seed in range(40):
-        torch.manual_seed(seed)
-        moved = moved_positions(model, input_ids=ids, position_ids=positions)[0]
-        rows = []
-        for text, raw in zip(by_text(moved), by_text(positions[0]), strict=True):
-            rows.append(not torch.equal(text, raw.float()))
-            assert not rows[-1] or (text != raw)[1:].all() or settings["type"] in SAMPLED
-        seen.append(tuple(rows))
-    share = sum(map(sum, seen)) / (3 * len(seen))
-    assert abs(share - 0.5) < 4 * (0.25 / (3 * len(seen))) ** 0.5
-    assert len(set(seen)) == 2**3  # all ways to choose among three texts
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-def test_packed_texts_of_several_samples_take_the_first_of_their_orders(name):
-    encoder = model_of({"type": name, "max_position": 9}).model.rotary_emb.positions.train()
-    positions = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
-    torch.manual_seed(1)
-    actual = sample_texts(encoder, positions)
-    torch.manual_seed(1)
-    order = encoder.draw(6).order  # three texts a sample at most
-    texts = [order[row, :length].sort().values for row, length in ((0, 3), (1, 2), (2, 1), (3, 6))]
-    assert torch.equal(actual, torch.stack((torch.cat(texts[:3]), texts[3])))
-
-
 @pytest.mark.parametrize("name", SAMPLED)
 def test_a_packed_text_longer_than_the_range_is_refused(name):
     model = model_of({"type": name, "max_position": 4}).train()
@@ -124,14 +92,6 @@ def test_a_packed_text_longer_than_the_range_is_refused(name):
         model(input_ids=ids, position_ids=positions)
     shorter = positions.masked_fill(positions == 4, 0)  # five texts, none of them longer than 4
     model(input_ids=ids, position_ids=shorter)
-
-
-def test_a_draw_of_each_text_is_there_at_each_of_its_tokens():
-    encoder = model_of({"type": "cape", "max_global_scale": 2.0}).model.rotary_emb.positions.train()
-    positions = torch.tensor([[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]])
-    scale = draw_texts(encoder, positions).scale[..., 0]
-    assert scale[0, 0] == scale[0, 1] != scale[0, 2] == scale[0, 3] == scale[0, 4]
-    assert len(set(scale[1].tolist())) == 1
 
 
 # ---- borders and losses --------------------------------------------------------------------------
@@ -155,7 +115,7 @@ def test_packed_texts_do_not_see_each_other(settings, training):
     assert torch.equal(first[0, LENGTHS[0] :], second[0, LENGTHS[0] :])
 
 
-@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
 def test_packed_texts_are_evaluated_as_unpacked_ones(settings, family):
     model, (ids, positions) = model_of(settings, family), packed()
@@ -190,19 +150,6 @@ def test_packed_texts_of_bidirectional_models_are_evaluated_as_unpacked_ones(
     assert (seen - together).abs().max() > 1e-2  # with a mask, it says what is seen
 
 
-@pytest.mark.parametrize(("family", "name"), EACH)
-def test_packed_texts_of_bidirectional_models_do_not_see_each_other_in_training(family, name):
-    model, (ids, positions) = FAMILIES[family].build(VARIANTS[family][name]).train(), packed()
-    other = ids.clone()
-    other[0, : LENGTHS[0]] += 1
-    states = []
-    for tokens in (ids, other):
-        torch.manual_seed(5)
-        states.append(model(tokens, position_ids=positions).logits.detach()[0])
-    assert not torch.equal(states[0][: LENGTHS[0]], states[1][: LENGTHS[0]])
-    torch.testing.assert_close(states[0][LENGTHS[0] :], states[1][LENGTHS[0] :])
-
-
 @pytest.mark.parametrize("family", BIDIRECTIONAL)
 def test_one_text_with_positions_is_evaluated_as_the_stock_model_does(family):
     row, (ids, _) = FAMILIES[family], packed()
@@ -211,14 +158,6 @@ def test_one_text_with_positions_is_evaluated_as_the_stock_model_does(family):
         expected = stock(ids, position_ids=positions).logits
         own = hf_models.switch(stock, {"type": row.stock_type})
         assert torch.equal(own(ids, position_ids=positions).logits, expected)
-
-
-@pytest.mark.parametrize("family", BIDIRECTIONAL)
-def test_attention_without_masks_is_refused_for_packed_texts(family):
-    model, (ids, positions) = FAMILIES[family].build({"type": "nopos"}), packed()
-    model.config._attn_implementation = "flash_attention_2"  # needs a GPU to be chosen
-    with pytest.raises(ValueError, match=r"flash_attention_2.*position_ids.*sdpa"):
-        model(ids, position_ids=positions)
 
 
 @pytest.mark.parametrize("family", families_of("seq2seq"))
@@ -252,20 +191,7 @@ def test_position_ids_of_every_shape_keep_borders(family, training):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", BIDIRECTIONAL)
-def test_packed_texts_of_bidirectional_models_compile(family):
-    model = FAMILIES[family].build(VARIANTS[family]["cape"], num_hidden_layers=1).train()
-    ids, positions = packed()
-    torch._dynamo.reset()
-    outputs = []
-    for call in (model, torch.compile(model, fullgraph=True, backend="eager")):
-        torch.manual_seed(1)
-        outputs.append(call(ids, position_ids=positions).logits)
-    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
+@pytest.mark.parametrize("settings", SETTINGS[:2], ids=lambda settings: settings["type"])
 def test_training_on_packed_texts_compiles_without_graph_breaks(settings):
     """Also where positions are drawn for each text, whose number the device alone knows."""
     model, (ids, positions) = model_of(settings, num_hidden_layers=1), packed()
@@ -301,19 +227,6 @@ def test_padding_takes_no_position(name, family):
         padded = {"input_ids": inputs["input_ids"], "attention_mask": valid.long()}
         positions = moved_positions(model, draw=draw, **padded)
         assert torch.equal(positions[valid], torch.cat(expected))
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
-def test_generation_in_training_mode_draws_nothing(settings, use_cache):
-    model, inputs = model_of(settings), batch("llama")
-    inputs = {key: inputs[key][:1] for key in ("input_ids", "attention_mask")}
-    options = {"max_new_tokens": 4, "do_sample": False, "use_cache": use_cache}
-    options |= {"return_dict_in_generate": True, "output_logits": True}
-    expected = model.generate(**inputs, **options).logits
-    for _ in range(2):
-        generated = model.train().generate(**inputs, **options).logits
-        assert torch.equal(torch.stack(generated), torch.stack(expected))
 
 
 def test_packed_texts_may_begin_anywhere():

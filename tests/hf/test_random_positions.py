@@ -4,22 +4,8 @@ half precision, draws in evaluation, stock checkpoints."""
 import pytest
 import torch
 
-import hf_models
 from cape_plugins import TYPES
-from hf_models.convert import convert
-from tests.support.hf import (
-    ALPHA,
-    FAMILIES,
-    MARIAN,
-    PAD,
-    answer,
-    batch,
-    frames,
-    loss,
-    make,
-    sentences,
-    targets,
-)
+from tests.support.hf import ALPHA, FAMILIES, MARIAN, PAD, answer, batch, frames, sentences, targets
 
 SAMPLED = [name for name, row in TYPES.items() if row.sampling]
 
@@ -69,27 +55,6 @@ def test_source_and_target_share_one_function_of_the_index(name, hint, left):
         assert torch.equal(target[row, :there], taken[:there])
 
 
-@pytest.mark.parametrize("family", ["bart", "m2m_100", "pegasus"])
-def test_other_translators_share_it_too(family):
-    """Their embeddings are padded by ids, or their targets made of the source."""
-    row = FAMILIES[family]
-    model = row.build({"type": "randpos", "source_scale": 1, "max_position": 64}).train()
-    inputs = batch(family)
-    inputs.pop("attention_mask")
-    source, target = coordinates(model, **inputs)
-    length = min(source.shape[1], target.shape[1])
-    start = [stack.positions.start for stack in (model.model.encoder, model.model.decoder)]
-    same = source[:, :length] - start[0] == target[:, :length] - start[1]
-    real = inputs["input_ids"][:, :length].ne(PAD)
-    assert same[real].all()
-
-
-def test_sides_that_share_nothing_draw_for_themselves():
-    settings = {"type": "randpos", "source_scale": 1, "synchronize": False}
-    source, target = coordinates(MARIAN.build(settings).train(), **translation(False))
-    assert not (source[:, :3] == target[:, :3]).any()
-
-
 @pytest.mark.parametrize("name", SAMPLED)
 def test_evaluation_and_generation_equal_sinpos(name):
     settings = {"source_scale": ALPHA}
@@ -100,19 +65,6 @@ def test_evaluation_and_generation_equal_sinpos(name):
     expected = plain.generate(**options)
     assert torch.equal(model.generate(**options), expected)
     assert torch.equal(model.train().generate(**options), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", SAMPLED)
-def test_drawn_positions_stay_exact_in_half_precision(name, dtype):
-    model = MARIAN.build({"type": name, "source_scale": ALPHA}).train()
-    draw = model.model.encoder.positions.draw(3)
-    expected = coordinates(model, **translation(False), draw=draw)
-    actual = coordinates(model.to(dtype), **translation(False), draw=draw)
-    for single, half in zip(expected, actual, strict=True):
-        assert single.dtype == half.dtype == torch.float32
-        assert torch.equal(single, half)
-        assert single.max() > 512
 
 
 def test_an_input_longer_than_the_range_is_refused():
@@ -144,45 +96,3 @@ def test_generation_draws_where_evaluation_does():
         model = family.build({"type": "randpos", "random_evaluation": random})
         first, second = (model.generate(**options).encoder_hidden_states[0] for _ in range(2))
         assert torch.equal(first, second) == (not random)
-
-
-@pytest.mark.parametrize("family", ["marian", "llama", "qwen2"])
-def test_evaluation_draws_nothing_for_text_that_grows(family):
-    with pytest.raises(ValueError, match=r"random_evaluation=True.*grows step by step"):
-        FAMILIES[family].config(position_embedding={"type": "rfs", "random_evaluation": True})
-
-
-@pytest.mark.parametrize("family", ["vit", "siglip"])
-def test_images_are_refused_with_the_reason(family):
-    with pytest.raises(ValueError, match=r"'randpos' sorts the positions of a sequence.*grid"):
-        FAMILIES[family].config(position_embedding={"type": "randpos"})
-
-
-@pytest.mark.parametrize("family", ["marian", "llama"])
-def test_a_stock_checkpoint_becomes_one_and_comes_back(family, tmp_path):
-    """Nothing but training differs, so that both ways are open, neutral or not."""
-    row, inputs = FAMILIES[family], batch(family)
-    stock = row.build_stock(seed=1)
-    stock.save_pretrained(tmp_path / "stock")
-    scale = {"source_scale": 1} if family == "marian" else {}
-    settings = {"type": "randpos", **scale}
-    model = convert(str(tmp_path / "stock"), tmp_path / "own", settings, neutral=True)
-    with torch.no_grad():
-        expected = answer(stock(**inputs))
-        assert torch.equal(answer(model.eval()(**inputs)), expected)
-        switched = hf_models.switch(row.build_stock(seed=1), settings)
-        assert torch.equal(answer(switched.eval()(**inputs)), expected)
-        back = convert(str(tmp_path / "own"), tmp_path / "back", None)
-        assert torch.equal(answer(back.eval()(**inputs)), expected)
-    assert not torch.equal(loss(switched.train()(**inputs)), loss(switched(**inputs)))
-
-
-def test_a_learned_table_begins_as_the_others_and_is_trained_where_positions_are():
-    model = make("marian", "rfs+table").train()
-    loss(model(**batch("marian"))).backward()
-    for stack in (model.model.encoder, model.model.decoder):
-        table = stack.positions.encoding.weight
-        assert table.shape == (2048, 32)
-        assert table.std().item() == pytest.approx(0.2, abs=0.01)  # init_std of the configuration
-        used = table.grad.abs().sum(1).gt(0).sum()
-        assert 10 < used < 60

@@ -8,7 +8,7 @@ import torch
 from cape_plugins import PositionConfig
 from cape_plugins.speech.batching import frame_nanoseconds
 from hf_models import CapeSpeechConfig
-from tests.support.hf import AUDIO, CTC, SPEECH_TO_TEXT, batch, frames, make, seam, targets
+from tests.support.hf import AUDIO, batch, frames, make, seam, targets
 
 NAMES = list(AUDIO)
 FAMILIES = ("speech_ctc", "speech_to_text")
@@ -64,12 +64,6 @@ def test_positions_are_the_centres_of_frames_in_seconds():
     torch.testing.assert_close(times, 0.0125 + 3e-9 * hops[:, None] * torch.arange(17.0))
 
 
-def test_mean_over_valid_frames_is_removed():
-    times = coordinates(make("speech_ctc", "sinpos+mean"), frames())
-    for row, length in enumerate((17, 14, 8)):
-        assert times[row, :length].mean().abs() < 1e-6
-
-
 def test_speech_to_text_counts_frames_as_in_stock():
     """Counts from pad_token_id + 1 on, in steps of four frames of 10 ms."""
     model = make("speech_to_text", "sinpos")
@@ -77,32 +71,6 @@ def test_speech_to_text_counts_frames_as_in_stock():
     model = make("speech_to_text", "sinpos")
     twice = coordinates(model, frames(), hop_nanoseconds=20_000_000)[0]
     torch.testing.assert_close(twice, 2.0 + 2 * torch.arange(13.0))
-
-
-def test_shift_in_seconds_becomes_steps():
-    model = SPEECH_TO_TEXT.build({"type": "cape", "max_global_shift": 12, "max_global_scale": 1.5})
-    draw = seam(model).train().draw(2000)
-    assert 295 < draw.shift.abs().max() <= 12 / 0.04
-    assert draw.scale.max() <= 1.5
-
-
-def test_position_embedding_follows_time_not_frames():
-    """The same recording in two hops: frames at the same time have the same embedding."""
-    model = make("speech_ctc", "sinpos+mean")
-    outs = []
-    seam(model).register_forward_hook(lambda _m, _a, out: outs.append(out))
-    logits(model, frames((49,)), hop_nanoseconds=10_000_000)
-    logits(model, frames((25,)), hop_nanoseconds=20_000_000)
-    torch.testing.assert_close(outs[0][0, ::2], outs[1][0], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("layer_norm", ["pre", "post"])
-def test_normalisation_is_before_or_after_as_asked(layer_norm):
-    model = CTC.build({"type": "cape"}, layer_norm=layer_norm)
-    assert isinstance(model.encoder.layer_norm, torch.nn.LayerNorm) == (layer_norm == "pre")
-    names = {name.rsplit(".", 1)[0] for name, _ in model.named_parameters()}
-    assert "encoder.layers.1.self_attn.q_proj" in names
-    assert logits(model, frames()).isfinite().all()
 
 
 def test_loss_is_ctc_over_true_lengths():
@@ -152,14 +120,6 @@ def test_batch_without_padding_equals_its_samples(name, family):
     assert timed == (not torch.allclose(batch.logits, other.logits, atol=1e-4)), "times matter"
 
 
-def test_frame_times_become_positions():
-    kept = torch.tensor([[0, 2, 3, 7, 8, 9, 11]] * 3)
-    inputs = {"input_features": frames((7, 7, 7))["input_features"]}
-    inputs["frame_nanoseconds"] = frame_nanoseconds(kept, [0.01] * 3)
-    times = coordinates(make("speech_ctc", "sinpos"), inputs)
-    torch.testing.assert_close(times[0], 0.0125 + 0.01 * torch.tensor([0.0, 7.0, 11.0]))
-
-
 PAPER_RATES = {"wsj": (0.4, 1.1), "tedlium3": (0.1, 2.0)}  # dropout, scale of the positions
 
 
@@ -183,24 +143,9 @@ def test_presets_are_the_models_of_the_paper(corpus, tmp_path):
     assert other.position_config.type == "abspos"
 
 
-def test_defaults_that_checkpoints_leave_out_stay():
-    """A file that says nothing of them was written with these."""
-    config = CapeSpeechConfig()
-    assert (config.dropout, config.encoder_layerdrop) == (0.1, 0.0)
-    assert config.max_position_embeddings == 1500
-
-
 def test_unknown_presets_are_refused():
     with pytest.raises(ValueError, match="preset='timit' is unknown; allowed: wsj, tedlium3"):
         CapeSpeechConfig.preset("timit")
-
-
-def test_the_paper_has_36_layers_of_768():
-    with torch.device("meta"):
-        model = CTC.model(CTC.config())
-    assert len(model.encoder.layers) == 36
-    assert model.encoder.conv.conv_layers[0].weight.shape == (1536, 80, 7)
-    assert model.config.inputs_to_logits_ratio == 480
 
 
 def test_bad_input_is_refused():
@@ -213,10 +158,7 @@ def test_bad_input_is_refused():
 
 HOPS = [
     (0.01, "hop_nanoseconds=0.01 "),
-    (1e7, "hop_nanoseconds=10000000.0 "),
     (10, "hop_nanoseconds=10 "),  # milliseconds
-    (0, "hop_nanoseconds=0 "),
-    (-10_000_000, "hop_nanoseconds=-10000000 "),
     (True, "hop_nanoseconds=True "),
     (torch.tensor([1e7, 1e7, 1e7]), "hop_nanoseconds has dtype torch.float32"),
     (torch.tensor([10_000_000, 10_000_000]), "hop_nanoseconds has shape (2,)"),
@@ -225,20 +167,12 @@ HOPS = [
 ]
 
 
-@pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
+@pytest.mark.parametrize("family", ["speech_ctc"])
 @pytest.mark.parametrize(("hop", "message"), HOPS, ids=[message[:40] for _, message in HOPS])
 def test_hop_that_is_no_number_of_nanoseconds_is_refused(family, hop, message):
     inputs = batch(family)
     with pytest.raises(ValueError, match=re.escape(message) + ".*10_000_000 for 10 ms"):
         make(family, "sinpos")(**inputs, hop_nanoseconds=hop)
-
-
-def test_masks_may_be_of_any_dtype():
-    model, inputs = make("speech_ctc", "cape"), frames()
-    expected = model(**inputs).logits
-    for dtype in (torch.float32, torch.bool):
-        mask = inputs["attention_mask"].to(dtype)
-        assert torch.equal(model(**{**inputs, "attention_mask": mask}).logits, expected)
 
 
 @pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
@@ -249,8 +183,9 @@ def test_mask_of_another_width_than_the_features_is_refused(family, columns):
         make(family, "sinpos")(**inputs)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "beams"), [*((name, 1) for name in NAMES), ("cape", 3), ("relpos", 3)]
+)
 def test_generation_equals_teacher_forcing(name, beams):
     model, inputs = make("speech_to_text", name), frames()
     out = model.generate(

@@ -1,7 +1,5 @@
-"""Calls of transformers that build a model, with a position embedding: by Auto classes, stock
+"""Calls that build a model, with a position embedding: by Auto classes, stock
 classes and stock configurations."""
-
-import re
 
 import pytest
 import torch
@@ -41,6 +39,7 @@ def test_every_call_loads_the_model_of_this_package_with_the_stock_weights(famil
         lambda: row.model.from_pretrained(folder, config=stock, position_embedding=settings),
         lambda: row.stock_model.from_pretrained(folder, position_embedding=settings),
         lambda: row.stock_model.from_pretrained(folder, config=stock, position_embedding=settings),
+        lambda: hf_models.switch(row.stock_model.from_pretrained(folder), settings),
     )
     for call in calls:
         model = call()
@@ -70,56 +69,6 @@ def test_every_call_builds_the_model_of_this_package_from_a_stock_configuration(
     assert calls[2]().dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("family", WITH_STOCK)
-def test_calls_without_a_position_embedding_are_stock_ones(family, folders):
-    row, folder = FAMILIES[family], folders / family
-    stock = row.stock_config.from_pretrained(folder)
-    for model in (
-        row.stock_model.from_pretrained(folder),
-        row.auto.from_pretrained(folder, config=stock),
-        row.auto.from_config(stock),
-    ):
-        assert type(model) is row.stock_model
-
-
-def test_position_embedding_of_both_sides_reaches_the_decoder(folders):
-    sides = {"position_embedding": {"type": "cape"}}
-    sides["decoder_position_embedding"] = {"type": "relpos", "relative_context": 3}
-    row = FAMILIES["speech_to_text"]
-    stock = row.stock_config.from_pretrained(folders / "speech_to_text")
-    model = row.auto.from_config(stock, **sides)
-    assert model.config.decoder_position_config.relative_context == 3
-    alone = {"decoder_position_embedding": sides["decoder_position_embedding"]}
-    model = row.stock_model.from_pretrained(folders / "speech_to_text", **alone)
-    assert model.config.decoder_position_config.relative_context == 3
-
-
-def test_settings_are_given_once(folders):
-    row, settings = FAMILIES["vit"], {"type": "nopos"}
-    own = row.config(**row.sizes)
-    for call in (
-        lambda: row.auto.from_config(own, position_embedding=settings),
-        lambda: row.auto.from_pretrained(folders / "vit", config=own, position_embedding=settings),
-    ):
-        with pytest.raises(ValueError, match="config and position_embedding are both given"):
-            call()
-
-
-def test_configuration_may_be_a_dict_as_for_auto_classes(folders):
-    row, settings = FAMILIES["marian"], {"type": "nopos"}
-    stored = row.stock_config.from_pretrained(folders / "marian").to_dict()
-    for loader in (row.stock_model, row.model, row.auto):
-        model = loader.from_pretrained(
-            folders / "marian", config=stored, position_embedding=settings
-        )
-        assert type(model) is row.model
-        assert model.config.position_embedding == settings
-    model = row.model.from_pretrained(
-        folders / "marian", config={**stored, "position_embedding": settings}
-    )
-    assert model.config.position_embedding == settings
-
-
 @pytest.mark.parametrize("family", ["marian", "bert", "llama"])
 def test_constructors_name_the_call_that_takes_a_position_embedding(family):
     row = FAMILIES[family]
@@ -127,29 +76,6 @@ def test_constructors_name_the_call_that_takes_a_position_embedding(family):
         told = rf"{build.__name__}\(config\) takes no position_embedding.*hf_models\.switch\("
         with pytest.raises(ValueError, match=told):
             build(config(**row.sizes), position_embedding={"type": "nopos"})
-
-
-def test_misplaced_settings_are_refused(folders):
-    row = FAMILIES["vit"]
-    stock = row.stock_config.from_pretrained(folders / "vit")
-    more = {"position_embedding": {"type": "cape"}, "max_global_shift": 3}
-    for call in (
-        lambda: row.auto.from_config(stock, **more),
-        lambda: row.stock_model.from_pretrained(folders / "vit", **more),
-        lambda: row.auto.from_pretrained(folders / "vit", config=stock, **more),
-    ):
-        with pytest.raises(ValueError, match=re.escape('"max_global_shift": 3}')):
-            call()
-
-
-def test_configuration_of_another_family_is_refused(folders):
-    row = FAMILIES["marian"]
-    with pytest.raises(ValueError, match="'vit'.*CapeMarianConfig takes"):
-        row.model.from_pretrained(
-            folders / "marian",
-            config=FAMILIES["vit"].stock_config(),
-            position_embedding={"type": "sinpos"},
-        )
 
 
 def test_models_of_other_families_refuse_a_position_embedding(tmp_path):

@@ -2,16 +2,14 @@
 transformers chooses it by the configuration, and for ours as for the stock one."""
 
 import json
-import shutil
 
 import pytest
-import sentencepiece
 from tokenizers import Tokenizer
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import BPE
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from hf_models.convert import main
-from tests.support.hf import FAMILIES, OF_FAMILY
+from tests.support.hf import FAMILIES
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two")
 
@@ -21,27 +19,8 @@ def write(folder, **files):
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
-def opus(folder):
-    (folder / "text").write_text("one two three four five\n" * 10)
-    for name in ("source", "target"):
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(folder / "text"), model_prefix=str(folder / name), vocab_size=30,
-            hard_vocab_limit=False, minloglevel=2,
-        )  # fmt: skip
-        (folder / f"{name}.model").rename(folder / f"{name}.spm")
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
-    names = ["</s>", "<unk>", *map(pieces.id_to_piece, range(3, len(pieces))), "<pad>"]
-    languages = {"source_lang": "en", "target_lang": "de"}
-    write(folder, vocab={n: row for row, n in enumerate(names)}, tokenizer_config=languages)
-
-
 def words(folder):
     (folder / "vocab.txt").write_text("\n".join(WORDS))
-
-
-def words_and_rules(folder):
-    vocabulary = {word: row for row, word in enumerate(WORDS)}
-    Tokenizer(WordLevel(vocabulary, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
 
 
 def misnamed(folder):
@@ -59,9 +38,7 @@ def frames(folder):
 
 
 FILES = {
-    "opus": ("marian", AutoTokenizer, opus),
     "vocabulary": ("bert", AutoTokenizer, words),
-    "rules": ("bert", AutoTokenizer, words_and_rules),
     "misnamed": ("qwen2", AutoTokenizer, misnamed),
     "images": ("vit", AutoImageProcessor, images),
     "frames": ("speech_to_text", AutoFeatureExtractor, frames),
@@ -95,40 +72,3 @@ def test_converted_folder_loads_what_the_stock_one_does(stock, tmp_path):
     flags = ["--position-embedding", FAMILIES[family].stock_type]
     assert main([str(source), str(tmp_path / "cape"), *flags]) == 0
     assert_loads_alike(tmp_path / "cape", stock)
-
-
-def test_folder_of_a_loaded_model_loads_what_the_stock_one_does(stock, tmp_path):
-    source, family, _ = stock
-    shutil.copytree(source, tmp_path / "cape")
-    settings = OF_FAMILY[family]["cape"]
-    model = FAMILIES[family].model.from_pretrained(source, position_embedding=settings)
-    model.save_pretrained(tmp_path / "cape")
-    assert_loads_alike(tmp_path / "cape", stock)
-
-
-LOADER = """
-import sys
-sys.modules["hf_models"] = sys.modules["cape_plugins"] = None
-import transformers
-for line in sys.argv[1:]:
-    folder, auto = line.split(":")
-    load = getattr(transformers, auto).from_pretrained
-    print("loaded", type(load(folder, trust_remote_code=True)).__name__)
-"""
-
-
-@pytest.mark.slow
-def test_folder_with_its_own_code_loads_what_the_stock_one_does(run_cli, tmp_path):
-    lines, expected = [], []
-    for name, (family, auto, add_files) in FILES.items():
-        source, target = tmp_path / name, tmp_path / f"{name}-cape"
-        FAMILIES[family].build_stock().save_pretrained(source)
-        add_files(source)
-        flags = ["--position-embedding", FAMILIES[family].stock_type, "--self-contained"]
-        assert main([str(source), str(target), *flags]) == 0
-        lines.append(f"{target}:{auto.__name__}")
-        expected.append(f"loaded {type(auto.from_pretrained(source)).__name__}")
-    (tmp_path / "load.py").write_text(LOADER)
-    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    output = run_cli("python", tmp_path / "load.py", *lines, cwd=tmp_path, env=environment).stdout
-    assert [line for line in output.splitlines() if line.startswith("loaded")] == expected

@@ -83,12 +83,3 @@ def test_what_is_bound_does_not_leave_its_thread_or_module():
         assert copy.deepcopy(module).bound is None
         assert pickle.loads(pickle.dumps(module)).bound is None
     assert module.bound is None
-
-
-def test_part_compiled_on_its_own_reads_what_is_bound_outside():
-    module = Holder()
-    compiled = torch.compile(module, backend="eager", fullgraph=True)
-    for value in (torch.ones(2), torch.full((2,), 3.0), None):
-        with module.using(value):
-            expected = torch.zeros(2) if value is None else value
-            assert torch.equal(compiled(torch.zeros(2)), expected)

@@ -9,18 +9,12 @@ import torch
 
 import hf_models
 from hf_models import (
-    CapeMarianConfig,
-    CapeMarianModel,
-    CapeMarianMTModel,
     CapeSpeech2TextConfig,
     CapeSpeech2TextForConditionalGeneration,
     CapeSpeech2TextModel,
     CapeSpeechConfig,
     CapeSpeechForCTC,
     CapeSpeechModel,
-    CapeViTConfig,
-    CapeViTForImageClassification,
-    CapeViTModel,
     CapeWhisperConfig,
     CapeWhisperForConditionalGeneration,
     CapeWhisperModel,
@@ -36,7 +30,6 @@ TABLE = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(TABLE)
 TYPE = os.environ["POSITION_EMBEDDING"]
 SETTINGS = {"type": TYPE}
-TEXT = {**SETTINGS, "source_scale": 1} if TYPE == "cape" else SETTINGS
 
 
 def left_out(reason):
@@ -93,82 +86,6 @@ class CapeModelTest(ModelTesterMixin):
         @left_out("that what generates has the tests of generation")
         def test_generation_tester_mixin_inheritance(self):
             pass
-
-
-class MarianTester(Sizes):
-    vocab_size = 60
-
-    def get_config(self):
-        return CapeMarianConfig(
-            vocab_size=60, d_model=16, encoder_layers=2, decoder_layers=2,
-            encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=16,
-            decoder_ffn_dim=16, max_position_embeddings=50, pad_token_id=1, eos_token_id=2,
-            bos_token_id=0, decoder_start_token_id=3, forced_eos_token_id=None,
-            position_embedding=TEXT,
-        )  # fmt: skip
-
-    def get_inputs(self):
-        ids = ids_tensor([self.batch_size, self.seq_length], 60).clamp(3)
-        other = ids_tensor([self.batch_size, self.seq_length], 60).clamp(3)
-        return {
-            "input_ids": ids,
-            "decoder_input_ids": other,
-            "attention_mask": torch.ones_like(ids),
-            "decoder_attention_mask": torch.ones_like(other),
-        }
-
-
-class MarianTest(CapeModelTest, GenerationTesterMixin, unittest.TestCase):
-    all_model_classes = (CapeMarianModel, CapeMarianMTModel)
-    is_encoder_decoder = True
-    test_missing_keys = False
-
-    def setUp(self):
-        self.model_tester = MarianTester(self)
-
-    if CapeMarianConfig(position_embedding=TEXT).position_config.source_bos:
-
-        @left_out("gradients at states and attentions, which with the BOS hint are parts of others")
-        def test_retain_grad_hidden_states_attentions(self):
-            pass
-
-
-class ViTTester(Sizes):
-    seq_length = encoder_seq_length = key_length = 5
-    num_masks = 2
-    mask_length = 4
-
-    def get_config(self):
-        return CapeViTConfig(
-            image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=2,
-            num_attention_heads=4, intermediate_size=16, position_embedding=SETTINGS,
-        )  # fmt: skip
-
-    def get_inputs(self):
-        return {"pixel_values": floats_tensor([self.batch_size, 3, 16, 16])}
-
-
-class ViTTest(CapeModelTest, unittest.TestCase):
-    all_model_classes = (CapeViTModel, CapeViTForImageClassification)
-    test_resize_embeddings = False
-
-    def setUp(self):
-        self.model_tester = ViTTester(self)
-
-    def _labels(self):
-        return torch.zeros(self.model_tester.batch_size, dtype=torch.long)
-
-    @left_out("patches are no embedding of tokens (stock skips it, too)")
-    def test_model_get_set_embeddings(self):
-        pass
-
-    @left_out("saved under the names of the model by design, so that the Trainer resumes")
-    def test_reverse_loading_mapping(self):
-        pass
-
-    @left_out("images have no embeddings of tokens")
-    def test_inputs_embeds(self):
-        pass
 
 
 class SpeechTester(Sizes):
@@ -335,13 +252,24 @@ class TextRowTest(RowTest):
 
 
 class ImageRowTest(RowTest):
-    """What is left out of ViTTest."""
+    """Leaves out what images do not have."""
 
     test_resize_embeddings = False
-    _labels = ViTTest._labels
-    test_model_get_set_embeddings = ViTTest.test_model_get_set_embeddings
-    test_reverse_loading_mapping = ViTTest.test_reverse_loading_mapping
-    test_inputs_embeds = ViTTest.test_inputs_embeds
+
+    def _labels(self):
+        return torch.zeros(self.model_tester.batch_size, dtype=torch.long)
+
+    @left_out("patches are no embedding of tokens (stock skips it, too)")
+    def test_model_get_set_embeddings(self):
+        pass
+
+    @left_out("saved under the names of the model by design, so that the Trainer resumes")
+    def test_reverse_loading_mapping(self):
+        pass
+
+    @left_out("images have no embeddings of tokens")
+    def test_inputs_embeds(self):
+        pass
 
 
 def add_tests(name):
@@ -374,7 +302,7 @@ def add_tests(name):
 
 for _name in TABLE.FAMILIES:
     if (
-        _name not in ("marian", "vit", "speech_ctc", "speech_to_text")
+        _name not in ("speech_ctc", "speech_to_text")
         and TYPE in TABLE.OF_FAMILY[_name]
         and not TABLE.left_out(_name, "common")
     ):
