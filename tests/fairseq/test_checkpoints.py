@@ -16,6 +16,7 @@ from tests.support.fairseq_models import (
     lines,
     load,
     parameters,
+    run_here,
     train_words,
 )
 
@@ -55,8 +56,7 @@ def test_tables_of_old_fairseq_checkpoints_are_dropped():
 
 @pytest.mark.slow
 def test_averaged_checkpoint_decodes(run_cli, corpus, test_data, trained, tmp_path):
-    options = ["--save-interval-updates", 10, "--max-update", 20]
-    run_cli(*train_words(corpus.binary, tmp_path, *options))
+    run_here(*train_words(corpus.binary, tmp_path, "--save-interval-updates", 10, updates=20))
     average = tmp_path / "average.pt"
     run_cli(
         "python", "-m", "fairseq_user_dir.average", "--inputs", tmp_path,
@@ -66,10 +66,10 @@ def test_averaged_checkpoint_decodes(run_cli, corpus, test_data, trained, tmp_pa
     for name, value in parameters(average).items():
         torch.testing.assert_close(value, (first[name] + second[name]) / 2)
     assert differences(first, second)
-    output = run_cli(*generate_words(test_data, average)).stdout
+    output = run_here(*generate_words(test_data, average))
     assert len(lines(output, "H")) == 24
     tuning = ["--finetune-from-model", average]
-    log = run_cli(*train_words(corpus.binary, tmp_path / "tuned", *tuning, updates=1)).stdout
+    log = run_here(*train_words(corpus.binary, tmp_path / "tuned", *tuning, updates=1))
     assert "Loaded checkpoint" in log
     model, _ = load(average, test_data)
     assert model.position_config == load(trained("cape"), test_data)[0].position_config

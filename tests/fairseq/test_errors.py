@@ -220,6 +220,10 @@ REFUSED = {
         ["fairseq-generate", "{binary}", "--path", "{cape}", "--scoring", "wer"],
         "Please install editdistance",
     ),
+    "sentences that are too long": (
+        ["fairseq-generate", "{binary}", "--path", "{cape}", "--max-source-positions", 5],
+        "since max_positions.*--skip-invalid-size-inputs-valid",
+    ),
     "no sentence to translate": (
         ["fairseq-generate", "{binary}", "--path", "{cape}", "--max-source-positions", 1,
          "--skip-invalid-size-inputs-valid-test"],

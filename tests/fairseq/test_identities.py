@@ -19,6 +19,7 @@ from tests.support.fairseq_models import (
     flags,
     loss_of,
     parameters,
+    run_here,
     switched_off,
     train,
     train_words,
@@ -95,9 +96,9 @@ def test_each_option_makes_a_difference():
 
 
 @pytest.mark.slow
-def test_fairseq_train_writes_the_stock_parameters(run_cli, corpus, trained, tmp_path):
+def test_fairseq_train_writes_the_stock_parameters(corpus, trained, tmp_path):
     words = flags({"position_embedding": "cape", **switched_off("cape")})
-    run_cli(*train_words(corpus.binary, tmp_path, *words))
+    run_here(*train_words(corpus.binary, tmp_path, *words))
     stock = parameters(trained("stock"))
     for checkpoint in (tmp_path / "checkpoint_last.pt", trained("sinpos")):
         assert differences(parameters(checkpoint), stock) == []
