@@ -71,18 +71,6 @@ def test_omegas_are_named_trainable_parameters():
         assert omega.grad.abs().sum() > 0
 
 
-def test_incremental_decoding_equals_full_decoding():
-    model = attached().eval()
-    src, prev = batch()
-    prev = prev[:2]  # rows without padding
-    encoder_out = model.encoder(src[:2], src[:2].ne(1).sum(1))
-    full = model.decoder(prev, encoder_out=encoder_out)[0]
-    state = {}
-    for step in range(prev.shape[1]):
-        now = model.decoder(prev[:, : step + 1], encoder_out=encoder_out, incremental_state=state)
-        torch.testing.assert_close(now[0][:, 0], full[:, step], atol=1e-5, rtol=1e-5)
-
-
 def test_without_cross_attention_there_are_two_sublayers():
     model = build(no_cross_attention=True)
     attach_admin(model)

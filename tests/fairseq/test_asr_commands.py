@@ -170,7 +170,7 @@ def test_another_dictionary_is_refused(folder, checkpoint, tmp_path):
             (tmp_path / path.name).symlink_to(path)
     units = (folder / "dict.txt").read_text().splitlines()
     (tmp_path / "dict.txt").write_text("\n".join(units[::-1]) + "\n")
-    with pytest.raises(SettingsError, match="trained with other units"):
+    with pytest.raises(ValueError, match="trained with other units"):
         load(checkpoint, tmp_path)
 
 

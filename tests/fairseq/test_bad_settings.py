@@ -38,15 +38,6 @@ def test_every_flag_names_itself_and_its_range(capsys):
 
 GIVEN = "--position-source-scale 1.1"  # there are no training data to count
 NOT_BUILT = {
-    "--position-embedding shape --position-max-global-shift 3": (
-        r"--position-max-global-shift 3.0 has no effect on .*'shape'.* cape.*Leave it out"
-    ),
-    "--position-embedding relpos --position-relative-context 0": (
-        r"--position-relative-context 0 leaves .*'relpos' without .*; allowed: >= 1.*'nopos'"
-    ),
-    "--position-embedding sinpos --position-relative-values true": (
-        r"--position-relative-values true has no effect .*--position-relative-context >= 1. Set"
-    ),
     f"{GIVEN} --position-mean-normalize true": (
         r"--position-mean-normalize true is impossible .*'seq2seq'.*Leave it out"
     ),
@@ -75,10 +66,7 @@ def test_model_is_not_built(words):
 
 LANGUAGE_MODEL = {
     "--position-embedding capee": r"--position-embedding capee is unknown; allowed: nopos,",
-    "--position-max-global-shift nan": r"--position-max-global-shift nan is not allowed; .* >= 0",
-    "--position-max-offset 2": r"--position-max-offset 2 has no effect on .*'cape'.*Leave it",
     "--position-source-bos true": r"--position-source-bos true needs .*Leave it out",
-    "--position-mean-normalize yes": r"--position-mean-normalize yes is not allowed; .* true or",
     "--no-token-positional-embeddings": r"--no-token-positional-embeddings contradicts .* cape",
 }
 
