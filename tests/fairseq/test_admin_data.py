@@ -14,7 +14,8 @@ from torch.multiprocessing import start_processes
 
 from fairseq_user_dir import admin
 from fairseq_user_dir.admin import profiling_batch
-from tests.support.admin import batch, build, make_dictionary, omegas
+from tests.support.admin import batch, build, omegas
+from tests.support.fairseq_models import make_dictionary
 
 # ---------------------------------------------------------------------------------- training data
 
@@ -36,7 +37,7 @@ def write_side(folder, name, dictionary, sentences, impl):
 
 def make_task(folder, impl="mmap", pairs=None, swapped=False, **options):
     if pairs is None:
-        pairs = [([i % 30] * (1 + i % 7), [i % 30] * (1 + i % 5)) for i in range(40)]
+        pairs = [([i % 20] * (1 + i % 7), [i % 20] * (1 + i % 5)) for i in range(40)]
     folder.mkdir(exist_ok=True)
     dictionary = make_dictionary()
     languages = "en-de" if swapped else "de-en"

@@ -144,7 +144,7 @@ def test_unknown_words_are_replaced_by_the_aligned_source(trained, corpus, tmp_p
     assert copied > 5
 
 
-def test_typed_words_are_copied(run_cli, trained, test_data):
+def test_typed_words_are_copied(trained, test_data):
     """Lines that differ in unknown words alone, around one that is left out as too long; also where
     subwords are joined in what is printed of the source: here all words, having no marks."""
     names = {0: "anna eva", 2: "bert udo", 3: "carl max", 4: "dora ida"}
@@ -156,8 +156,7 @@ def test_typed_words_are_copied(run_cli, trained, test_data):
         "--replace-unk", "--print-alignment", "hard",
     ]  # fmt: skip
     plain, joined = (
-        run_cli(*words, *more, input=typed).stdout
-        for more in ([], ["--post-process", "sentencepiece"])
+        run_here(*words, *more, input=typed) for more in ([], ["--post-process", "sentencepiece"])
     )
     assert lines(plain, "A") == lines(joined, "A")
     copied = set()

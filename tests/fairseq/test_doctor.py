@@ -65,7 +65,7 @@ def test_a_broken_model_is_named_by_the_right_check(breaks, wrong, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["stock", "sinpos", "cape", "lm"])
+@pytest.mark.parametrize("name", ["stock", "cape", "lm"])
 def test_checkpoints_pass(name, trained, corpus):
     data = corpus.lm if name == "lm" else corpus.binary
     rows = rows_of(model=trained(name), data=data)
@@ -75,11 +75,3 @@ def test_checkpoints_pass(name, trained, corpus):
     if name == "cape":
         (note,) = (row.text for row in rows if row.name == "against the stock model")
         assert "source_bos" in note
-
-
-def test_a_file_that_is_no_checkpoint_is_named(tmp_path):
-    """How the command shows it is tested in tests/hf/test_doctor.py."""
-    file = tmp_path / "model.pt"
-    file.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=f"{file} cannot be read .*such as checkpoint_best.pt"):
-        rows_of(model=file)

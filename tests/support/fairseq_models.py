@@ -292,7 +292,7 @@ def lines(output: str, letter: str) -> dict[int, list[list[str]]]:
     return fields
 
 
-def run_here(command: str, *words: object) -> str:
+def run_here(command: str, *words: object, input: str = "") -> str:
     """What a command of fairseq prints and logs. It runs in this process, which keeps nothing of
     the commands before."""
     module = import_module(f"fairseq_cli.{command.removeprefix('fairseq-').replace('-', '_')}")
@@ -301,16 +301,17 @@ def run_here(command: str, *words: object) -> str:
         for name in ("best", "num_runs"):
             function.__dict__.pop(name, None)
     metrics.reset()
-    output, argv, root = io.StringIO(), sys.argv, logging.getLogger()
+    output, root = io.StringIO(), logging.getLogger()
+    argv, stdin = sys.argv, sys.stdin
     handler, level = logging.StreamHandler(output), root.level
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    sys.argv = [command, *map(str, words)]
+    sys.argv, sys.stdin = [command, *map(str, words)], io.StringIO(input)
     try:
         with redirect_stdout(output):
             module.cli_main()
     finally:
-        sys.argv = argv
+        sys.argv, sys.stdin = argv, stdin
         root.removeHandler(handler)
         root.setLevel(level)
     return output.getvalue()
