@@ -8,19 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_user_dir.admin import (
-    attach_admin,
-    profile_admin,
-)
-from tests.support.admin import (
-    attached,
-    batch,
-    build,
-    loss_of,
-    omegas,
-    run,
-    scatter_omegas,
-)
+from fairseq_user_dir.admin import attach_admin, profile_admin
+from tests.support.admin import attached, batch, build, loss_of, omegas, run, scatter_omegas
 
 # ---------------------------------------------------------------------------------------- formula
 

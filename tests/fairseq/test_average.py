@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_user_dir.average import (
-    average_checkpoints,
-    main,
-    save_atomically,
-    select_checkpoints,
-)
+from fairseq_user_dir.average import average_checkpoints, main, save_atomically, select_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
 
 

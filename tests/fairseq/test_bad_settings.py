@@ -9,14 +9,7 @@ import pytest
 from fairseq import options
 from fairseq.models import build_model
 
-from tests.support.fairseq_models import (
-    NO_DATA,
-    Task,
-    arguments,
-    build,
-    build_lm,
-    configure,
-)
+from tests.support.fairseq_models import NO_DATA, Task, arguments, build, build_lm, configure
 
 
 def test_every_flag_names_itself_and_its_range(capsys):
@@ -83,17 +76,6 @@ def test_language_model_is_not_built(words):
 def mmap_index(lengths):
     head = b"MMIDIDX\x00\x00" + struct.pack("<QBQ", 1, 4, len(lengths))
     return head + struct.pack(f"<{len(lengths)}i{len(lengths)}q", *lengths, *range(len(lengths)))
-
-
-def test_alpha_is_not_counted_from_damaged_data(tmp_path):
-    """What is damage is tested in tests/core/test_alpha.py."""
-    for language in ("en", "de"):
-        index = mmap_index([4, 5, 6])[: -3 if language == "en" else None]
-        (tmp_path / f"train.en-de.{language}.idx").write_bytes(index)
-    message = "--position-source-scale auto.*train.en-de.en.idx is damaged.*Give the ratio"
-    with pytest.raises(ValueError, match=f"(?s){message}") as error:
-        build_model(arguments(), Task(tmp_path))
-    assert ".. " not in str(error.value)
 
 
 def test_alpha_is_counted_from_sound_data(tmp_path):

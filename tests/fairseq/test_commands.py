@@ -9,12 +9,10 @@ import re
 import pytest
 import torch
 
-from cape_plugins import PositionConfig
 from fairseq_user_dir import CapeTransformerLanguageModel, CapeTransformerModel
 from tests.fairseq.conftest import LONG, TARGET_WORDS
 from tests.support.fairseq_models import (
     USER_DIR,
-    VARIANTS,
     encode,
     final_state,
     forced_scores,
@@ -257,27 +255,6 @@ def test_beam_search_equals_teacher_forcing(name, decoded):
         for source, hypo, scores in found[::BEAM]
     )
     assert worst > 100 * SHOWN
-
-
-@pytest.mark.parametrize("name", DECODED)
-def test_settings_come_from_the_checkpoint(name, trained, corpus, test_data):
-    expected = {
-        key.removeprefix("position_"): value
-        for key, value in VARIANTS[name].items()
-        if key != "position_embedding"
-    }
-    type_name = VARIANTS[name]["position_embedding"]
-    config = PositionConfig(type_name, "text", "seq2seq", **expected)
-    if config.source_scale == "auto":
-        sides = (corpus.text / "train.de", corpus.text / "train.en")
-        counts = [len(p.read_text().split()) + len(p.read_text().splitlines()) for p in sides]
-        assert counts[0] > counts[1]
-        config = config.replace(source_scale="{}/{}".format(*counts))
-    model, _ = load(trained(name), test_data)
-    assert model.position_config == config
-    if config.encoding.adds and not config.encoding.counts:
-        assert model.encoder.embed_positions.encoder.alpha == config.alpha
-        assert model.decoder.embed_positions.encoder.alpha == 1.0
 
 
 def test_sentence_beyond_the_stock_tables_is_translated(trained, test_data):

@@ -85,16 +85,6 @@ def test_augmentation_makes_the_difference(name):
     assert differences(ours.state_dict(), train(build("transformer_tiny"), 1).state_dict())
 
 
-def test_each_option_makes_a_difference():
-    """Source scale and BOS hint, the options that act in evaluation too, do act."""
-    stock = build("transformer_tiny").eval()
-    for option in ({"position_source_scale": "1.25"}, {"position_source_bos": True}):
-        ours = build(position_embedding="sinpos", **option).eval()
-        source, previous = batch()
-        assert differences(ours.state_dict(), stock.state_dict()) == []
-        assert not torch.equal(ours(source, None, previous)[0], stock(source, None, previous)[0])
-
-
 @pytest.mark.slow
 def test_fairseq_train_writes_the_stock_parameters(corpus, trained, tmp_path):
     words = flags({"position_embedding": "cape", **switched_off("cape")})

@@ -55,6 +55,7 @@ def test_buckets_train_and_validate(corpus, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ended_loaders")
 def test_cached_data_train_as_mapped_ones(corpus, tmp_path):
     text, words = corpus.text, corpus.binary / "dict.en.txt"
     run_here(

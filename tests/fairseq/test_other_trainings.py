@@ -77,7 +77,7 @@ def test_language_model_of_hydra_by_radam_is_scored(run_cli, corpus, tmp_path):
     output = run_here(
         "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
         "--gen-subset", "valid", "--tokens-per-sample", 32, "--batch-size", 8,
-        "--required-batch-size-multiple", 1,
+        "--required-batch-size-multiple", 1, "--num-workers", 0,
     )  # fmt: skip
     loss = re.search(r"Loss \(base 2\): ([\d.]+)", output)[1]
     state = torch.load(checkpoint, weights_only=True)

@@ -12,13 +12,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.support.fairseq_models import (
-    CLI_VARIANTS,
-    final_state,
-    run_here,
-    run_ranks,
-    train_words,
-)
+from tests.support.fairseq_models import CLI_VARIANTS, final_state, run_here, run_ranks, train_words
 
 pytestmark = pytest.mark.slow
 assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)

@@ -101,7 +101,7 @@ def sets(corpus, tmp_path_factory):
 def generate(sets, checkpoint, *extra):
     return run_here(
         "fairseq-generate", sets, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
-        "--dataset-impl", "raw", "--beam", 1, "--max-len-b", 5, *extra,
+        "--dataset-impl", "raw", "--beam", 1, "--max-len-b", 5, "--num-workers", 0, *extra,
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def test_validation_counts_each_sentence_once(trained, sets):
     for words in (["--batch-size", 1], ["--max-tokens", 2000]):
         output = run_here(
             "fairseq-validate", sets, "--user-dir", USER_DIR, "--path", trained("cape"), "--cpu",
-            "--dataset-impl", "raw", *words,
+            "--dataset-impl", "raw", "--num-workers", 0, *words,
         )  # fmt: skip
         losses.add(re.search(r"valid.*\| loss ([\d.]+)", output)[1])
     assert len(losses) == 1
