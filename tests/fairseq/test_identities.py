@@ -1,5 +1,6 @@
 """Proves that what adds no augmentation is the stock model bit for bit: parameters, state-dict
-keys, gradients and outputs after several updates, in this process and by ``fairseq-train``."""
+keys, gradients and outputs after several updates, in this process and by ``fairseq-train``; and
+that stock and cape models load each other's parameters wherever these are the same."""
 
 import pytest
 import torch
@@ -92,7 +93,40 @@ def test_fairseq_train_writes_the_stock_parameters(corpus, trained, tmp_path):
     stock = parameters(trained("stock"))
     for checkpoint in (tmp_path / "checkpoint_last.pt", trained("sinpos")):
         assert differences(parameters(checkpoint), stock) == []
-    assert differences(parameters(trained("shape")), stock)
+    assert differences(parameters(trained("cape")), stock)
+
+
+# ------------------------------------------------------------------------- loading each other
+
+SAME = [
+    name
+    for name, settings in VARIANTS.items()
+    if settings["position_embedding"] in IDENTICAL and "position_relative_context" not in settings
+]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_stock_and_cape_load_each_other(name):
+    encoding = TYPES[VARIANTS[name]["position_embedding"]].encoding
+    stock = build("transformer_tiny", seed=1, **STOCK[encoding])
+    ours = build_variant(name, seed=2)
+    assert differences(ours.state_dict(), stock.state_dict())
+    ours.load_state_dict(stock.state_dict(), strict=True)
+    assert differences(ours.state_dict(), stock.state_dict()) == []
+    other = build_variant(name, seed=3)
+    stock.load_state_dict(other.state_dict(), strict=True)
+    assert differences(stock.state_dict(), other.state_dict()) == []
+
+
+def test_tables_of_old_fairseq_checkpoints_are_dropped():
+    """fairseq before 0.12 stored its sinusoid tables."""
+    model = build(seed=1)
+    state = {name: value.clone() for name, value in build(seed=2).state_dict().items()}
+    for side in ("encoder", "decoder"):
+        state[f"{side}.embed_positions.weights"] = torch.zeros(66, 32)
+        state[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+    model.load_state_dict(state, strict=True)
+    assert differences(model.state_dict(), build(seed=2).state_dict()) == []
 
 
 # -------------------------------------------------------------------- what a step asks of a GPU
