@@ -267,7 +267,7 @@ def test_averaged_checkpoint_decodes(run_cli, corpus, test_data, trained, tmp_pa
     average = tmp_path / "average.pt"
     run_cli(
         "python", "-m", "fairseq_user_dir.average", "--inputs", tmp_path,
-        "--num-update-checkpoints", 2, "--output", average, fresh=True,
+        "--num-update-checkpoints", 2, "--output", average,
     )  # fmt: skip
     first, second = (read_checkpoint(tmp_path / f"checkpoint_1_{i}.pt")["model"] for i in (10, 20))
     for name, value in read_checkpoint(average)["model"].items():

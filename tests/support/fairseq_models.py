@@ -277,7 +277,8 @@ def generate_words(data: object, checkpoint: object, *extra: object) -> list[obj
     """A ``fairseq-generate`` command line: nothing about positions."""
     return [
         "fairseq-generate", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
-        "--batch-size", 8, "--required-batch-size-multiple", 1, "--num-workers", 0, *extra,
+        "--batch-size", 8, "--required-batch-size-multiple", 1, "--num-workers", 0,
+        "--max-len-b", 20, *extra,
     ]  # fmt: skip
 
 
