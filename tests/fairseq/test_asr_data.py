@@ -104,18 +104,6 @@ def test_epochs_of_a_training_are_those_of_new_trainings(folder, monkeypatch, ca
 # ---- texts ---------------------------------------------------------------------------------------
 
 
-def test_letters_are_encoded_and_decoded(folder):
-    task = make_task(folder)
-    assert (folder / "dict.txt").read_text().split()[::2] == ["a", "b", "c", "|"]
-    dictionary = task.target_dictionary
-    ids = task.targets.encode("ba cab", dictionary)
-    assert [dictionary[i] for i in ids] == list("ba|cab")
-    ended = torch.cat((ids, torch.tensor([dictionary.eos(), dictionary.pad()])))
-    assert dictionary.string(ended) == "ba cab"
-    assert dictionary.string(torch.stack((ended, ended))) == "ba cab\nba cab"
-    assert dictionary[int(task.targets.encode("x", dictionary))] == "<unk>"
-
-
 def test_subwords_are_encoded_and_decoded(tmp_path):
     from sentencepiece import SentencePieceTrainer
 
