@@ -88,11 +88,11 @@ def corpus(shared_folder, run_cli) -> Corpus:
             "--validpref", text / "valid", "--testpref", f"{text / 'test'},{text / 'long'}",
         ]  # fmt: skip
         joined = ["--joined-dictionary", "--thresholdsrc", 5, "--destdir", folder / "binary"]
-        run_cli(*pair, *joined, fresh=True)
+        run_cli(*pair, *joined)
         words = folder / "binary" / "dict.en.txt"
         known = ["--srcdict", words, "--tgtdict", words]
-        run_cli(*pair, *known, "--dataset-impl", "raw", "--destdir", folder / "raw")
-        run_cli(
+        run_here(*pair, *known, "--dataset-impl", "raw", "--destdir", folder / "raw")
+        run_here(
             "fairseq-preprocess", "--only-source", "--srcdict", words, "--destdir", folder / "lm",
             "--trainpref", text / "train.de", "--validpref", text / "valid.de",
             "--testpref", text / "test.de",

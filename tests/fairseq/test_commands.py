@@ -39,7 +39,7 @@ def printed_scores(output, index):
 @pytest.fixture(scope="module")
 def generated(run_cli, trained, test_data):
     """Output of fairseq-generate for the test set, beam 3."""
-    return run_cli(*generate_words(test_data, trained("cape"), "--beam", 3), fresh=True).stdout
+    return run_cli(*generate_words(test_data, trained("cape"), "--beam", 3)).stdout
 
 
 # ----------------------------------------------------------------------------- other commands
