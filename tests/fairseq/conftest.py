@@ -6,16 +6,13 @@ import fcntl
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from fairseq import checkpoint_utils
-from fairseq_cli import train
 
-from tests.support.fairseq_models import CLI_VARIANTS, lm_words, train_words
+from tests.support.fairseq_models import CLI_VARIANTS, lm_words, run_here, train_words
 
 SOURCE_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 TARGET_WORDS = ("eins", "zwei", "drei", "vier", "fuenf", "sechs", "sieben", "acht", "neun", "zehn")
@@ -91,11 +88,11 @@ def corpus(shared_folder, run_cli) -> Corpus:
             "--validpref", text / "valid", "--testpref", f"{text / 'test'},{text / 'long'}",
         ]  # fmt: skip
         joined = ["--joined-dictionary", "--thresholdsrc", 5, "--destdir", folder / "binary"]
-        run_cli(*pair, *joined, fresh=True)
+        run_cli(*pair, *joined)
         words = folder / "binary" / "dict.en.txt"
         known = ["--srcdict", words, "--tgtdict", words]
-        run_cli(*pair, *known, "--dataset-impl", "raw", "--destdir", folder / "raw")
-        run_cli(
+        run_here(*pair, *known, "--dataset-impl", "raw", "--destdir", folder / "raw")
+        run_here(
             "fairseq-preprocess", "--only-source", "--srcdict", words, "--destdir", folder / "lm",
             "--trainpref", text / "train.de", "--validpref", text / "valid.de",
             "--testpref", text / "test.de",
@@ -116,8 +113,9 @@ def trained(shared_folder, run_cli, corpus) -> Callable[[str], Path]:
             elif name == "lm":
                 words = lm_words(corpus.lm, folder)
             else:
-                words = train_words(corpus.binary, folder, *CLI_VARIANTS[name])
-            run_cli(*words, fresh=name == "cape")
+                updates = 60 if name in ("cape", "sinpos") else 20
+                words = train_words(corpus.binary, folder, *CLI_VARIANTS[name], updates=updates)
+            run_cli(*words, fresh=True) if name == "cape" else run_here(*words)
 
         return once(shared_folder / f"trained-{name}", make) / "checkpoint_last.pt"
 
@@ -133,15 +131,3 @@ def test_data(shared_folder, corpus) -> Path:
             shutil.copy(file, folder)
 
     return once(shared_folder / "test-data", make)
-
-
-@pytest.fixture
-def fairseq_train(monkeypatch):
-    """Function that runs a ``fairseq-train`` command line in this process."""
-
-    def run(words):
-        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
-        monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
-        train.cli_main()
-
-    return run

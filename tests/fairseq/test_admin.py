@@ -8,19 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_user_dir.admin import (
-    attach_admin,
-    profile_admin,
-)
-from tests.support.admin import (
-    attached,
-    batch,
-    build,
-    loss_of,
-    omegas,
-    run,
-    scatter_omegas,
-)
+from fairseq_user_dir.admin import attach_admin, profile_admin
+from tests.support.admin import attached, batch, build, loss_of, omegas, run, scatter_omegas
 
 # ---------------------------------------------------------------------------------------- formula
 
@@ -69,18 +58,6 @@ def test_omegas_are_named_trainable_parameters():
     for omega in omegas(model).values():
         assert omega.shape == (16,)
         assert omega.grad.abs().sum() > 0
-
-
-def test_incremental_decoding_equals_full_decoding():
-    model = attached().eval()
-    src, prev = batch()
-    prev = prev[:2]  # rows without padding
-    encoder_out = model.encoder(src[:2], src[:2].ne(1).sum(1))
-    full = model.decoder(prev, encoder_out=encoder_out)[0]
-    state = {}
-    for step in range(prev.shape[1]):
-        now = model.decoder(prev[:, : step + 1], encoder_out=encoder_out, incremental_state=state)
-        torch.testing.assert_close(now[0][:, 0], full[:, step], atol=1e-5, rtol=1e-5)
 
 
 def test_without_cross_attention_there_are_two_sublayers():

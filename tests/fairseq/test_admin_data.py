@@ -2,21 +2,19 @@
 
 import argparse
 import os
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq.data import indexed_dataset
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from torch import distributed
+from torch.multiprocessing import start_processes
 
-from fairseq_user_dir.admin import (
-    profiling_batch,
-)
-from tests.support.admin import (
-    make_dictionary,
-)
+from fairseq_user_dir import admin
+from fairseq_user_dir.admin import profiling_batch
+from tests.support.admin import batch, build, omegas
+from tests.support.fairseq_models import make_dictionary
 
 # ---------------------------------------------------------------------------------- training data
 
@@ -38,7 +36,7 @@ def write_side(folder, name, dictionary, sentences, impl):
 
 def make_task(folder, impl="mmap", pairs=None, swapped=False, **options):
     if pairs is None:
-        pairs = [([i % 30] * (1 + i % 7), [i % 30] * (1 + i % 5)) for i in range(40)]
+        pairs = [([i % 20] * (1 + i % 7), [i % 20] * (1 + i % 5)) for i in range(40)]
     folder.mkdir(exist_ok=True)
     dictionary = make_dictionary()
     languages = "en-de" if swapped else "de-en"
@@ -121,37 +119,26 @@ def test_no_usable_pair_is_an_error(tmp_path):
 
 # ------------------------------------------------------------------------------------------ ranks
 
-RANK_PROGRAM = """
-import sys
-import torch
-from tests.support import admin as admin_models
-from fairseq_user_dir import admin
 
-rank = int(sys.argv[1])
-torch.distributed.init_process_group(
-    "gloo", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=rank, world_size=2
-)
-share = admin._of_first_rank
-for admin._of_first_rank in (lambda values: values, share):
-    model = admin_models.build(dropout=0.3)
-    admin.attach_admin(model)
-    # a seed of its own stands for whatever makes the forward passes of ranks differ
-    profile = admin.profile_admin(model, *admin_models.batch(), seed=rank)
-    print(profile, [omega.tolist() for omega in admin_models.omegas(model).values()])
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()  # its threads must not outlive the interpreter
-"""
+def profile_of_rank(rank, folder):
+    """Writes the profile of this rank and the one that ranks share."""
+    place = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    share, results = admin._of_first_rank, []
+    for admin._of_first_rank in (lambda values: values, share):
+        model = build(dropout=0.3)
+        admin.attach_admin(model)
+        # a seed of its own stands for whatever makes the forward passes of ranks differ
+        profile = admin.profile_admin(model, *batch(), seed=rank)
+        results.append(f"{profile} {[omega.tolist() for omega in omegas(model).values()]}\n")
+    (folder / f"{rank}").write_text("".join(results))
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
-@pytest.mark.slow
-def test_ranks_share_the_profile_of_the_first(run_cli):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ("python", "-c", RANK_PROGRAM)
-    with ThreadPoolExecutor(2) as pool:
-        ranks = [pool.submit(run_cli, *words, rank, port, fresh=True) for rank in (0, 1)]
-        outputs = [rank.result().stdout.splitlines() for rank in ranks]
-    (alone_0, shared_0), (alone_1, shared_1) = outputs
+def test_ranks_share_the_profile_of_the_first(tmp_path):
+    start_processes(profile_of_rank, (tmp_path,), nprocs=2, start_method="fork")
+    ranks = [(tmp_path / f"{rank}").read_text().splitlines() for rank in (0, 1)]
+    (alone_0, shared_0), (alone_1, shared_1) = ranks
     assert alone_0 != alone_1  # without the exchange they would differ
     assert shared_0 == shared_1 == alone_0

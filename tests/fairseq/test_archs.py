@@ -4,11 +4,7 @@ what the stock architecture does."""
 
 import pytest
 import torch
-from fairseq.models import (
-    ARCH_MODEL_INV_REGISTRY,
-    ARCH_MODEL_REGISTRY,
-    MODEL_REGISTRY,
-)
+from fairseq.models import ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.nat import FairseqNATModel
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel

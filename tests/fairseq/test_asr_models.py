@@ -197,33 +197,6 @@ def test_unaugmented_speech_to_text_is_the_stock_model(folder):
     torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
 
 
-def decoder_of(model):
-    return {name: value for name, value in model.state_dict().items() if "decoder." in name}
-
-
-@pytest.mark.parametrize("arch", [S2T, SEQ2SEQ])
-@pytest.mark.parametrize("name", ["nopos", "abspos", "cape", "relpos"])
-def test_one_decoder_goes_with_every_encoder(folder, name, arch):
-    """CAPE Appendix C.5: nothing but the encoder differs."""
-    task, sample = batch(folder)
-    own = {"position_decoder_embedding": "relpos", "position_decoder_relative_context": 2}
-    model, other = (make_model(task, arch, encoder, **own) for encoder in (name, "nopos"))
-    assert decoder_of(model).keys() == decoder_of(other).keys()
-    config = model.decoder.position_config
-    assert (config.type, config.relative_context, config.architecture) == ("relpos", 2, "decoder")
-    assert model.position_config.type == name
-    assert model.decoder.embed_positions is None
-    tables = [key for key in decoder_of(model) if ".relative." in key]
-    assert [model.state_dict()[key].shape[1] for key in tables] == [5]
-    loss = model(**sample["net_input"])[0].sum()
-    loss.backward()
-    assert all(model.get_parameter(key).grad.abs().sum() > 0 for key in tables)
-    if arch == SEQ2SEQ:  # "exactly the same encoder" as that of a CTC model
-        own = make_model(task, CTC, name, encoder_normalize_before=True)
-        missing, left = own.load_state_dict(model.encoder.state_dict(prefix="encoder."), False)
-        assert [*missing, *left] == ["encoder.classifier.weight", "encoder.classifier.bias"]
-
-
 @pytest.mark.parametrize("name", ["abspos", "cape", "relpos"])
 def test_pretrained_encoder_comes_with_its_positions(folder, name, tmp_path, caplog):
     """As translation of speech begins with the encoder of recognition."""

@@ -1,4 +1,5 @@
-"""Averaging: the mean, what is kept, chosen and refused, and that nothing half-written remains."""
+"""Averaging: the mean, what is kept, chosen and refused, and that nothing half-written remains; an
+average decodes."""
 
 import argparse
 import re
@@ -9,13 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_user_dir.average import (
-    average_checkpoints,
-    main,
-    save_atomically,
-    select_checkpoints,
-)
+from fairseq_user_dir.average import average_checkpoints, main, save_atomically, select_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
+from tests.support.fairseq_models import (
+    differences,
+    generate_words,
+    lines,
+    load,
+    run_here,
+    train_words,
+)
 
 
 def parameters(seed, dtype=torch.float32):
@@ -255,3 +259,24 @@ def test_command_writes_the_average_or_nothing(files, tmp_path, monkeypatch):
     torch.testing.assert_close(
         read_checkpoint("average.pt")["model"]["encoder.scale"], torch.tensor(0.2)
     )
+
+
+@pytest.mark.slow
+def test_averaged_checkpoint_decodes(run_cli, corpus, test_data, trained, tmp_path):
+    run_here(*train_words(corpus.binary, tmp_path, "--save-interval-updates", 10, updates=20))
+    average = tmp_path / "average.pt"
+    run_cli(
+        "python", "-m", "fairseq_user_dir.average", "--inputs", tmp_path,
+        "--num-update-checkpoints", 2, "--output", average,
+    )  # fmt: skip
+    first, second = (read_checkpoint(tmp_path / f"checkpoint_1_{i}.pt")["model"] for i in (10, 20))
+    for name, value in read_checkpoint(average)["model"].items():
+        torch.testing.assert_close(value, (first[name] + second[name]) / 2)
+    assert differences(first, second)
+    output = run_here(*generate_words(test_data, average))
+    assert len(lines(output, "H")) == 24
+    tuning = ["--finetune-from-model", average]
+    log = run_here(*train_words(corpus.binary, tmp_path / "tuned", *tuning, updates=1))
+    assert "Loaded checkpoint" in log
+    model, _ = load(average, test_data)
+    assert model.position_config == load(trained("cape"), test_data)[0].position_config

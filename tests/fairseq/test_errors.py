@@ -21,7 +21,7 @@ from cape_plugins.settings.config import option_fields
 from cape_plugins.settings.options import OptionError
 from fairseq_user_dir.flags import DECODER_PREFIX
 from fairseq_user_dir.host.errors import SettingsError, named_by_flags, print_without_traceback
-from tests.support.fairseq_models import USER_DIR, train_words
+from tests.support.fairseq_models import USER_DIR, run_here, train_words
 from tests.support.fairseq_speech import make_task, write_manifest
 
 
@@ -138,11 +138,10 @@ def _fail(rank, message):
     raise SettingsError(message) if message else KeyError("bug")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("message", ["--position-x 3 is not allowed", ""])
 def test_processes_of_several_gpus_print_one_line(message, printed):
     with pytest.raises(torch.multiprocessing.ProcessRaisedException) as raised:
-        torch.multiprocessing.spawn(_fail, (message,), nprocs=1)
+        torch.multiprocessing.start_processes(_fail, (message,), start_method="fork")
     text = printed("raise error", error=raised.value)
     assert (text == f"fairseq-train: error: {message}\n") == bool(message)
     assert ("Traceback" in text) != bool(message)
@@ -192,7 +191,7 @@ def test_a_shard_that_is_none_is_refused_by_every_command(command, capsys):
 # ---------------------------------------------------------------------------------- the commands
 
 
-# Words after the data, and what the line has to say. {speech}, {cape} ... are made by fixtures.
+# Words, and what the line has to say. {speech}, {cape} ... are made by fixtures.
 REFUSED = {
     "positions": (
         ["fairseq-validate", "{binary}", "--path", "{cape}", "--batch-size", 1,
@@ -220,6 +219,10 @@ REFUSED = {
         ["fairseq-generate", "{binary}", "--path", "{cape}", "--scoring", "wer"],
         "Please install editdistance",
     ),
+    "sentences that are too long": (
+        ["fairseq-generate", "{binary}", "--path", "{cape}", "--max-source-positions", 5],
+        "since max_positions.*--skip-invalid-size-inputs-valid",
+    ),
     "no sentence to translate": (
         ["fairseq-generate", "{binary}", "--path", "{cape}", "--max-source-positions", 1,
          "--skip-invalid-size-inputs-valid-test"],
@@ -233,6 +236,22 @@ REFUSED = {
         ["fairseq-eval-lm", "{binary}", "--path", "{lm}"],
         "No such file or directory: .*dict.txt",
     ),
+    "option without effect": (
+        ["fairseq-train", "{binary}", "--position-embedding", "sinpos", "--position-max-offset", 3],
+        "--position-max-offset 3 has no effect on position embedding",
+    ),
+    "nothing to begin with": (
+        ["fairseq-train", "{binary}", "--finetune-from-model", "gone.pt"],
+        "gone.pt does not exist",
+    ),
+    "nothing to go on from": (
+        ["fairseq-train", "{binary}", "--restore-file", "gone.pt"],
+        "--restore-file gone.pt: no such file",
+    ),
+    "two dictionaries": (
+        ["fairseq-train", "{separate}", "--share-all-embeddings"],
+        "--joined-dictionary",
+    ),
 }  # fmt: skip
 
 
@@ -244,39 +263,48 @@ def places(corpus, trained, tmp_path_factory):
     for split in ("train", "test"):
         write_manifest(speech, split, [1.0, 0.5])
     make_task(speech)  # writes the dictionary
-    checkpoints = {name: trained(name) for name in ("cape", "lm")}
-    return {"binary": corpus.binary, "speech": speech, **checkpoints}
+    separate = tmp_path_factory.mktemp("separate") / "data"
+    shutil.copytree(corpus.binary, separate)
+    (separate / "dict.de.txt").write_text("eins 3\n")
+    folders = {"binary": corpus.binary, "speech": speech, "separate": separate}
+    return {**folders, **{name: trained(name) for name in ("cape", "lm")}}
+
+
+@pytest.fixture
+def refused(places, tmp_path):
+    """Function: the words of a row of the table, and a pattern of the last line."""
+
+    def row(name):
+        words, message = REFUSED[name]
+        command, data, *words = [str(word).format(**places) for word in words]
+        if command == "fairseq-train":
+            words = train_words(data, tmp_path / "run", *words)
+        else:
+            words = [command, data, "--user-dir", USER_DIR, "--cpu", *words]
+        return words, f"{command}: error: .*{message}"
+
+    return row
+
+
+@pytest.mark.slow
+def test_a_command_that_refuses_ends_with_status_1_and_one_line(run_cli, refused):
+    words, message = refused("positions")
+    result = run_cli(*words, check=False)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr + result.stdout
+    assert re.match(message, result.stderr.splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_belong_together_is_refused_in_one_line(name, run_cli, places):
-    words, message = REFUSED[name]
-    command, data, *words = [str(word).format(**places) for word in words]
-    result = run_cli(command, data, "--user-dir", USER_DIR, "--cpu", *words, check=False)
-    assert result.returncode == 1
-    assert "Traceback" not in result.stderr + result.stdout
-    assert re.match(f"{command}: error: .*{message}", result.stderr.splitlines()[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["--position-embedding", "sinpos", "--position-max-offset", 3],
-            "fairseq-train: error: --position-max-offset 3 has no effect on position embedding",
-        ),
-        (["--finetune-from-model", "gone.pt"], "gone.pt does not exist"),
-        (["--restore-file", "gone.pt"], "--restore-file gone.pt: no such file"),
-        (["--share-all-embeddings"], "--joined-dictionary"),
-    ],
-)
-def test_training_refuses_in_one_line(words, message, run_cli, corpus, tmp_path):
-    data = tmp_path / "separate"
-    shutil.copytree(corpus.binary, data)
-    (data / "dict.de.txt").write_text("eins 3\n")
-    result = run_cli(*train_words(data, tmp_path / "run", *words), check=False)
-    assert result.returncode == 1
-    assert "Traceback" not in result.stderr + result.stdout
-    assert message in result.stderr.splitlines()[-1]
+def test_what_does_not_belong_together_is_refused_in_one_line(
+    name, refused, printed, monkeypatch, capsys
+):
+    words, message = refused(name)
+    with pytest.raises(Exception) as raised:  # noqa: PT011 the line is what matters
+        run_here(*words)
+    monkeypatch.setattr(sys, "argv", words)
+    capsys.readouterr()
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(message, line)

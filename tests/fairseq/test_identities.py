@@ -1,5 +1,6 @@
 """Proves that what adds no augmentation is the stock model bit for bit: parameters, state-dict
-keys, gradients and outputs after several updates, in this process and by ``fairseq-train``."""
+keys, gradients and outputs after several updates, in this process and by ``fairseq-train``; and
+that stock and cape models load each other's parameters wherever these are the same."""
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.support.fairseq_models import (
     flags,
     loss_of,
     parameters,
+    run_here,
     switched_off,
     train,
     train_words,
@@ -84,24 +86,47 @@ def test_augmentation_makes_the_difference(name):
     assert differences(ours.state_dict(), train(build("transformer_tiny"), 1).state_dict())
 
 
-def test_each_option_makes_a_difference():
-    """Source scale and BOS hint, the options that act in evaluation too, do act."""
-    stock = build("transformer_tiny").eval()
-    for option in ({"position_source_scale": "1.25"}, {"position_source_bos": True}):
-        ours = build(position_embedding="sinpos", **option).eval()
-        source, previous = batch()
-        assert differences(ours.state_dict(), stock.state_dict()) == []
-        assert not torch.equal(ours(source, None, previous)[0], stock(source, None, previous)[0])
-
-
 @pytest.mark.slow
-def test_fairseq_train_writes_the_stock_parameters(run_cli, corpus, trained, tmp_path):
+def test_fairseq_train_writes_the_stock_parameters(corpus, trained, tmp_path):
     words = flags({"position_embedding": "cape", **switched_off("cape")})
-    run_cli(*train_words(corpus.binary, tmp_path, *words))
+    run_here(*train_words(corpus.binary, tmp_path, *words))
     stock = parameters(trained("stock"))
     for checkpoint in (tmp_path / "checkpoint_last.pt", trained("sinpos")):
         assert differences(parameters(checkpoint), stock) == []
-    assert differences(parameters(trained("shape")), stock)
+    assert differences(parameters(trained("cape")), stock)
+
+
+# ------------------------------------------------------------------------- loading each other
+
+SAME = [
+    name
+    for name, settings in VARIANTS.items()
+    if settings["position_embedding"] in IDENTICAL and "position_relative_context" not in settings
+]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_stock_and_cape_load_each_other(name):
+    encoding = TYPES[VARIANTS[name]["position_embedding"]].encoding
+    stock = build("transformer_tiny", seed=1, **STOCK[encoding])
+    ours = build_variant(name, seed=2)
+    assert differences(ours.state_dict(), stock.state_dict())
+    ours.load_state_dict(stock.state_dict(), strict=True)
+    assert differences(ours.state_dict(), stock.state_dict()) == []
+    other = build_variant(name, seed=3)
+    stock.load_state_dict(other.state_dict(), strict=True)
+    assert differences(stock.state_dict(), other.state_dict()) == []
+
+
+def test_tables_of_old_fairseq_checkpoints_are_dropped():
+    """fairseq before 0.12 stored its sinusoid tables."""
+    model = build(seed=1)
+    state = {name: value.clone() for name, value in build(seed=2).state_dict().items()}
+    for side in ("encoder", "decoder"):
+        state[f"{side}.embed_positions.weights"] = torch.zeros(66, 32)
+        state[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
+    model.load_state_dict(state, strict=True)
+    assert differences(model.state_dict(), build(seed=2).state_dict()) == []
 
 
 # -------------------------------------------------------------------- what a step asks of a GPU

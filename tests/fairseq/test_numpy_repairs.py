@@ -8,7 +8,14 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.search import DiverseBeamSearch
 
 import fairseq_user_dir  # noqa: F401 repairs fairseq
-from tests.support.fairseq_models import differences, generate_words, lines, parameters, train_words
+from tests.support.fairseq_models import (
+    differences,
+    generate_words,
+    lines,
+    parameters,
+    run_here,
+    train_words,
+)
 
 
 def test_buckets_are_percentiles_of_the_sizes():
@@ -40,35 +47,36 @@ def test_diverse_beams_of_a_sentence_do_not_depend_on_the_others(numbers):
 
 
 @pytest.mark.slow
-def test_buckets_train_and_validate(run_cli, corpus, tmp_path):
+def test_buckets_train_and_validate(corpus, tmp_path):
     words = ["--num-batch-buckets", 3, "--max-tokens", 300]
-    log = run_cli(*train_words(corpus.binary, tmp_path, *words, updates=3)).stdout
+    log = run_here(*train_words(corpus.binary, tmp_path, *words, updates=3))
     assert "valid on 'valid' subset" in log
     assert "loss nan" not in log
 
 
 @pytest.mark.slow
-def test_cached_data_train_as_mapped_ones(run_cli, corpus, tmp_path):
+@pytest.mark.usefixtures("ended_loaders")
+def test_cached_data_train_as_mapped_ones(corpus, tmp_path):
     text, words = corpus.text, corpus.binary / "dict.en.txt"
-    run_cli(
+    run_here(
         "fairseq-preprocess", "-s", "en", "-t", "de", "--trainpref", text / "train",
         "--validpref", text / "valid", "--srcdict", words, "--tgtdict", words,
         "--dataset-impl", "cached", "--destdir", tmp_path / "cached",
     )  # fmt: skip
     alpha = ["--position-source-scale", 1]
-    run_cli(*train_words(corpus.binary, tmp_path / "a", *alpha, updates=30))
+    run_here(*train_words(corpus.binary, tmp_path / "a", *alpha, updates=26))
     cached = ["--dataset-impl", "cached", "--num-workers", 1]
-    run_cli(*train_words(tmp_path / "cached", tmp_path / "b", *alpha, *cached, updates=30))
+    run_here(*train_words(tmp_path / "cached", tmp_path / "b", *alpha, *cached, updates=26))
     trained = [parameters(tmp_path / run / "checkpoint_last.pt") for run in "ab"]
     assert not differences(*trained)
 
 
 @pytest.mark.slow
-def test_a_translation_model_learns_from_bart(run_cli, corpus, tmp_path):
+def test_a_translation_model_learns_from_bart(corpus, tmp_path):
     task = ["--task", "translation_from_pretrained_bart", "--langs", "en,de"]
     words = train_words(corpus.binary, tmp_path, *task, arch="cape_bart_base", updates=2)
     words += ["--position-source-scale", 1]
-    run_cli(*words, "--max-source-positions", 64, "--max-target-positions", 64)
+    run_here(*words, "--max-source-positions", 64, "--max-target-positions", 64)
     words = generate_words(corpus.binary, tmp_path / "checkpoint_last.pt", *task)
-    output = run_cli(*words, "-s", "en", "-t", "de", "--max-len-b", 9).stdout
+    output = run_here(*words, "-s", "en", "-t", "de", "--max-len-b", 9)
     assert sorted(lines(output, "H")) == list(range(24))

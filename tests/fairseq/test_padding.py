@@ -120,14 +120,6 @@ def test_attention_is_that_of_the_callers_tokens(name, left):
     torch.testing.assert_close(attention.sum(-1), 1 - on_bos)
 
 
-def test_stock_attention_has_the_same_form():
-    """Ensembles of stock and cape models add up attentions."""
-    source, previous = batch()
-    shapes = {build(arch).eval()(source, None, previous)[1]["attn"][0].shape
-              for arch in ("transformer_tiny", "cape_transformer_tiny")}  # fmt: skip
-    assert shapes == {(4, 7, 8)}
-
-
 def test_alignment_heads_and_layers_are_aligned_too():
     model = build("cape_transformer_align", alignment_layer=0, alignment_heads=1).eval()
     source, previous = batch()

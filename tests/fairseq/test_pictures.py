@@ -52,14 +52,6 @@ def test_what_is_read_is_what_the_model_adds(name, trained, corpus):
             read_stack(path, "encoder")
 
 
-def test_rows_of_stock_tables_are_those_of_positions(tmp_path):
-    model = build("transformer_tiny", encoder_learned_pos=True, max_source_positions=9)
-    settings = argparse.Namespace(encoder_learned_pos=True, encoder_embed_dim=32)
-    stack = read_stack(saved(tmp_path / "x.pt", model, settings))
-    assert stack.config.type == "abspos"
-    assert torch.equal(rows_of(stack, 9), model.encoder.embed_positions.weight[START:].detach())
-
-
 def test_relative_embeddings_are_those_of_the_layers(tmp_path):
     settings = argparse.Namespace(
         position_embedding="relpos",

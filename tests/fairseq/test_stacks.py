@@ -81,15 +81,6 @@ def test_step_by_step_equals_one_pass_beyond_the_stock_tables(name):
         assert not torch.allclose(last[:, -2], whole[:, length - 1], atol=1e-4)
 
 
-def test_stock_fails_beyond_its_learned_table():
-    """The limit that the test above goes beyond."""
-    learned = {"encoder_learned_pos": True, "decoder_learned_pos": True}
-    model = build("transformer_tiny", **learned).eval()
-    assert max(model.max_positions()) == LIMIT
-    with pytest.raises(IndexError):
-        model.encoder(pad(sentences(1, (LIMIT + 5,)), left=True), None)
-
-
 @pytest.mark.parametrize(
     "words", [(), ("--position-embedding", "abspos"), ("--position-relative-context", 3)]
 )

@@ -25,6 +25,7 @@ from tests.support.fairseq_models import (
     lm_words,
     load,
     parameters,
+    run_here,
     train_words,
 )
 from tests.support.fairseq_speech import SIZES, durations, write_manifest
@@ -109,57 +110,57 @@ def test_another_type_begins_with_its_own_defaults(trained, test_data):
 
 
 @pytest.mark.slow
-def test_resuming_stops_for_other_models(fairseq_train, begun, corpus, trained, tmp_path):
+def test_resuming_stops_for_other_models(begun, corpus, trained, tmp_path):
     """Language models; other data, on which alpha is another; relative tables; stock models."""
     lm = ["--position-max-global-shift", 7, "--restore-file", trained("lm")]
     with pytest.raises(SettingsError, match=r"--position-max-global-shift 5.0 \(now 7.0\)"):
-        fairseq_train(lm_words(corpus.lm, tmp_path / "lm", *lm))
+        run_here(*lm_words(corpus.lm, tmp_path / "lm", *lm))
 
     folder, data = begun("cape"), tmp_path / "data"
     shutil.copytree(corpus.binary, data)
     for file in data.glob("valid.*"):
         shutil.copy(file, data / file.name.replace("valid", "train1"))
     with pytest.raises(SettingsError, match=r"--position-source-scale 2710/2326 \(now ") as stopped:
-        fairseq_train(train_words(data, folder, updates=62))
+        run_here(*train_words(data, folder, updates=62))
     assert f"{folder / 'checkpoint_last.pt'}" in str(stopped.value)
     assert "--allow-changed-settings" in str(stopped.value)
     assert updates(folder / "checkpoint_last.pt") == 60
 
     words = ["--position-embedding", "relpos", "--position-relative-context", 3]
     with pytest.raises(SettingsError, match=r"--position-relative-context 150 \(now 3\)"):
-        fairseq_train(train_words(corpus.binary, begun("relpos"), *words, updates=62))
+        run_here(*train_words(corpus.binary, begun("relpos"), *words, updates=62))
 
     with pytest.raises(SettingsError, match=r"--position-embedding cape \(now sinpos\)"):
-        fairseq_train(train_words(corpus.binary, folder, updates=62, arch="transformer_tiny"))
+        run_here(*train_words(corpus.binary, folder, updates=62, arch="transformer_tiny"))
     with pytest.raises(SettingsError, match=r"--position-embedding sinpos \(now cape\)"):
-        fairseq_train(train_words(corpus.binary, begun("stock"), updates=62))
+        run_here(*train_words(corpus.binary, begun("stock"), updates=62))
 
 
 @pytest.mark.slow
-def test_resuming_goes_on_where_nothing_or_someone_insists(fairseq_train, begun, corpus, tmp_path):
+def test_resuming_goes_on_where_nothing_or_someone_insists(begun, corpus, tmp_path):
     same = ["--position-embedding", "sinpos"]  # what the stock model computes
-    fairseq_train(train_words(corpus.binary, folder := begun("stock"), *same, updates=62))
+    run_here(*train_words(corpus.binary, folder := begun("stock"), *same, updates=62))
     assert updates(folder / "checkpoint_last.pt") == 62
 
     folder, equal = begun("cape"), ["--position-source-scale", "1355/1163"]
-    fairseq_train(train_words(corpus.binary, folder, *equal, updates=61))
+    run_here(*train_words(corpus.binary, folder, *equal, updates=61))
     change = ["--position-max-global-shift", 7, "--allow-changed-settings"]
-    fairseq_train(train_words(corpus.binary, folder, *change, updates=62))
+    run_here(*train_words(corpus.binary, folder, *change, updates=62))
     last = folder / "checkpoint_last.pt"
     assert updates(last) == 62
     assert settings(last)["position_max_global_shift"] == 7.0
     # a new start from its weights
     words = ["--position-max-global-shift", 9, "--restore-file", last, "--reset-optimizer"]
     words += ["--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
-    fairseq_train(train_words(corpus.binary, tmp_path / "new", *words, updates=2))
+    run_here(*train_words(corpus.binary, tmp_path / "new", *words, updates=2))
     assert settings(tmp_path / "new" / "checkpoint_last.pt")["position_max_global_shift"] == 9.0
 
 
 @pytest.mark.slow
-def test_new_relative_tables_start_anew(fairseq_train, corpus, trained, tmp_path):
+def test_new_relative_tables_start_anew(corpus, trained, tmp_path):
     words = ["--finetune-from-model", trained("stock"), "--lr", 0]
     words += ["--position-embedding", "relpos", "--position-relative-context", 4]
-    fairseq_train(train_words(corpus.binary, tmp_path, *words, updates=1))
+    run_here(*train_words(corpus.binary, tmp_path, *words, updates=1))
     start, result = parameters(trained("stock")), parameters(tmp_path / "checkpoint_last.pt")
     tables = {name for name in result if ".relative." in name}
     assert len(tables) == 4
@@ -172,39 +173,37 @@ def test_new_relative_tables_start_anew(fairseq_train, corpus, trained, tmp_path
     del state["model"]["encoder.layers.1.self_attn.relative.keys"]
     torch.save(state, tmp_path / "checkpoint_last.pt")
     with pytest.raises(SettingsError, match=r"encoder.layers.1.self_attn.relative.keys, the check"):
-        fairseq_train(train_words(corpus.binary, tmp_path, *words, updates=2))
+        run_here(*train_words(corpus.binary, tmp_path, *words, updates=2))
 
 
 @pytest.mark.slow
-def test_finetuning_refuses_what_does_not_fit(fairseq_train, corpus, trained, tmp_path):
+def test_finetuning_refuses_what_does_not_fit(corpus, trained, tmp_path):
     words = ["--finetune-from-model", trained("relpos"), "--position-embedding", "relpos"]
     words += ["--position-relative-context", 4]
     shapes = r"relative.keys has shape \(1, 301, 16\) in the checkpoint, \(1, 9, 16\) here"
     with pytest.raises(SettingsError, match=shapes):
-        fairseq_train(train_words(corpus.binary, tmp_path, *words))
+        run_here(*train_words(corpus.binary, tmp_path, *words))
     wider = ["--finetune-from-model", trained("stock"), "--encoder-ffn-embed-dim", 48]
     with pytest.raises(Exception, match="please ensure that the architectures match"):
-        fairseq_train(train_words(corpus.binary, tmp_path, *wider))
+        run_here(*train_words(corpus.binary, tmp_path, *wider))
 
 
 # -------------------------------------------------------------------------------- dictionaries
 
 
 @pytest.mark.slow
-def test_another_order_of_the_dictionary_is_refused(
-    fairseq_train, begun, reordered, trained, tmp_path
-):
+def test_another_order_of_the_dictionary_is_refused(begun, reordered, trained, tmp_path):
     message = "trained with other units, or in another order, than those of this source dictionary"
     folder = begun("cape")
     with pytest.raises(SettingsError, match=message):
-        fairseq_train(train_words(reordered, folder, updates=62))
+        run_here(*train_words(reordered, folder, updates=62))
     start = ["--finetune-from-model", trained("cape")]
     with pytest.raises(SettingsError, match=message):
-        fairseq_train(train_words(reordered, tmp_path / "new", *start, updates=2))
+        run_here(*train_words(reordered, tmp_path / "new", *start, updates=2))
     with pytest.raises(SettingsError, match=f"{message}.*not {reordered}"):
         load(trained("cape"), reordered)
     # someone insists; a dictionary of another size is a matter of shapes
-    fairseq_train(train_words(reordered, folder, "--allow-changed-settings", updates=61))
+    run_here(*train_words(reordered, folder, "--allow-changed-settings", updates=61))
     shutil.copytree(reordered, shorter := tmp_path / "shorter")
     for file in shorter.glob("dict.*"):
         file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
@@ -299,11 +298,11 @@ def test_a_checkpoint_of_another_user_directory_is_named(section, tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_names_a_damaged_checkpoint(fairseq_train, corpus, tmp_path):
+def test_resuming_names_a_damaged_checkpoint(corpus, tmp_path):
     words = ["--restore-file", damaged(tmp_path / "truncated.pt", "truncated")]
     message = "truncated.pt cannot be read .*--restore-file, or delete"
     with pytest.raises(SettingsError, match=message):
-        fairseq_train(train_words(corpus.binary, tmp_path / "run", *words))
+        run_here(*train_words(corpus.binary, tmp_path / "run", *words))
 
 
 # -------------------------------------------------------------------------------------- speech
@@ -325,20 +324,20 @@ def speech_words(folder):
 
 
 @pytest.mark.slow
-def test_settings_of_both_sides_are_stored_and_compared(fairseq_train, tmp_path):
+def test_settings_of_both_sides_are_stored_and_compared(tmp_path):
     """The flags are not given again to decode; a resumed training has no others; another type of
     the encoder leaves the decoder as it is."""
     words = [*speech_words(tmp_path), "--position-decoder-embedding", "relpos"]
     context = ("--position-decoder-relative-context", 3)
-    fairseq_train([*words, *context, "--max-update", 1])
+    run_here(*words, *context, "--max-update", 1)
     path = tmp_path / "run/checkpoint_last.pt"
     stored = settings(path)
     assert None not in stored.values()
     assert stored["position_max_global_shift"] == 30.0
     with pytest.raises(SettingsError, match=r"--position-max-global-shift 30.0 \(now 7.0\)"):
-        fairseq_train([*words, *context, "--max-update", 2, "--position-max-global-shift", 7])
+        run_here(*words, *context, "--max-update", 2, "--position-max-global-shift", 7)
     with pytest.raises(SettingsError, match=r"--position-decoder-relative-context 3 \(now 150\)"):
-        fairseq_train([*words, "--max-update", 2])
+        run_here(*words, "--max-update", 2)
     (model,), _ = checkpoint_utils.load_model_ensemble([str(path)])
     config = model.decoder.position_config
     assert (config.type, config.relative_context) == ("relpos", 3)

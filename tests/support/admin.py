@@ -1,34 +1,13 @@
 """Small models and batches for the tests of ADMIN."""
 
 import argparse
-from pathlib import Path
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch.nn import functional as F
 
-from fairseq_user_dir.admin import (
-    ProfilingBatch,
-    attach_admin,
-)
-
-REPO = Path(__file__).resolve().parents[2]
-VOCABULARY = 40  # with the four special symbols
-
-
-def make_dictionary():
-    dictionary = Dictionary()
-    for index in range(VOCABULARY - len(dictionary)):
-        dictionary.add_symbol(f"w{index}")
-    return dictionary
-
-
-class Task:
-    """What a transformer asks of its task."""
-
-    def __init__(self):
-        self.source_dictionary = self.target_dictionary = make_dictionary()
+from fairseq_user_dir.admin import ProfilingBatch, attach_admin
+from tests.support.fairseq_models import VOCABULARY, Task
 
 
 def build(arch="transformer_tiny", seed=1, **options):

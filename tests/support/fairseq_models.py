@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import io
+import logging
 import math
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import models, options
+from fairseq import checkpoint_utils, models, options
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
 from fairseq.tasks.translation import TranslationConfig
 from torch import Tensor, nn
 
@@ -272,7 +277,8 @@ def generate_words(data: object, checkpoint: object, *extra: object) -> list[obj
     """A ``fairseq-generate`` command line: nothing about positions."""
     return [
         "fairseq-generate", data, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
-        "--batch-size", 8, "--required-batch-size-multiple", 1, "--num-workers", 0, *extra,
+        "--batch-size", 8, "--required-batch-size-multiple", 1, "--num-workers", 0,
+        "--max-len-b", 20, *extra,
     ]  # fmt: skip
 
 
@@ -285,6 +291,31 @@ def lines(output: str, letter: str) -> dict[int, list[list[str]]]:
         if start == letter and number.isdigit():
             fields.setdefault(int(number), []).append(rest.split("\t"))
     return fields
+
+
+def run_here(command: str, *words: object, input: str = "") -> str:
+    """What a command of fairseq prints and logs. It runs in this process, which keeps nothing of
+    the commands before."""
+    module = import_module(f"fairseq_cli.{command.removeprefix('fairseq-').replace('-', '_')}")
+    train = import_module("fairseq_cli.train")
+    for function in (checkpoint_utils.save_checkpoint, train.should_stop_early):
+        for name in ("best", "num_runs"):
+            function.__dict__.pop(name, None)
+    metrics.reset()
+    output, root = io.StringIO(), logging.getLogger()
+    argv, stdin = sys.argv, sys.stdin
+    handler, level = logging.StreamHandler(output), root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    sys.argv, sys.stdin = [command, *map(str, words)], io.StringIO(input)
+    try:
+        with redirect_stdout(output):
+            module.cli_main()
+    finally:
+        sys.argv, sys.stdin = argv, stdin
+        root.removeHandler(handler)
+        root.setLevel(level)
+    return output.getvalue()
 
 
 def run_ranks(run_cli: Callable[..., Any], words: Sequence[object], **kwargs: Any) -> list[str]:
