@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
 from recipes.lab.synthesis import VOICES, Synthesizer, make_speech
 
@@ -67,16 +66,3 @@ def test_bad_arguments_are_refused(bad):
     (name, value), *_ = bad.items()
     with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
         Synthesizer().speak(**{"text": "one", **bad})
-
-
-@pytest.mark.slow
-def test_training_speech_is_short_and_tests_are_long():
-    pytest.importorskip("transformers")
-    from recipes.asr.data import synthetic
-
-    splits = synthetic()
-    longest = max(item.seconds for item in splits["train"].items)
-    assert longest < 3
-    assert max(item.seconds for item in splits["test"].items) > 8 * longest
-    assert splits["train"][0].dtype == torch.float32
-    assert len(splits["train"][0]) == splits["train"].items[0].seconds * 16000
