@@ -18,7 +18,6 @@ from cape_plugins.speech.manifest import Utterance
 from recipes.asr import data as asr_data
 from recipes.asr import finetune_hf as asr
 from recipes.asr.data import Labelled, Recordings, given, synthetic
-from recipes.asr.manifest import usable
 from recipes.lab.steps import CommandError
 from tests.support.plots import assert_lines
 from tests.support.tables import read_scores
@@ -108,24 +107,6 @@ def test_hub_layout_needs_no_torchcodec(tmp_path, monkeypatch):
     splits = given(arguments("--dataset", "some/name"))
     assert [item.text for item in splits["train"].items] == list(texts.values())
     assert len(splits["train"][2]) == 6400
-
-
-def test_bad_recordings_are_counted(tmp_path, capsys):
-    texts = write_wavs(tmp_path, 4)
-    paths = [tmp_path / name for name in texts]
-    paths[0].write_bytes(b"")
-    paths[1].unlink()
-    soundfile.write(paths[2], np.zeros(100), 16000)
-    texts = ["a", "a", "a", "a", " ", None]
-    rows = [Utterance("0", *row) for row in zip([*paths, paths[3], paths[3]], texts, strict=True)]
-    items = usable(iter(rows), 6, "train")
-    assert [item.audio for item in items] == paths[3:]
-    output = capsys.readouterr().out
-    reasons = "2 unreadable, 1 of no more than 0.025 s, 2 without a text"
-    assert f"train data: 5 of 6 skipped ({reasons})" in output
-    assert "000.wav cannot be decoded" in output
-    with pytest.raises(CommandError, match=r"none of 1 .*000\.wav cannot be decoded"):
-        usable(rows[:1], 1, "test")
 
 
 # ---- batches -------------------------------------------------------------------------------------

@@ -162,22 +162,6 @@ def test_folder_with_splits_and_metadata(tmp_path, capsys):
     assert "gone.wav: no such file" in output
 
 
-def test_recordings_that_are_cut_off(tmp_path, capsys):
-    """Their headers promise what the whole text was read from."""
-    for split in ("train", "valid", "test"):
-        for n in range(3):
-            write(tmp_path / split / f"{n}.wav", 1.0)
-            write_text(tmp_path / split / f"{n}.txt", "say it")
-    path = tmp_path / "train" / "1.wav"
-    path.write_bytes(path.read_bytes()[:20000])
-    run("folder", tmp_path, "--output", tmp_path / "out")
-    assert list(texts(tmp_path / "out", "train")) == ["0", "2"]
-    output = capsys.readouterr()
-    assert "train data: 1 of 3 skipped (1 unreadable)" in output.out
-    assert f"{path} is cut off: 19956 of 32000 bytes" in output.out
-    assert output.err == "", "no bar"
-
-
 def damage(source):
     """Makes recordings of `source` unusable; returns their names."""
     (source / "01.txt").write_bytes(b"a byte \0 in it\n")

@@ -1,4 +1,4 @@
-"""The commands of the READMEs of speech and phones, parsed as the programs parse them."""
+"""The commands of the READMEs of speech, phones and language models, parsed as the programs parse them."""
 
 import importlib
 import re
@@ -33,11 +33,11 @@ def parse(command):
         module.make_parser().parse_args(own)
 
 
-@pytest.mark.parametrize("recipe", ["asr", "phones"])
-def test_commands_of_the_readme_are_understood(repo_root, recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", ["recipes/asr", "recipes/phones", "recipes/lm"])
+def test_commands_of_the_readme_are_understood(repo_root, page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sizes.json").write_text("{}")
-    page = (repo_root / "recipes" / recipe / "README.md").read_text("utf-8")
+    page = (repo_root / page / "README.md").read_text("utf-8")
     assert len(commands(page)) >= 5
     for command in commands(page):
         parse(command)
