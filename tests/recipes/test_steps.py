@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from recipes.asr import finetune_hf
 from recipes.lab.command_line import usable_folder
 from recipes.lab.runs import run_all
 from recipes.lab.steps import (
@@ -19,7 +18,6 @@ from recipes.lab.steps import (
     CommandError,
     progress,
     reason,
-    record,
     run_main,
     run_module,
     step,
@@ -130,17 +128,6 @@ def test_shown_commands_can_be_pasted(module, tmp_path):
     shell = {"shell": True, "cwd": tmp_path, "env": env, "text": True}
     shown = subprocess.check_output(f"{program} {words}", **shell)
     assert shlex.split(shown) == shlex.split(f"{program} {words}")
-    assert subprocess.check_output(shown, **shell) == shown
-
-
-def test_progress_of_what_is_done_at_once_is_shown_on_terminals_only(capfd, monkeypatch):
-    assert list(progress(range(3), "count", mininterval=0)) == [0, 1, 2]
-    assert capfd.readouterr().err == ""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with progress(title="count", total=2) as bar:
-        bar.update()
-        bar.refresh()
-    assert "count:  50%" in capfd.readouterr().err
 
 
 def test_progress_of_what_takes_long_is_a_line_now_and_then_in_a_file(capfd, monkeypatch):
@@ -195,9 +182,3 @@ def test_folder_made_with_other_settings_names_the_option_of_the_program(tmp_pat
         option = "--output" if remedy else "--work"
         with pytest.raises(CommandError, match=f"size 1.*give another {option} folder"):
             step(folder, {"size": 2}, lambda partial: None, **remedy)
-
-
-def test_recipes_of_transformers_name_the_option_that_they_have(tmp_path):
-    record(tmp_path, {"text": "of another corpus"})
-    with pytest.raises(CommandError, match="give another --output folder"):
-        finetune_hf.make_processor(tmp_path, ["a text"], None, False, {})

@@ -1,12 +1,10 @@
 """Text in and out: reading with checks, tokens, subwords, filters, scores."""
 
 import gzip
-import random
 import re
 
 import pytest
 
-from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError, matches, record, step
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt import scoring
@@ -40,14 +38,7 @@ def test_plain_and_gzip_read_alike(tmp_path):
     assert list(read_lines(tmp_path / "a.gz", "--data")) == expected
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no such file"),
-        (b"", "is empty"),
-        (b"gut\nsch\xf6n\n", "line 2 is not UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [(None, "no such file"), (b"", "is empty")])
 def test_bad_files_are_named(tmp_path, content, message):
     path = tmp_path / "text"
     if content is not None:
@@ -55,13 +46,6 @@ def test_bad_files_are_named(tmp_path, content, message):
     with pytest.raises(CommandError, match=message) as error:
         list(read_lines(path, "--train"))
     assert str(error.value).startswith(f"--train {path}")
-
-
-def test_damaged_gzip_is_an_error(tmp_path):
-    path = tmp_path / "text.gz"
-    path.write_bytes(gzip.compress(random.Random(0).randbytes(1000).hex().encode())[:-300])
-    with pytest.raises(CommandError, match="--data .*text.gz is not a complete gzip file"):
-        list(read_lines(path, "--data"))
 
 
 def test_unequal_line_counts_name_the_shorter_file(tmp_path):
@@ -162,16 +146,10 @@ def test_moses_tokens_become_the_text_again():
     assert back.startswith('A well-known "test" isn\'t it? 50% & [more] |')
 
 
-def test_moses_lower_case_and_control_characters():
-    moses = Moses("de", aggressive_hyphens=False, lowercase=True)
-    assert moses.tokenise("Ein\u200b Test-Fall\x07!") == "ein test-fall !"
-
-
-@pytest.mark.slow
 def test_map_columns_in_processes_equals_map():
     moses = [Moses(language, True, False) for language in ("en", "de")]
     functions = [side.tokenise for side in moses]
-    rows = [(f"It's {n}.", f"Das ist so: {n}!") for n in range(1200)]
+    rows = [(f"It's {n}.", f"Das ist so: {n}!") for n in range(600)]
     alone = list(map_columns(functions, rows, 1))
     assert alone[3] == ("It &apos;s 3 .", "Das ist so : 3 !")
     assert list(map_columns(functions, iter(rows), 2)) == alone
@@ -197,21 +175,6 @@ def test_impossible_vocabulary_is_named(tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("read", [read_text, lambda path: list(read_lines(path, "--train"))])
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (bytes.fromhex("28b52ffd200e710000") + b"one two\nthree\n", "is compressed by zstd; .*-d"),
-        (b"PK\x03\x04\x14\0\0\0", "is compressed by zip; .*unzip"),
-        (b"one two\nthree\0\n", "holds a byte 0|is no text"),
-    ],
-)
-def test_what_is_no_text_is_named(tmp_path, read, content, message):
-    (tmp_path / "train").write_bytes(content)
-    with pytest.raises(CommandError, match=f"train:? .*{message}"):
-        read(tmp_path / "train")
-
-
 # ---- filters -----------------------------------------------------------------------------------
 
 
@@ -227,10 +190,6 @@ def test_what_is_no_text_is_named(tmp_path, read, content, message):
 )
 def test_length_filter_has_limits_and_a_ratio(pair, why):
     assert Cleaning("train", "words", 1, 3, 2.0).why_unfit(pair) == why
-
-
-def test_length_filter_without_upper_limit():
-    assert Cleaning("train", "words", 1, None, 1.5).why_unfit(("a " * 500, "a " * 500)) == ""
 
 
 def test_neighbours_are_joined_without_losing_any():
@@ -265,10 +224,6 @@ def test_score_of_a_group_has_count_matches_and_accuracy():
     assert result["count"] == 2
     assert result["exact_match"] == 0.5
     assert result["token_accuracy"] == 0.5
-
-
-def test_perfect_one_word_texts_score_full_bleu():
-    assert score(["eins"], ["eins"], [["a"]], [["a"]])["bleu"] == pytest.approx(100)
 
 
 def test_bleu_of_chinese_counts_characters():
