@@ -53,16 +53,6 @@ def arguments(*words):
     return asr.make_options().parse_args([str(word) for word in words])
 
 
-def test_folder_with_texts_beside_the_recordings(tmp_path):
-    for name, text in write_wavs(tmp_path / "all", 20).items():
-        (tmp_path / "all" / name).with_suffix(".txt").write_text(text + "\n")
-    splits = given(arguments("--dataset", tmp_path / "all"))
-    assert [len(splits[name]) for name in ("train", "test")] == [18, 2]
-    item = splits["train"].items[3]
-    assert item.audio.with_suffix(".txt").read_text() == item.text + "\n"
-    assert len(splits["train"][3]) == round(item.seconds * 16000)
-
-
 def test_paths_of_each_table_begin_at_its_own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     tables = []

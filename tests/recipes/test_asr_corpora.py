@@ -196,15 +196,6 @@ def test_tedlium_with_bad_lines_or_without_tests_is_refused(ted, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_tedlium_broken_talk_is_counted(ted, tmp_path, capsys):
-    talk = "BrokenTalk_2011"
-    (ted / "legacy/train/sph" / f"{talk}.sph").write_bytes(b"NIST_1A\n   1024\nnonsense")
-    write_text(ted / f"legacy/train/stm/{talk}.stm", f"{talk} 1 {talk} 0 1 <o,f0,male> lost")
-    run("tedlium3", ted, "--output", tmp_path / "out")
-    assert "2 unreadable" in capsys.readouterr().out
-    assert not any(id.startswith(talk) for id in texts(tmp_path / "out", "train"))
-
-
 # ---- Wall Street Journal -------------------------------------------------------------------------
 
 

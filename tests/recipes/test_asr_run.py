@@ -4,7 +4,7 @@ import jiwer
 import pytest
 
 pytest.importorskip("soundfile")
-from recipes.asr import evaluate, report, run
+from recipes.asr import evaluate, run
 from recipes.asr.report import Text, by_duration, in_training, rates
 from recipes.asr.run import BATCHES, STUDIES
 from recipes.lab import steps
@@ -64,23 +64,6 @@ def test_durations_of_training_are_those_that_begin_below_its_longest(longest, c
 
 
 # ---- what is compared ----------------------------------------------------------------------------
-
-
-def test_throughput_of_seeds_is_their_mean_in_the_figure(tmp_path, monkeypatch):
-    """One point for each hop: lines do not run back and forth."""
-    figures = []
-    monkeypatch.setattr(report, "write_figure", lambda path, figure: figures.append(figure))
-    rows = [
-        {"model": "cape", "hop_ms": hop, "wer": wer + seed, report.SPEED: 10 * hop + 4 * seed / 3}
-        for seed in (0, 1)
-        for hop, wer in ((5.0, 30.0), (5.1, 10.0), (20.0, 50.0))
-    ]
-    report.write_hops(tmp_path, rows, {})
-    _, right = figures[0].axes
-    (line,) = right.get_lines()
-    assert line.get_xdata() == pytest.approx([50 + 2 / 3, 51 + 2 / 3, 200 + 2 / 3])
-    assert list(line.get_ydata()) == [30.5, 10.5, 50.5]
-    assert [label.get_text() for label in right.get_xticklabels()] == ["50.67", "51.67", "200.7"]
 
 
 def test_every_study_has_its_models_and_flags():

@@ -6,7 +6,7 @@ import soundfile
 
 from cape_plugins.speech.manifest import Utterance
 from recipes.asr import stretch
-from recipes.asr.manifest import read_manifest, write_audio, write_manifest
+from recipes.asr.manifest import read_manifest, write_manifest
 from recipes.lab.steps import CommandError
 from tests.support.speech_data import rows
 
@@ -49,12 +49,6 @@ def test_bad_manifests_are_refused(content, message, tmp_path):
     with pytest.raises(CommandError) as error:
         stretch.main([str(path), "--seconds", "10"])
     assert message in str(error.value).replace(f"{tmp_path}/a.wav", "a.wav")
-
-
-def test_recording_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "one.flac").mkdir()
-    with pytest.raises(CommandError, match="one.flac cannot be written"):
-        write_audio(tmp_path / "one.flac", np.zeros(10), 16000)
 
 
 def test_names_with_tabs_are_refused(tmp_path):
@@ -138,16 +132,6 @@ def test_ids_without_groups_are_refused(test_set):
         stretch.main([str(test_set), "--seconds", "6"])
 
 
-def test_stretch_leaves_out_what_cannot_be_read(test_set, capsys):
-    (test_set.parent / "wavs" / "84-1-2.wav").write_bytes(b"RIFF")
-    stretch.main([str(test_set), "--seconds", "6"])
-    first = read_manifest(test_set.parent / "test_6s.tsv")[0]
-    assert (first.text, first.seconds) == ("1 1 1 3", 4.0)
-    output = capsys.readouterr().out
-    assert "test_6s data: 1 of 10 skipped (1 unreadable)" in output
-    assert "84-1-2.wav cannot be decoded" in output
-
-
 def test_stretch_of_nothing_readable_is_refused(test_set):
     for path in (test_set.parent / "wavs").iterdir():
         path.unlink()
@@ -175,10 +159,3 @@ def test_stretched_set_is_reused(test_set, capsys):
     write_manifest(test_set, read_manifest(test_set)[:-1])
     with pytest.raises(CommandError, match="other settings .manifest"):
         stretch.main(command)
-
-
-@pytest.mark.parametrize("seconds", ["0", "nan"])
-def test_durations_out_of_range_are_refused(test_set, seconds, capsys):
-    with pytest.raises(SystemExit):
-        stretch.main([str(test_set), f"--seconds={seconds}"])
-    assert "allowed: 0.1 to 1e+06" in capsys.readouterr().err

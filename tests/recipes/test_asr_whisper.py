@@ -14,7 +14,6 @@ import transformers
 from cape_plugins.speech.manifest import Utterance
 from recipes.asr import whisper
 from recipes.asr.data import Recordings
-from recipes.asr.finetune_hf import labels_of
 from recipes.lab.steps import CommandError
 
 TINY = json.dumps({"max_source_positions": 100, "d_model": 16, "num_mel_bins": 8})
@@ -53,26 +52,6 @@ def test_texts_belong_to_what_is_joined():
     other = whisper.join(make_pool(0.5, 0.3, 0.9, 1.7), 20, 1.0, 2.0, seed=1)
     texts, same, changed = ([item.text for item in part.items] for part in (strings, again, other))
     assert texts == same != changed
-
-
-def test_tests_are_shorter_as_long_and_longer_but_never_over_30_seconds():
-    assert list(whisper.durations(0.5, 3.0).values()) == [
-        (0.5 / 3, 0.5),
-        (0.5, 3.0),
-        (3.0, 6.0),
-        (6.0, 12.0),
-        (12.0, 24.0),
-    ]
-    assert max(whisper.durations(5.0, 10.0).values()) == (10.0, 20.0)
-
-
-def test_words_are_subwords_that_come_back(tmp_path):
-    texts = [" one two three", " three two one"] * 20
-    processor = whisper.make_processor(tmp_path / "processor", texts, whisper.SIZES)
-    ids = labels_of(processor, " two one")
-    assert len(ids) == 4  # without timestamps, two words, the end
-    assert processor.tokenizer.decode(ids, skip_special_tokens=True).strip() == "two one"
-    assert processor.feature_extractor.nb_max_frames == 2 * whisper.SIZES["max_source_positions"]
 
 
 def test_padded_models_are_given_30_seconds_and_others_what_there_is(tmp_path):

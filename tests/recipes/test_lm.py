@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from random import Random
 
 import pytest
 
@@ -43,17 +42,6 @@ def test_answers_are_right_at_each_length(name):
         assert {len(exercise.answer) - length for exercise in work} == {int(name == "addition")}
     assert made[3] == [*data.exercises(task, [30], 20, "test 30")]
     assert made[3] != [*data.exercises(task, [30], 20, "train")]
-
-
-def test_sum_by_hand():
-    class Drawn(Random):
-        numbers = iter((3, 6))
-
-        def randrange(self, stop):
-            assert stop == 8
-            return next(self.numbers)
-
-    assert data.add_numbers(Drawn(), 3) == (">110+011=", "1001")
 
 
 def test_only_answers_and_their_ends_are_predicted():

@@ -105,11 +105,6 @@ def test_trainings_are_those_of_the_hugging_face_recipe():
     assert first.dropout == 0
 
 
-def test_flags_behind_two_hyphens_go_to_fairseq():
-    (args,) = parsed("--compare", "nopos", "--", "--decoder-layers", "2").values()
-    assert args.decoder_layers == 2
-
-
 # ---- text ----------------------------------------------------------------------------------------
 
 

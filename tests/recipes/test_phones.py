@@ -13,7 +13,6 @@ pytest.importorskip("soundfile")
 from cape_plugins import TYPES, PositionConfig
 from recipes.lab.steps import CommandError
 from recipes.phones import pictures
-from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS
 from recipes.phones.measure import run_type
 from recipes.phones.model import PhoneClassifier
@@ -181,27 +180,6 @@ def test_a_batch_is_one_step_down_the_mean_over_all_of_its_frames():
     assert loss == pytest.approx(mean.item(), abs=1e-5)
     for after, before in zip(stepped.parameters(), expected.parameters(), strict=True):
         assert torch.allclose(after, before - 0.5 * before.grad, atol=1e-5)
-
-
-def test_scrambled_labels_follow_their_frames():
-    """A class is a matter of its frame here, so scrambling does not hinder learning."""
-    corpus = make_corpus()
-    rates = {}
-    for condition in ("exc", "exc-scram"):
-        model = make_experiment(corpus).build(config("nopos"), 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        generator = torch.Generator().manual_seed(1)
-        for _ in range(8):
-            list(
-                train_epoch(
-                    model, corpus.splits["train"], CONDITIONS[condition], optimizer, generator
-                )
-            )
-        test = corpus.splits["test"]
-        predictions = predict(model, test, CONDITIONS["exc"])
-        rates[condition] = error_rate([item.labels.numpy() for item in test], predictions)
-    assert rates["exc"] == pytest.approx(rates["exc-scram"], abs=1e-3)
-    assert rates["exc"] < 20
 
 
 def test_the_optimizer_follows_the_learning_rate(tmp_path):

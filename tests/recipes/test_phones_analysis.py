@@ -128,9 +128,6 @@ def test_errors_are_printed_as_in_the_thesis():
         "| M-exc | d | dh | t | t | ih |",
     ]
     assert lines[lines.index("M-exc, type 3 (Table 5.8):") + 2] == "none"
-    alone = printed_errors(["4ayc030p"], [TARGET], {"exc": [EXC]}, NAMES)
-    assert not any("M-inc" in line for line in alone)
-    assert any("M-exc, type 2" in line for line in alone)
 
 
 # ---- attention by class --------------------------------------------------------------------------

@@ -111,21 +111,6 @@ def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
         assert both_have in both
 
 
-def test_files_have_the_numbers_of_all_seeds(tmp_path):
-    write_results(tmp_path, {}, ["z", "t"], [result_of([7, 8])])
-    for name in ("trainings.csv", "heads.csv", "training.csv"):
-        rows = [(row["type"], row["seed"]) for row in read_csv(tmp_path / name)]
-        assert rows == [("sinpos", "7"), ("sinpos", "8")]
-    rows = read_csv(tmp_path / "confusions.csv")
-    assert {(row["type"], row["trained"], row["tested"]) for row in rows} == {
-        ("sinpos", "inc", "inc")
-    }
-    shown = [(row["seed"], row["target"], float(row["t"])) for row in rows]
-    assert [row["utterances"] for row in rows] == ["test"] * 4 + ["training"] * 4
-    assert shown[:4] == [("7", "z", 25), ("7", "t", 98), ("8", "z", 5), ("8", "t", 40)]
-    assert [value for *_, value in shown[4:]] == [2, 98, 60, 40]
-
-
 LITTLE = "--train-size 3 --dev-size 1 --test-size 1"
 
 
@@ -148,22 +133,6 @@ def test_mistakes_of_the_caller_are_named_and_write_nothing(tmp_path, monkeypatc
         run.main(words.split())
     assert message in str(error.value)
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--conditions ink", "invalid choice: 'ink'"),
-        ("--dropout 1", "'1' is not allowed; allowed: 0 to less than 1"),
-        ("--final-learning-rate nan", "'nan' is not allowed; allowed: 1e-09 to 100"),
-    ],
-)
-def test_values_that_the_parser_refuses(words, message, capsys):
-    with pytest.raises(SystemExit):
-        run.main(words.split())
-    output = capsys.readouterr().err
-    assert words.split()[0] in output
-    assert message in output
 
 
 def test_paper_option_has_the_sizes_of_the_thesis():

@@ -172,13 +172,3 @@ def test_the_reason_of_an_error_is_a_part_of_a_sentence():
     """The message that it is put into goes on, or ends with a full stop of its own."""
     assert reason(ValueError("No such column. \nTraceback ...")) == "No such column"
     assert reason(KeyError()) == "KeyError"
-
-
-def test_folder_made_with_other_settings_names_the_option_of_the_program(tmp_path):
-    make = Path.touch
-    folder = step(tmp_path / "made", {"size": 1}, lambda partial: make(partial / "file"))
-    assert (folder / "file").exists()
-    for remedy in ({}, {"remedy": "give another --output folder"}):
-        option = "--output" if remedy else "--work"
-        with pytest.raises(CommandError, match=f"size 1.*give another {option} folder"):
-            step(folder, {"size": 2}, lambda partial: None, **remedy)

@@ -17,7 +17,6 @@ from recipes.mt.corpus import (
     read_lines,
     read_pairs,
     split_pairs,
-    write_columns,
 )
 from recipes.mt.prepare import Cleaning
 from recipes.mt.quickstart import length_bins
@@ -53,20 +52,6 @@ def test_unequal_line_counts_name_the_shorter_file(tmp_path):
     (tmp_path / "short").write_text("a\nb\n")
     with pytest.raises(CommandError, match="short ends after 2 lines but .*long goes on"):
         list(read_pairs(tmp_path / "long", tmp_path / "short", "--data"))
-
-
-def test_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "out"
-    path.write_text("old")
-
-    def rows():
-        yield ("new",)
-        raise KeyError
-
-    with pytest.raises(KeyError):
-        write_columns([path], rows())
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    assert path.read_text() == "old"
 
 
 def test_languages_are_read_off_file_names(tmp_path):
