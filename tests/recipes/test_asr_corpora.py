@@ -118,22 +118,6 @@ def test_librispeech_subsets_are_chosen_and_missing_ones_named(libri, tmp_path, 
     assert not (tmp_path / "c" / "test_other.tsv").exists()
 
 
-def test_recordings_that_cannot_be_used_are_counted(libri, tmp_path, capsys):
-    chapter = libri / "LibriSpeech/train-clean-100/19/198"
-    (chapter / "19-198-0000.flac").write_bytes(b"fLaC and then nothing of use")
-    write(chapter / "19-198-0002.flac", 0.02)
-    write(chapter / "19-198-0003.flac", 0.5)  # not in the transcript
-    write(chapter / "19-198-0004.flac", 0.5)
-    with open(chapter / "19-198.trans.txt", "a") as file:
-        file.write("19-198-0002 SHORT\n19-198-0004 1984\n19-198-0005 GONE\n")
-    run("librispeech", libri, "--output", tmp_path / "out", "--train", "train-clean-100")
-    assert list(texts(tmp_path / "out", "train")) == ["19-198-0001", "19-227-0000", "19-227-0001"]
-    output = capsys.readouterr().out
-    assert "train data: 5 of 8 skipped" in output
-    for reason in ("2 unreadable", "1 of no more than 0.025 s", "2 without a text"):
-        assert reason in output
-
-
 def test_decode_finds_recordings_that_are_damaged_within(libri, tmp_path, capsys):
     path = libri / "LibriSpeech/train-clean-100/19/198/19-198-0000.flac"
     write(path, 2.0)

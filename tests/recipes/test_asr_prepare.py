@@ -284,17 +284,6 @@ def test_changed_sources_are_prepared_again(tmp_path, capsys, change, sign):
     assert sorted(path.name for path in source.iterdir()) == ["dev", "prepared", "test", "train"]
 
 
-def test_a_deleted_set_is_listed_no_more(libri, tmp_path, capsys):
-    run("librispeech", libri, "--output", tmp_path / "out")
-    for path in sorted((libri / "LibriSpeech/test-other").rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    (libri / "LibriSpeech/test-other").rmdir()
-    capsys.readouterr()
-    run("librispeech", libri, "--output", tmp_path / "out")
-    assert "test_other  " not in capsys.readouterr().out
-    assert not (tmp_path / "out/test_other.tsv").exists()
-
-
 def test_recordings_that_are_made_again(ted, tmp_path):
     """Those of talks that are gone go; those of others are cut anew."""
     run("tedlium3", ted, "--output", tmp_path / "out")

@@ -15,7 +15,6 @@ from cape_plugins.settings.registry import ROTARY, types_of
 from recipes.lab.steps import CommandError
 from recipes.lm import data
 from recipes.lm import finetune_hf as lm
-from recipes.lm.measure import by_position
 from tests.support.tables import read_csv, read_scores
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
@@ -49,16 +48,6 @@ def test_only_answers_and_their_ends_are_predicted():
     assert TOKENIZER.decode(sample["input_ids"]) == ">ab=ba</s>"
     assert sample["labels"][:4] == [data.IGNORED] * 4
     assert sample["labels"][4:] == sample["input_ids"][4:]
-
-
-def test_means_by_position_add_up():
-    values = torch.randn(5, 11, generator=torch.Generator().manual_seed(0))
-    means = by_position(values, [3, 6, 12])
-    assert list(means) == ["0-2", "3-5", "6-11"]
-    # tokens 1 and 2, 3 to 5, 6 to 11: the first token is not predicted
-    assert means["0-2"] == pytest.approx(values[:, :2].mean().item())
-    whole = (2 * means["0-2"] + 3 * means["3-5"] + 6 * means["6-11"]) / 11
-    assert whole == pytest.approx(values.mean().item(), abs=1e-6)
 
 
 def make_model(settings, **more):

@@ -73,17 +73,6 @@ def test_a_variant_has_settings_of_its_own_beside_those_that_follow():
     assert (alone.type, alone.max_global_shift, alone.max_local_shift) == ("cape", 896, 0)
 
 
-def test_nothing_is_shifted_where_the_test_is_no_longer():
-    (cape, shape, rfs) = map(
-        config,
-        parsed(
-            *("--train-length", "128", "--test-lengths", "64", "128"),
-            *("--compare", "cape", "shape", "rfs"),
-        ).values(),
-    )
-    assert (cape.max_global_shift, shape.max_offset, rfs.max_position) == (0, 0, 128)
-
-
 def test_trainings_are_those_of_the_hugging_face_recipe():
     """Blocks, updates and schedule, read off the options of the Trainer."""
     finetune_hf = pytest.importorskip("recipes.lm.finetune_hf")

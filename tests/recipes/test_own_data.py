@@ -73,10 +73,7 @@ def test_single_file_is_tested_whole(tmp_path):
 
 TABLES = {
     "empty.json": b"",
-    "no_rows.json": b"[]",
     "cut_off.json": b'{"en": "a"',
-    "words.jsonl": b'{"en": "a", "de": "b"}\nno json\n',
-    "no_rows.csv": b"en,de\n",
     "quote.csv": b'en,de\n"a,b\n',
     "no.parquet": b"en,de\na,b\n",
 }
