@@ -137,14 +137,6 @@ def test_ids_without_groups_are_refused(test_set):
         stretch.main([str(test_set), "--seconds", "6"])
 
 
-def test_stretch_of_nothing_readable_is_refused(test_set):
-    for path in (test_set.parent / "wavs").iterdir():
-        path.unlink()
-    with pytest.raises(CommandError, match="none of 10 recordings can be read"):
-        stretch.main([str(test_set), "--seconds", "6"])
-    assert not (test_set.parent / "audio").exists()
-
-
 def test_stretched_set_is_reused(test_set, capsys):
     command = [str(test_set), "--seconds", "6"]
     stretch.main(command)

@@ -89,29 +89,23 @@ def result_of(seeds):
 
 
 def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
-    pages = []
-    for seeds in ([7], [7, 8]):
-        write_results(tmp_path, {}, ["z", "t"], [result_of(seeds)])
-        pages.append((tmp_path / "results.md").read_text("utf-8"))
-    alone, both = pages
+    write_results(tmp_path, {}, ["z", "t"], [result_of([7])])
+    alone = (tmp_path / "results.md").read_text("utf-8")
     assert "| M-inc, exc | 20.00 | 100 | 1 | 2 | 3 | 4 |" in alone
     assert "are of seed" not in alone
-    assert "| M-inc, exc | 25.00 ± 7.07 | 105.00 ± 7.07 | 1 | 3.00 ± 1.41 | 3 | 4 |" in both
-    assert "| M-inc | 1.50 ± 0.71 | 9.00 ± 0.00 | 3 |" in both
-    assert "Pictures of attention, and printed errors, are of seed 7." in both
-    assert "confusions-training.png" in both
-    for page in pages:
-        assert "one utterance and seed 7" in page
-        assert "| M-inc | 1 | 1 | 2 | 0.25 | 0.70 |" in page
-        assert "| 0.25 | 0.80 |" not in page
-    for alone_has, both_have in {
-        "| z as t 25.0 |\n| t as z 2.0 |": "| t as z 31.0 ± 41.0 |\n| z as t 15.0 ± 14.1 |",
-        "Wrong frames of 4 utterances": "| M-inc, inc | 3.75 ± 0.35 |",
-        "| M-inc, 1 | 0.35 |": "| M-inc, 1 | 0.38 ± 0.04 |",
-        "| M-inc, 1 | 7 | 0.50 | - | 0.50 | - | - | - |": "| M-inc, 1 | 7.50 ± 0.71 | 0.50 ± 0.",
-    }.items():
-        assert alone_has in alone
-        assert both_have in both
+    write_results(tmp_path, {}, ["z", "t"], [result_of([7, 8])])
+    both = (tmp_path / "results.md").read_text("utf-8")
+    for line in (
+        "| M-inc, exc | 25.00 ± 7.07 | 105.00 ± 7.07 | 1 | 3.00 ± 1.41 | 3 | 4 |",
+        "| M-inc | 1.50 ± 0.71 | 9.00 ± 0.00 | 3 |",
+        "| M-inc | 1 | 1 | 2 | 0.25 | 0.70 |",  # the heads of one seed
+        "| t as z 31.0 ± 41.0 |\n| z as t 15.0 ± 14.1 |",
+        "| M-inc, inc | 3.75 ± 0.35 |",
+        "| M-inc, 1 | 0.38 ± 0.04 |",
+        "| M-inc, 1 | 7.50 ± 0.71 | 0.50 ± 0.",
+        "Pictures of attention, and printed errors, are of seed 7.",
+    ):
+        assert line in both
 
 
 LITTLE = "--train-size 3 --dev-size 1 --test-size 1"

@@ -28,15 +28,6 @@ def test_junctions_get_a_comma_and_lower_case():
     assert stack_sentences(["", "A .", ""]).split() == ["a", ","]
 
 
-def test_pairs_are_stacked_until_the_target_is_long_enough():
-    pairs = [(f"S{n} .", f"T{n} x y .") for n in range(7)]
-    stacked = list(stack_pairs(pairs, lambda text: len(text.split()), 10))
-    assert stacked == [
-        ("S0 , s1 , s2 .", "T0 x y , t1 x y , t2 x y ."),
-        ("S3 , s4 , s5 .", "T3 x y , t4 x y , t5 x y ."),
-    ]
-
-
 def test_stacking_keeps_every_token_in_order():
     """Differences are the case of first letters and full stops at junctions."""
     rng = random.Random(0)

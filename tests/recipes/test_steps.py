@@ -1,7 +1,6 @@
 """How programs of the recipes end."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -16,8 +15,6 @@ from recipes.lab.runs import run_all
 from recipes.lab.steps import (
     ChildError,
     CommandError,
-    progress,
-    reason,
     run_main,
     run_module,
     step,
@@ -130,24 +127,6 @@ def test_shown_commands_can_be_pasted(module, tmp_path):
     assert shlex.split(shown) == shlex.split(f"{program} {words}")
 
 
-def test_progress_of_what_takes_long_is_a_line_now_and_then_in_a_file(capfd, monkeypatch):
-    """Ten steps of 20 s each: lines at least 30 s apart, and no control signs."""
-    clock = [0]
-    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
-
-    def slow():
-        for number in range(10):
-            clock[0] += 20
-            yield number
-
-    assert list(progress(slow(), "count", total=10)) == [*range(10)]
-    *lines, end = capfd.readouterr().err.split("\n")
-    done = [re.match(r"count: .* (\d+)/10 \[", line)[1] for line in lines]
-    assert done == ["2", "4", "6", "8", "10"]
-    assert "\r" not in "".join(lines)
-    assert end == ""
-
-
 @pytest.mark.parametrize("error", [CommandError("bad"), KeyboardInterrupt(), OSError(28, "full")])
 def test_a_step_that_fails_leaves_no_folder(tmp_path, error):
     def make(folder):
@@ -166,9 +145,3 @@ def test_a_step_whose_command_failed_keeps_the_log_that_the_error_names(tmp_path
     with pytest.raises(ChildError, match=r"full log in .*text.partial/log"):
         step(tmp_path / "text", {}, make)
     assert "nothing" in (tmp_path / "text.partial/log").read_text()
-
-
-def test_the_reason_of_an_error_is_a_part_of_a_sentence():
-    """The message that it is put into goes on, or ends with a full stop of its own."""
-    assert reason(ValueError("No such column. \nTraceback ...")) == "No such column"
-    assert reason(KeyError()) == "KeyError"
