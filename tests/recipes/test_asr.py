@@ -189,7 +189,7 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ended_loaders")
-def test_interrupted_training_ends_alike(tmp_path, main, folder, capfd):
+def test_interrupted_training_ends_alike(tmp_path, run_cli, repo_root, main, folder):
     """Positions, dropout, masks, batches, skipped frames, and what takes the place of a recording
     with a broken body; stopped in the middle of an epoch."""
     flac = folder / "train/011.flac"
@@ -201,11 +201,11 @@ def test_interrupted_training_ends_alike(tmp_path, main, folder, capfd):
     command = ("--dataset", folder, "--model-config", json.dumps(TINY), "--padding-free", 4)
     command += ("--position-embedding", "cape", "--lr_scheduler_type", "constant")
     command += ("--dataloader_num_workers", 1)
-    main(*command, "--max_steps", 8, "--output", "whole")
-    said = capfd.readouterr()
-    assert "011.flac" in said.err
-    assert "Another one takes its place (1 of 20 so far)" in said.err
-    assert "batches without padding; sorted batches of 4 s would have" in said.out
+    program = ("python", repo_root / "recipes/asr/finetune_hf.py", *QUICK, *command)
+    done = run_cli(*program, "--max_steps", 8, "--output", "whole", cwd=tmp_path)
+    assert "011.flac" in done.stderr
+    assert "Another one takes its place (1 of 20 so far)" in done.stderr
+    assert "batches without padding; sorted batches of 4 s would have" in done.stdout
     for steps in (4, 8):
         main(*command, "--max_steps", steps, "--output", "again")
     whole, again = (

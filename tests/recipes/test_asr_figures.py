@@ -48,6 +48,24 @@ def positions(args):
     return config_from_args(args, "encoder", "audio")
 
 
+def assert_cape(args, shift=30.0, local=0.5, scale=1.0):
+    config = positions(args)
+    assert config.type == "cape"
+    assert config.mean_normalize
+    shown = (config.max_global_shift, config.max_local_shift, config.max_global_scale)
+    assert shown == (shift, local, scale)
+
+
+def assert_relpos(config, context, layers="all"):
+    """Learned keys alone, and nothing beyond the context, as in the released code."""
+    assert (config.type, config.relative_context, config.relative_layers) == (
+        "relpos",
+        context,
+        layers,
+    )
+    assert (config.relative_beyond, config.relative_values) == ("zero", False)
+
+
 @pytest.mark.parametrize("study", run.STUDIES)
 @pytest.mark.parametrize("recipe", CORPORA)
 def test_sizes_are_those_of_appendix_c2_and_training_of_the_released_runs(figure, recipe, study):
@@ -76,82 +94,49 @@ def test_flags_of_other_recipes_are_known(figure, recipe):
         assert {args.task for args in figure(recipe, study).values()} == {"cape_asr"}
 
 
-CAPE = {"type": "cape", "max_global_shift": 30.0, "max_local_shift": 0.5, "max_global_scale": 1.0}
-CAPE |= {"mean_normalize": True}
-SCALED = {**CAPE, "max_global_scale": "of the corpus"}
-# learned keys alone, and nothing beyond the context of 27.6 s, as in the released code
-RELPOS = {"type": "relpos", "relative_context": 919, "relative_layers": "all"}
-RELPOS |= {"relative_beyond": "zero", "relative_values": False}
-NOPOS, SINPOS, ABSPOS = ({"type": name} for name in ("nopos", "sinpos", "abspos"))
-FIGURES = {  # study: positions of its models
-    "types": {  # 5 and 6
-        "nopos": NOPOS,
-        "sinpos": SINPOS,
-        "abspos": ABSPOS,
-        "relpos": RELPOS,
-        "cape": SCALED,
-    },
-    "augmentation": {  # 7: global and local shifts, and SpecAugment
-        "baseline": SINPOS,
-        "+SpecAug": SINPOS,
-        "+CAPE": CAPE,
-        "+CAPE +SpecAug": CAPE,
-    },
-    "batches": {  # 15 and 16
-        "sinpos": SINPOS,
-        "sinpos (padding-free)": SINPOS,
-        "cape": CAPE,
-        "cape (padding-free)": CAPE,
-    },
-    "shift": {  # 18: cover 15, 30 and 60 seconds
-        "covers-15s": {**CAPE, "max_global_shift": 7.5},
-        "covers-30s": {**CAPE, "max_global_shift": 15.0},
-        "covers-60s": CAPE,
-    },
-    "local": {"global-and-local": CAPE, "global-only": {**CAPE, "max_local_shift": 0}},  # 19
-    "relpos": {  # 20
-        "relpos": RELPOS,
-        "relpos-6s": {**RELPOS, "relative_context": 199},
-        "relpos-first": {**RELPOS, "relative_layers": "first"},
-        "cape": SCALED,
-    },
-    "dropout": {"nopos": NOPOS, "nopos-dropout-0.1": NOPOS, "cape": SCALED},  # 22
-}
-
-
-def assert_positions(config, expected, recipe="wsj"):
-    scale = CORPORA[recipe]
-    expected = {
-        key: scale if value == "of the corpus" else value for key, value in expected.items()
-    }
-    assert {key: getattr(config, key) for key in expected} == expected
+@pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
+def test_figures_5_and_6(figure, recipe, scale, folder):
+    """WSJ and TED-LIUM 3 by type."""
+    words = ["--data", str(folder), "--recipe", recipe]
+    assert run.parse_arguments(words).bins == (10, 15, 20)  # seconds
+    models = figure(recipe, "types")
+    assert_cape(models["cape"], scale=scale)
+    preset = {"wsj": "cape_wsj", "tedlium3": "cape_tedlium"}[recipe]
+    assert positions(models["cape"]) == PositionConfig.preset(preset)
+    assert_relpos(positions(models["relpos"]), 919)
+    for name in ("nopos", "sinpos", "abspos"):
+        assert positions(models[name]).type == name
 
 
 @pytest.mark.parametrize("recipe", CORPORA)
-@pytest.mark.parametrize("study", FIGURES)
-def test_studies_have_the_positions_of_their_figures(figure, recipe, study):
-    models = figure(recipe, study)
-    assert FIGURES[study].keys() <= models.keys()
-    for name, expected in FIGURES[study].items():
-        assert_positions(positions(models[name]), expected, recipe)
+def test_figure_7(figure, recipe):
+    """CAPE's global and local shifts, and SpecAugment."""
+    models = figure(recipe, "augmentation")
+    assert {name: args.no_spec_augment for name, args in models.items()} == {
+        "baseline": True,
+        "+CAPE": True,
+        "+SpecAug": False,
+        "+CAPE +SpecAug": False,
+    }
+    for name in ("baseline", "+SpecAug"):
+        assert positions(models[name]).type == "sinpos"
+    for name in ("+CAPE", "+CAPE +SpecAug"):
+        assert_cape(models[name])
 
 
-def test_studies_differ_in_what_their_figures_differ_in(figure):
-    masked = figure("wsj", "augmentation")
-    assert all(args.no_spec_augment == ("+SpecAug" not in name) for name, args in masked.items())
-    free = figure("wsj", "batches")
-    assert all(args.padding_free == ("padding-free" in name) for name, args in free.items())
-    drop = {name: args.encoder_layerdrop for name, args in figure("wsj", "dropout").items()}
-    assert drop == {"nopos": 0.4, "nopos-dropout-0.1": 0.1, "cape": 0.4}
-    scales = figure("wsj", "scale").values()  # Figure 21
-    assert [positions(args).max_global_scale for args in scales] == [1, 1.1, 1.4, 2, 3]
-
-
-@pytest.mark.parametrize(("recipe", "preset"), [("wsj", "cape_wsj"), ("tedlium3", "cape_tedlium")])
-def test_types_have_the_presets_and_bins_of_figures_5_and_6(figure, recipe, preset, folder):
-    words = ["--data", str(folder), "--recipe", recipe]
-    assert run.parse_arguments(words).bins == (10, 15, 20)  # seconds
-    assert positions(figure(recipe, "types")["cape"]) == PositionConfig.preset(preset)
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figures_15_and_16(figure, recipe):
+    """Padded batches and batches without padding, lambda 1."""
+    models = figure(recipe, "batches")
+    assert {name: args.padding_free for name, args in models.items()} == {
+        "sinpos": False,
+        "sinpos (padding-free)": True,
+        "cape": False,
+        "cape (padding-free)": True,
+    }
+    for name, args in models.items():
+        if name.startswith("cape"):
+            assert_cape(args)
 
 
 def test_figure_17(folder, repo_root):
@@ -166,6 +151,48 @@ def test_figure_17(folder, repo_root):
     assert max(args.hops) > 12
     assert (args.recipe, args.study) == ("tedlium3", "batches")
     assert words[words.index("--compare") + 1].startswith("cape")
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figure_18(figure, recipe):
+    """Global shifts that cover 15, 30 and 60 seconds, lambda 1."""
+    models = figure(recipe, "shift")
+    assert list(models) == ["covers-15s", "covers-30s", "covers-60s"]
+    for args, half in zip(models.values(), (7.5, 15.0, 30.0), strict=True):
+        assert_cape(args, shift=half)
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figure_19(figure, recipe):
+    """With and without local shift, lambda 1."""
+    models = figure(recipe, "local")
+    assert_cape(models["global-and-local"])
+    assert_cape(models["global-only"], local=0)
+
+
+@pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
+def test_figures_20_and_21(figure, recipe, scale):
+    """Contexts of 27.6 and 6 seconds, the first layer, the scale of the corpus; all scales."""
+    models = figure(recipe, "relpos")
+    assert_relpos(positions(models["relpos"]), 919)
+    assert_relpos(positions(models["relpos-6s"]), 199)
+    assert_relpos(positions(models["relpos-first"]), 919, "first")
+    assert_cape(models["cape"], scale=scale)
+    scales = [positions(args).max_global_scale for args in figure(recipe, "scale").values()]
+    assert scales == [1, 1.1, 1.4, 2, 3]
+
+
+def test_figure_22(figure):
+    """Dropout and layer drop of nopos, on WSJ."""
+    models = figure("wsj", "dropout")
+    assert {name: positions(args).type for name, args in models.items()} == {
+        "nopos": "nopos",
+        "nopos-dropout-0.1": "nopos",
+        "cape": "cape",
+    }
+    assert_cape(models["cape"], scale=1.1)
+    drop = {name: args.encoder_layerdrop for name, args in models.items()}
+    assert drop == {"nopos": 0.4, "nopos-dropout-0.1": 0.1, "cape": 0.4}
 
 
 def test_figure_23(figure):
@@ -186,8 +213,8 @@ def test_figure_23(figure):
         assert (args.decoder_layerdrop, args.encoder_layerdrop) == (0.2, 0.2)
         assert (args.feature_dropout, args.lr, args.max_tokens) == (0.1, [0.02], 5000)
         assert (args.frequency_mask_width, args.time_mask_width) == (30, 50)
-        assert_positions(decoder_config_from_args(args), {**RELPOS, "relative_context": 320})
+        assert_relpos(decoder_config_from_args(args), 320)
     for name in ("ctc-relpos", "decoder-relpos"):
-        assert_positions(positions(models[name]), RELPOS)
+        assert_relpos(positions(models[name]), 919)
         assert 919 * models[name].conv_stride * HOP_SECONDS == pytest.approx(27.6, abs=0.05)
-    assert_positions(positions(models["decoder-cape"]), SCALED, "tedlium3")
+    assert_cape(models["decoder-cape"], scale=2.0)

@@ -11,8 +11,10 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("soundfile")
 from cape_plugins import TYPES, PositionConfig
+from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
 from recipes.phones import pictures
+from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS
 from recipes.phones.measure import run_type
 from recipes.phones.model import PhoneClassifier
@@ -49,6 +51,18 @@ def test_sinpos_is_the_thesis_on_frame_numbers():
     phase = torch.arange(5.0)[:, None] * 10000.0 ** (-torch.arange(0, 8, 2) / 8)
     assert torch.allclose(rows[:, 1::2], phase.sin(), atol=1e-5)
     assert torch.allclose(rows[:, ::2], phase.cos(), atol=1e-5)
+
+
+def test_similarities_of_the_sinusoid_depend_on_the_distance():
+    embeddings = make_model().embed(300)[0].numpy()
+    maps = similarity(embeddings)
+    frequencies = 10000.0 ** (-np.arange(0, 8, 2) / 8)
+    for distance in (0, 1, 7):
+        expected = np.cos(frequencies * distance).sum()
+        dots = similarity_by_distance(maps["dot product"], 10)[distance]
+        assert np.allclose(dots, expected, atol=1e-4)
+        cosines = similarity_by_distance(maps["cosine"], 10)[distance]
+        assert np.allclose(cosines, expected / 4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sinpos", "abspos", "shape", "cape"])
@@ -181,6 +195,27 @@ def test_a_batch_is_one_step_down_the_mean_over_all_of_its_frames():
     assert loss == pytest.approx(mean.item(), abs=1e-5)
     for after, before in zip(stepped.parameters(), expected.parameters(), strict=True):
         assert torch.allclose(after, before - 0.5 * before.grad, atol=1e-5)
+
+
+def test_scrambled_labels_follow_their_frames():
+    """A class is a matter of its frame here, so scrambling does not hinder learning."""
+    corpus = make_corpus()
+    rates = {}
+    for condition in ("exc", "exc-scram"):
+        model = make_experiment(corpus).build(config("nopos"), 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(8):
+            list(
+                train_epoch(
+                    model, corpus.splits["train"], CONDITIONS[condition], optimizer, generator
+                )
+            )
+        test = corpus.splits["test"]
+        predictions = predict(model, test, CONDITIONS["exc"])
+        rates[condition] = error_rate([item.labels.numpy() for item in test], predictions)
+    assert rates["exc"] == pytest.approx(rates["exc-scram"], abs=1e-3)
+    assert rates["exc"] < 20
 
 
 def test_the_optimizer_follows_the_learning_rate(tmp_path):

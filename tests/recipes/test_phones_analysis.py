@@ -20,7 +20,7 @@ from recipes.phones.analysis import (
     top_confusions,
 )
 from recipes.phones.pictures import off_diagonal
-from recipes.phones.report import nearest_heads
+from recipes.phones.report import nearest_heads, printed_errors
 
 
 def numbered(text):
@@ -109,6 +109,25 @@ def test_frames_are_those_where_each_model_has_its_type_of_error():
     ends = {"inc": np.array([1, 0, 2, 2, 0])}
     assert frame_error_types(TARGET, ends["inc"]).tolist() == [3, 0, 0, 0, 3]
     assert matching_frames(TARGET, ends, {"inc": 3}) == []
+
+
+def test_errors_are_printed_as_in_the_thesis():
+    right = [TARGET, TARGET]
+    lines = printed_errors(
+        ["other", "4ayc030p"],
+        right,
+        {"inc": [TARGET, INC], "exc": [TARGET, EXC]},
+        NAMES,
+    )
+    start = lines.index("M-inc has type 1 where M-exc has type 2 (Tables 5.10 and 5.11):")
+    assert lines[start + 2 : start + 7] == [
+        "| 4ayc030p, frame | 0 | 1 | 2 | 3 | 4 |",
+        "|---|---|---|---|---|---|",
+        "| target | d | d | ih | ih | ih |",
+        "| M-inc | d | d | d | ih | ih |",
+        "| M-exc | d | dh | t | t | ih |",
+    ]
+    assert lines[lines.index("M-exc, type 3 (Table 5.8):") + 2] == "none"
 
 
 # ---- attention by class --------------------------------------------------------------------------

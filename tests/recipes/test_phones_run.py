@@ -35,18 +35,18 @@ TINY = (
 @pytest.mark.slow
 def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = [*map(str, TINY), "--compare", "relpos"]
+    command = [*map(str, TINY), "--compare", "sinpos"]
     run.main(command)
     first = capsys.readouterr().out
     output = tmp_path / "results" / "phones"
     tables = {f"{name}.csv" for name in ("measurements", "confusions", *TABLES)}
     assert {path.name for path in output.iterdir()} == {
         *tables,
-        *("results.md", "nopos", "relpos"),
+        *("results.md", "nopos", "sinpos"),
     }
     assert len(read_csv(output / "measurements.csv")) == 4 * 5
     page = (output / "results.md").read_text("utf-8")
-    for words in ("Machine", "torch", "| relpos M-inc-scram |", "| relpos M-exc |", "type3"):
+    for words in ("Machine", "torch", "| sinpos M-inc-scram |", "| sinpos M-exc |", "type3"):
         assert words in page
     for link in page.split("](")[1:]:
         assert (output / link.partition(")")[0]).read_bytes().startswith(b"\x89PNG")
@@ -54,7 +54,7 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
     assert set(table[:, 6:].astype(float).sum(1).round(1)) <= {0.0, 100.0}
     models = Counter(map(tuple, table[:, :5]))
     assert set(models.values()) == {len(table[0]) - 6}  # a row a class; a shared model once
-    assert {name for name, *_ in models} == {"nopos", "relpos"}
+    assert {name for name, *_ in models} == {"nopos", "sinpos"}
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("build/phones/*/model.pt")}
     assert len(stamps) == 4
     monkeypatch.setattr(pictures, "save", lambda figure, path: path.touch())

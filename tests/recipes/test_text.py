@@ -138,6 +138,7 @@ def test_moses_tokens_become_the_text_again():
     assert back.startswith('A well-known "test" isn\'t it? 50% & [more] |')
 
 
+@pytest.mark.slow
 def test_map_columns_in_processes_equals_map():
     moses = [Moses(language, True, False) for language in ("en", "de")]
     functions = [side.tokenise for side in moses]
