@@ -98,14 +98,6 @@ def test_right_answers_are_what_generation_writes():
     assert all(0 <= share <= 1 and (share == 1) == whole for whole, share in scores)
 
 
-def test_texts_are_made_alike_and_held_out():
-    text = data.built_in_text(5000)
-    assert text == data.built_in_text(5000) != data.built_in_text(5000, seed=1)
-    splits = data.read_texts({"train": [], "test": None})
-    assert "".join(splits.values()) == data.built_in_text()
-    assert len(splits["train"]) == pytest.approx(9 * len(splits["test"]), rel=0.01)
-
-
 def test_files_of_text_are_read(tmp_path):
     (tmp_path / "a").write_text("one ")
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"two"))

@@ -17,7 +17,7 @@ import soundfile
 import torch
 
 from recipes.lab.steps import CommandError
-from recipes.lab.synthesis import VOICES, Phone, Synthesizer, make_speech
+from recipes.lab.synthesis import VOICES, Phone, Synthesizer
 from recipes.phones import pictures, run
 from recipes.phones.data import (
     BANDS,
@@ -330,13 +330,6 @@ def test_the_words_have_the_phones_of_the_thesis():
 
 
 # ---- espeak-ng -----------------------------------------------------------------------------------
-
-
-def test_speech_is_reproducible():
-    first, second = make_speech(1, 5, (1, 6)), make_speech(1, 5, (1, 6))
-    assert all(np.array_equal(a.waveform, b.waveform) for a, b in zip(first, second, strict=True))
-    assert [a[::2] for a in first] == [b[::2] for b in second]
-    assert [a.text for a in make_speech(2, 5, (1, 6))] != [a.text for a in first]
 
 
 def test_phones_stand_where_the_sound_is():
