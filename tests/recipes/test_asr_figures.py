@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("soundfile")
 from fairseq import options
 
+from cape_plugins import PositionConfig
 from cape_plugins.speech.features import HOP_SECONDS
 from fairseq_user_dir.flags import config_from_args, decoder_config_from_args
 from recipes.asr import run
@@ -87,6 +88,12 @@ def test_sizes_are_those_of_appendix_c2_and_training_of_the_released_runs(figure
         assert (args.frequency_mask_width, args.time_mask_width) == masks
 
 
+@pytest.mark.parametrize("recipe", [name for name in run.RECIPES if name not in CORPORA])
+def test_flags_of_other_recipes_are_known(figure, recipe):
+    for study in ("types", "decoder"):
+        assert {args.task for args in figure(recipe, study).values()} == {"cape_asr"}
+
+
 @pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
 def test_figures_5_and_6(figure, recipe, scale, folder):
     """WSJ and TED-LIUM 3 by type."""
@@ -94,6 +101,8 @@ def test_figures_5_and_6(figure, recipe, scale, folder):
     assert run.parse_arguments(words).bins == (10, 15, 20)  # seconds
     models = figure(recipe, "types")
     assert_cape(models["cape"], scale=scale)
+    preset = {"wsj": "cape_wsj", "tedlium3": "cape_tedlium"}[recipe]
+    assert positions(models["cape"]) == PositionConfig.preset(preset)
     assert_relpos(positions(models["relpos"]), 919)
     for name in ("nopos", "sinpos", "abspos"):
         assert positions(models[name]).type == name

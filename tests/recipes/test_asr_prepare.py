@@ -1,19 +1,16 @@
-"""Preparation of speech: digits, synthetic speech, folders, the command and what it refuses."""
+"""Preparation of speech: digits, synthetic speech, folders, what is refused, and what is reused."""
 
-import json
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
-from recipes.asr import corpora, prepare
+from recipes.asr import prepare
 from recipes.asr.manifest import read_manifest
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import WORD_START, SentencePiece
 from tests.support.speech_data import (
-    RATE,
     make_digits,
     make_librispeech,
     make_tedlium,
@@ -39,6 +36,12 @@ def ted(tmp_path):
 @pytest.fixture
 def single_digits(tmp_path):
     return make_digits(tmp_path / "digits")
+
+
+def recordings(folder, numbers, split=""):
+    for n in numbers:
+        write(folder / split / f"{n:02}.wav", 0.2 + 0.01 * n)
+        write_text(folder / split / f"{n:02}.txt", f"number {n}")
 
 
 # ---- digits --------------------------------------------------------------------------------------
@@ -78,27 +81,6 @@ def test_digits_are_joined_to_strings_of_takes_of_one_set(single_digits, tmp_pat
     for n, (low, high) in enumerate(prepare.TEST_DIGITS):
         assert all(low <= length <= high for length in lengths["test"][6 * n : 6 * n + 6])
     assert {path.suffix for path in (out / "audio").rglob("*.*")} == {".wav"}
-
-
-def test_digits_depend_on_the_seed(single_digits, tmp_path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run("digits", single_digits, "--output", tmp_path / name, "--seed", seed, *COUNTS)
-    content = [(tmp_path / name / "test.tsv").read_text() for name in "abc"]
-    assert content[0] == content[1] != content[2]
-    first = next(iter((tmp_path / "a/audio/test").iterdir())).name
-    assert (tmp_path / f"a/audio/test/{first}").read_bytes() == (
-        tmp_path / f"b/audio/test/{first}"
-    ).read_bytes()
-
-
-def test_digits_without_takes_for_training_are_refused(single_digits, tmp_path, capsys):
-    (single_digits / "0_ann_0.wav").write_bytes(b"")
-    soundfile.write(single_digits / "0_ann_1.wav", np.zeros(100), 8000)
-    with pytest.raises(CommandError, match="no recording for train; looked for {digit}_{speaker}"):
-        run("digits", single_digits, "--output", tmp_path / "out", "--valid-takes", 7)
-    output = capsys.readouterr().out
-    assert "digits data: 2 of 240 skipped" in output
-    assert "0_ann_0.wav cannot be decoded" in output
 
 
 def test_word_units_are_the_words_of_train(single_digits, tmp_path):
@@ -159,40 +141,6 @@ def test_folder_of_recordings_and_texts(tmp_path):
     assert entry.audio == str(source / "some one" / f"{entry.id[-2:]}.wav")
 
 
-def test_folder_with_splits_and_metadata(tmp_path, capsys):
-    for split in ("train", "dev", "test"):
-        lines = [f"{n}.wav,say {split} {n}" for n in range(3)]
-        write_text(
-            tmp_path / split / "metadata.csv", "file_name,text", *lines, "gone.wav,x", "0.wav"
-        )
-        for n in range(3):
-            write(tmp_path / split / f"{n}.wav", 0.2)
-    soundfile.write(tmp_path / "train" / "1.wav", np.zeros(0), RATE)
-    run("folder", tmp_path, "--output", tmp_path / "out")
-    assert texts(tmp_path / "out", "valid") == {str(n): f"say dev {n}" for n in range(3)}
-    assert list(texts(tmp_path / "out", "train")) == ["0", "2"]
-    output = capsys.readouterr().out
-    reasons = "1 of no more than 0.025 s, 1 unreadable, 1 without a text"
-    assert f"train data: 3 of 5 skipped ({reasons})" in output
-    assert "gone.wav: no such file" in output
-
-
-def test_recordings_that_are_cut_off(tmp_path, capsys):
-    """Their headers promise what the whole text was read from."""
-    for split in ("train", "valid", "test"):
-        for n in range(3):
-            write(tmp_path / split / f"{n}.wav", 1.0)
-            write_text(tmp_path / split / f"{n}.txt", "say it")
-    path = tmp_path / "train" / "1.wav"
-    path.write_bytes(path.read_bytes()[:20000])
-    run("folder", tmp_path, "--output", tmp_path / "out")
-    assert list(texts(tmp_path / "out", "train")) == ["0", "2"]
-    output = capsys.readouterr()
-    assert "train data: 1 of 3 skipped (1 unreadable)" in output.out
-    assert f"{path} is cut off: 19956 of 32000 bytes" in output.out
-    assert output.err == "", "no bar"
-
-
 def damage(source):
     """Makes recordings of `source` unusable; returns their names."""
     (source / "01.txt").write_bytes(b"a byte \0 in it\n")
@@ -234,14 +182,6 @@ def test_one_bad_byte_in_a_table_leaves_out_one_recording(tmp_path, capsys):
     assert "1 with a damaged text" in capsys.readouterr().out
 
 
-def test_one_bad_byte_in_the_transcript_of_a_chapter_leaves_out_one_recording(libri, tmp_path):
-    (path,) = libri.rglob("19-198.trans.txt")
-    path.write_text(path.read_text().replace("0000 CHAPTER", "0000 CHAP\0TER"))
-    run("librispeech", libri, "--output", tmp_path / "out")
-    assert "19-198-0000" not in texts(tmp_path / "out", "train")
-    assert "19-198-0001" in texts(tmp_path / "out", "train")
-
-
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -262,28 +202,6 @@ def test_folder_that_is_not_the_corpus(corpus, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_folder_of_tests_without_train(tmp_path):
-    (tmp_path / "test").mkdir()
-    with pytest.raises(CommandError, match="no folder train beside test"):
-        run("folder", tmp_path, "--output", tmp_path / "out")
-
-
-def test_too_few_recordings_to_split(tmp_path):
-    for n in range(2):
-        write(tmp_path / "few" / f"{n}.wav")
-        write_text(tmp_path / "few" / f"{n}.txt", "text")
-    with pytest.raises(CommandError, match="2 recordings are too few to split off valid, test"):
-        run("folder", tmp_path / "few", "--output", tmp_path / "out")
-
-
-def test_set_without_a_usable_recording(libri, tmp_path):
-    for path in (libri / "LibriSpeech/dev-clean").rglob("*.flac"):
-        path.write_bytes(b"")
-    with pytest.raises(CommandError, match=r"valid data: none of 4 .*\.flac cannot be decoded"):
-        run("librispeech", libri, "--output", tmp_path / "out")
-    assert not list(tmp_path.glob("out*"))
-
-
 def test_output_with_other_files_is_left_alone(libri, tmp_path):
     write_text(tmp_path / "out" / "thesis.txt", "years of work")
     with pytest.raises(CommandError, match="--output .*out holds other files"):
@@ -291,110 +209,115 @@ def test_output_with_other_files_is_left_alone(libri, tmp_path):
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work\n"
 
 
-def test_interruption_leaves_nothing(ted, tmp_path, monkeypatch):
-    def stop(*_):
-        raise KeyboardInterrupt
+def test_folders_that_cannot_be_split(tmp_path):
+    (tmp_path / "tests/test").mkdir(parents=True)
+    with pytest.raises(CommandError, match="no folder train beside test"):
+        run("folder", tmp_path / "tests", "--output", tmp_path / "out")
+    recordings(tmp_path / "few", range(2))
+    with pytest.raises(CommandError, match="2 recordings are too few to split off valid, test"):
+        run("folder", tmp_path / "few", "--output", tmp_path / "out")
 
-    monkeypatch.setattr(prepare.manifest, "write_manifest", stop)  # after segments were written
-    with pytest.raises(KeyboardInterrupt):
-        run("tedlium3", ted, "--output", tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["TEDLIUM_release-3"]
-    monkeypatch.undo()
-    run("tedlium3", ted, "--output", tmp_path / "out")
-    assert len(texts(tmp_path / "out", "train")) == 2
+
+def test_words_that_cannot_be_read_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("synthetic", "--output", tmp_path / "out", "--words", "missing.txt")
+    assert "missing.txt cannot be read" in capsys.readouterr().err
 
 
 def test_two_recordings_of_one_name(tmp_path):
-    for suffix in ("wav", "flac"):
-        write(tmp_path / "train" / f"one.{suffix}")
-    write_text(tmp_path / "train" / "one.txt", "text")
-    for split in ("valid", "test"):
-        for n in range(2):
-            write(tmp_path / split / f"{n}.wav")
-            write_text(tmp_path / split / f"{n}.txt", "text")
-    with pytest.raises(CommandError, match="train data: two recordings are named one"):
+    for split in ("train", "valid", "test"):
+        recordings(tmp_path, range(2), split)
+    write(tmp_path / "train/01.flac")
+    with pytest.raises(CommandError, match="train data: two recordings are named 01"):
         run("folder", tmp_path, "--output", tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("librispeech", "x"), "--output"),
-        (("librispeech", "--output", "y"), "SOURCE"),
-        (("timit", "x", "--output", "y"), "invalid choice: 'timit'"),
-        (("wsj", "x", "--output", "y", "--vocabulary", "10k"), "invalid choice: '10k'"),
-        (("digits", "x", "--output", "y", "--train-strings", "0"), "at least 1"),
-        (("digits", "x", "--output", "y", "--seed", "-1"), "'-1' is not a whole number"),
-        (("synthetic", "--output", "y", "--words", "missing.txt"), "missing.txt cannot be read"),
-    ],
-)
-def test_bad_arguments_are_refused(words, message, capsys):
-    with pytest.raises(SystemExit) as error:
-        run(*words)
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
+# ---- finished preparations ---------------------------------------------------------------------
+
+
+def test_finished_folder_is_reused(libri, tmp_path, capsys):
+    arguments = ("librispeech", libri, "--output", tmp_path / "out", "--train")
+    run(*arguments, "train-clean-100")
+    table = tmp_path / "out" / "train.tsv"
+    before, made = capsys.readouterr().out, table.stat().st_mtime_ns
+    run(*arguments, "train-clean-100")
+    reused = f"reused: {tmp_path / 'out'} is finished, and {libri} "
+    assert capsys.readouterr().out == f"{reused}has not changed\n{before}"
+    libri.rename(tmp_path / "gone")  # not needed any more
+    run(*arguments, "train-clean-100")
+    assert table.stat().st_mtime_ns == made
+    assert capsys.readouterr().out == f"{reused}is not there any more\n{before}"
+    with pytest.raises(CommandError, match=r"other settings \(train .*another --output folder"):
+        run(*arguments, "train-other-500")
+    assert table.stat().st_mtime_ns == made
+
+
+CHANGES = {
+    "a recording deleted": (lambda folder: (folder / "test/02.wav").unlink(), "number 2"),
+    "a recording changed": (lambda folder: write(folder / "test/02.wav", 0.9), "0.9000"),
+    "a recording added": (lambda folder: recordings(folder, [7], "test"), "number 7"),
+    "a text changed": (lambda folder: write_text(folder / "test/02.txt", "other"), "other"),
+}
+
+
+@pytest.mark.parametrize(("change", "sign"), CHANGES.values(), ids=CHANGES)
+def test_changed_sources_are_prepared_again(tmp_path, capsys, change, sign):
+    source = tmp_path / "mine"
+    for split in ("train", "dev", "test"):
+        recordings(source, range(4), split)
+    out = source / "prepared"  # whatever is made there is no source
+    run("folder", source, "--output", out)
+    (out / "dict.txt").write_text("a 1\n")
+    old = (out / "test.tsv").read_text()
+    run("folder", source, "--output", out)
+    assert (out / "test.tsv").read_text() == old
+    capsys.readouterr()
+    change(source)
+    run("folder", source, "--output", out)
+    output, new = capsys.readouterr().out, (out / "test.tsv").read_text()
+    assert f"{source} has changed" in output
+    assert f"{out} is made again" in output
+    assert (sign in old, sign in new) == ((True, False) if sign == "number 2" else (False, True))
+    assert (out / "dict.txt").read_text() == "a 1\n", "checkpoints go with it"
+    run("folder", source, "--output", out)
+    assert "reused" in capsys.readouterr().out
+    assert sorted(path.name for path in source.iterdir()) == ["dev", "prepared", "test", "train"]
+
+
+def test_recordings_that_are_made_again(ted, tmp_path):
+    """Those of talks that are gone go; those of others are cut anew."""
+    run("tedlium3", ted, "--output", tmp_path / "out")
+    segments = {path.name for path in (tmp_path / "out/audio/valid").iterdir()}
+    talk = ted / "legacy/dev/stm/AlGore_2009.stm"
+    talk.write_text("\n".join(talk.read_text().splitlines()[:-1]) + "\n")
+    run("tedlium3", ted, "--output", tmp_path / "out")
+    left = {path.name for path in (tmp_path / "out/audio/valid").iterdir()}
+    assert left < segments
+    assert {Path(entry.audio).name for entry in read_manifest(tmp_path / "out/valid.tsv")} == left
+
+
+def test_preparing_again_that_fails_leaves_what_there_was(libri, tmp_path):
+    run("librispeech", libri, "--output", tmp_path / "out")
+    content = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    for path in (libri / "LibriSpeech/dev-clean").rglob("*.flac"):
+        path.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(CommandError, match="valid data: none of 4"):
+            run("librispeech", libri, "--output", tmp_path / "out")
+        assert content == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+        assert [path.name for path in tmp_path.glob("out*")] == ["out"]
 
 
 # ---- the commands --------------------------------------------------------------------------------
 
 
-def command(module, *words):
-    return subprocess.run(
-        [sys.executable, "-m", module, *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=corpora.__file__.rpartition("/recipes/")[0],
-        check=False,
-    )
-
-
 @pytest.mark.slow
-def test_commands_prepare_and_stretch(ted, tmp_path):
-    done = command("recipes.asr.prepare", "tedlium3", ted, "--output", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+def test_commands_prepare_and_stretch(ted, tmp_path, run_cli):
+    words = ("tedlium3", ted, "--output", tmp_path / "out")
+    done = run_cli("python", "-m", "recipes.asr.prepare", *words, fresh=True)
     assert "train data: 2 of 4 skipped" in done.stdout
     table = tmp_path / "out" / "valid.tsv"
-    done = command("recipes.asr.stretch", table, "--seconds", 2)
-    assert done.returncode == 0, done.stderr
+    run_cli("python", "-m", "recipes.asr.stretch", table, "--seconds", 2, fresh=True)
     assert texts(tmp_path / "out", "valid_2s") == {
         "AlGore_2009-0000": "last year i don't know what's that"
-    }
-    done = command("recipes.asr.prepare", "tedlium3", tmp_path, "--output", tmp_path / "out")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert "was made with other settings (source" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_prepared_data_reach_the_training_recipe(single_digits, tmp_path, monkeypatch):
-    """Manifests are tables that recipes/asr/finetune_hf.py reads."""
-    pytest.importorskip("transformers")
-    from recipes.asr import finetune_hf
-    from recipes.asr.data import given_recordings
-
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "out"
-    run("digits", single_digits, "--output", out, *COUNTS)
-    words = ["--train-file", out / "train.tsv", "--test-file", out / "test.tsv"]
-    words += ["--audio-column", "audio", "--text-column", "tgt_text"]
-    splits = given_recordings(finetune_hf.make_options().parse_args([str(word) for word in words]))
-    entries = read_manifest(out / "train.tsv")
-    assert [item.text for item in splits["train"].items] == [entry.text for entry in entries]
-    seconds = [entry.seconds for entry in entries]
-    assert [item.seconds for item in splits["train"].items] == pytest.approx(seconds, abs=1e-3)
-    assert len(splits["test"]) == 24
-    assert len(splits["train"][0]) == pytest.approx(16000 * seconds[0], abs=4)
-
-
-def test_settings_name_the_source(libri, tmp_path):
-    run("librispeech", libri, "--output", tmp_path / "out")
-    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    assert settings.pop("sources")["files"] == 36
-    assert settings == {
-        "corpus": "librispeech",
-        "decode": False,
-        "source": str(libri),
-        "train": [],
-        "word_units": False,
     }

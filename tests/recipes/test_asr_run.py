@@ -1,17 +1,12 @@
 """Comparisons of speech models: bins of durations, reports, and the commands."""
 
-import re
-import shlex
-
 import jiwer
 import pytest
 
 pytest.importorskip("soundfile")
-from cape_plugins import PositionConfig
-from cape_plugins.settings.arguments import TYPE_ARG, given_settings
-from recipes.asr import evaluate, report, run
+from recipes.asr import evaluate, run
 from recipes.asr.report import Text, by_duration, in_training, rates
-from recipes.asr.run import BATCHES, RECIPES, STUDIES
+from recipes.asr.run import BATCHES, STUDIES
 from recipes.lab import steps
 from recipes.lab.steps import CommandError
 from tests.support.fairseq_speech import durations, write_manifest
@@ -71,23 +66,6 @@ def test_durations_of_training_are_those_that_begin_below_its_longest(longest, c
 # ---- what is compared ----------------------------------------------------------------------------
 
 
-def test_throughput_of_seeds_is_their_mean_in_the_figure(tmp_path, monkeypatch):
-    """One point for each hop: lines do not run back and forth."""
-    figures = []
-    monkeypatch.setattr(report, "write_figure", lambda path, figure: figures.append(figure))
-    rows = [
-        {"model": "cape", "hop_ms": hop, "wer": wer + seed, report.SPEED: 10 * hop + 4 * seed / 3}
-        for seed in (0, 1)
-        for hop, wer in ((5.0, 30.0), (5.1, 10.0), (20.0, 50.0))
-    ]
-    report.write_hops(tmp_path, rows, {})
-    _, right = figures[0].axes
-    (line,) = right.get_lines()
-    assert line.get_xdata() == pytest.approx([50 + 2 / 3, 51 + 2 / 3, 200 + 2 / 3])
-    assert list(line.get_ydata()) == [30.5, 10.5, 50.5]
-    assert [label.get_text() for label in right.get_xticklabels()] == ["50.67", "51.67", "200.7"]
-
-
 def test_every_study_has_its_models_and_flags():
     types = ["nopos", "sinpos", "abspos", "relpos", "shape", "cape"]
     assert list(STUDIES["types"].models) == types
@@ -118,39 +96,6 @@ def test_types_beside_the_study_have_the_settings_of_the_recipe():
     assert "scale" not in small.flags
 
 
-def fairseq_args(folder, flags):
-    """Arguments as fairseq-train parses them."""
-    from fairseq import options
-
-    words = ["--task", "cape_asr", "--criterion", "cape_ctc", *shlex.split(flags)]
-    return options.parse_args_and_arch(options.get_training_parser(), [str(folder), *words])
-
-
-def parsed(folder, flags):
-    args = fairseq_args(folder, f"{RECIPES['small'].ctc} {flags}")
-    settings = {"type": getattr(args, TYPE_ARG), **given_settings(args, "audio")}
-    return PositionConfig.from_dict(settings, "audio")
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("study", STUDIES)
-def test_flags_of_recipes_are_known(folder, recipe, study):
-    for model in {model.head: model for model in models(study)}.values():
-        flags = f"{model.head.training} {getattr(RECIPES[recipe], model.head.recipe)} {model.flags}"
-        args = fairseq_args(folder, flags)
-        assert args.task == "cape_asr"
-        assert args.criterion == model.head.training.split()[1]
-    if recipe not in ("small", "digits"):
-        assert (args.encoder_layers, args.encoder_embed_dim) == (36, 768)
-
-
-@pytest.mark.parametrize(("recipe", "preset"), [("wsj", "cape_wsj"), ("tedlium3", "cape_tedlium")])
-def test_settings_of_the_paper_are_the_presets(folder, recipe, preset):
-    words = ["--data", str(folder), "--recipe", recipe, "--compare", "cape"]
-    (model,) = run.models(run.parse_arguments(words))
-    assert parsed(folder, model.flags) == PositionConfig.preset(preset)
-
-
 # ---- commands ------------------------------------------------------------------------------------
 
 
@@ -174,27 +119,26 @@ def children(monkeypatch, run_cli):
 def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["--data", str(folder), "--compare", "cape", "--updates", "3", "--bins", "1"]
-    command += ["--batches", *BATCHES, "--seeds", "1", "2", "--hops", "10", "16", "--curve", "2"]
+    command += ["--batches", *BATCHES, "--seeds", "2", "--hops", "10", "16", "--curve", "2"]
     command += ["--", *map(str, SMALL)]
     run.main(command)
     out = tmp_path / "results/asr/types"
     rows = read_csv(out / "scores.csv")
     names = {"cape", "cape (padding-free)"}
-    assert {(row["model"], row["seed"]) for row in rows} == {(n, s) for n in names for s in "12"}
+    assert {(row["model"], row["seed"]) for row in rows} == {(name, "2") for name in names}
     assert {row["duration"] for row in rows} == {"0-1 s", "over 1 s", "all"}
     assert all(float(row["wer"]) > 0 for row in rows)
     text = (out / "scores.md").read_text()
-    assert "mean ± sample standard deviation of 2 seeds" in text
     assert "--padding-free" in text
     assert text.count(str(tmp_path.parent)) == 1, "in the command, as it was typed"
     hops = read_csv(out / "hops.csv")
     assert [(row["model"], row["seed"], row["hop_ms"]) for row in hops] == [
-        (name, seed, hop) for name in sorted(names) for seed in "12" for hop in ("10", "16")
+        (name, "2", hop) for name in sorted(names) for hop in ("10", "16")
     ]
     assert all(float(row["audio_seconds_per_second"]) > 0 for row in hops)
     curve = read_csv(out / "curve.csv")
     assert [(row["model"], row["seed"], row["updates"]) for row in curve] == [
-        (name, seed, updates) for name in sorted(names) for seed in "12" for updates in "23"
+        (name, "2", updates) for name in sorted(names) for updates in "23"
     ]
     longest = max(durations(16, 0))
     within = sum(seconds <= longest for seconds in durations(9, 2))
@@ -203,20 +147,20 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     assert_lines(out / "scores.png", COLOURS[:1])
     assert_lines(out / "hops.png", COLOURS[:1])
     # the same decoding, of a checkpoint alone
-    checkpoint = tmp_path / "build/asr/types/runs/cape-seed1/checkpoint_last.pt"
+    checkpoint = tmp_path / "build/asr/types/runs/cape-seed2/checkpoint_last.pt"
     evaluate.main(
         ["--model", str(checkpoint), "--data", str(folder), "--bins", "1", "--output", "again"]
     )
     alone = read_csv(tmp_path / "again/test/scores.csv")
     again = [(row["duration"], row["wer"]) for row in alone]
     assert {(row["seed"], row["train_seconds"]) for row in alone} == {("", "")}, "not known"
-    first = [(r["duration"], r["wer"]) for r in rows if (r["model"], r["seed"]) == ("cape", "1")]
+    first = [(r["duration"], r["wer"]) for r in rows if r["model"] == "cape"]
     assert again == first
     capsys.readouterr()
     run.main(command)  # all is reused
-    assert "4 trainings" in capsys.readouterr().out
+    assert "2 trainings" in capsys.readouterr().out
     command[command.index("--curve") + 1] = "1"
-    with pytest.raises(CommandError, match="--curve 1: .*seed1 is at update 3 already"):
+    with pytest.raises(CommandError, match="--curve 1: .*seed2 is at update 3 already"):
         run.main(command)
 
 
@@ -241,8 +185,6 @@ def test_recordings_without_text_are_decoded_and_not_counted(folder, tmp_path, m
 
 
 BAD_RUN = [
-    (["--compare", "foo"], "--compare foo is unknown; allowed: nopos"),
-    (["--compare", "cape:colour=1"], "'colour' is unknown"),
     (["--data", "gone"], "there is no train.tsv"),
     (["--bins", "3", "2"], "--bins 3 2: the numbers must increase"),
     (["--test", "gone"], "there is no gone.tsv"),
@@ -259,22 +201,15 @@ def test_bad_comparisons_are_refused(folder, words, message):
 
 
 BAD_EVALUATION = [
-    (["--model", "gone.pt"], CommandError, "--model gone.pt: no such file; give a checkpoint"),
-    (["gone.pt"], CommandError, "gone.pt: checkpoints are given by --model"),
-    (["--model", __file__, "--sets", "gone"], CommandError, "there is no .*gone.tsv"),
-    (
-        ["--model", __file__, "--hop-seconds", "0.02"],
-        CommandError,
-        "--hop-seconds is set by this command",
-    ),
-    (["--model", __file__, "--gpu"], CommandError, "--gpu is set by this command; see --device"),
-    (["--model", __file__, "--bins", "2", "1"], CommandError, "--bins 2 1: the numbers"),
-    (["--model", __file__, "--hops", "500"], SystemExit, "'500' is not allowed; allowed: 1 to 100"),
+    (["--model", "gone.pt"], "--model gone.pt: no such file; give a checkpoint"),
+    (["gone.pt"], "gone.pt: checkpoints are given by --model"),
+    (["--model", __file__, "--sets", "gone"], "there is no .*gone.tsv"),
+    (["--model", __file__, "--hop-seconds", "0.02"], "--hop-seconds is set by this command"),
+    (["--model", __file__, "--gpu"], "--gpu is set by this command; see --device"),
 ]
 
 
-@pytest.mark.parametrize(("words", "exception", "message"), BAD_EVALUATION, ids=list("abcdefg"))
-def test_bad_evaluations_are_refused(folder, words, exception, message, capsys):
-    with pytest.raises(exception) as error:
+@pytest.mark.parametrize(("words", "message"), BAD_EVALUATION, ids=list("abcde"))
+def test_bad_evaluations_are_refused(folder, words, message):
+    with pytest.raises(CommandError, match=message):
         evaluate.main([*words, "--data", str(folder)])
-    assert re.search(message, f"{error.value} {capsys.readouterr().err}")

@@ -1,7 +1,6 @@
 """The recipe of language models of fairseq: settings, symbols and losses, and its command line."""
 
 import re
-import shlex
 
 import numpy as np
 import pytest
@@ -74,17 +73,6 @@ def test_a_variant_has_settings_of_its_own_beside_those_that_follow():
     assert (alone.type, alone.max_global_shift, alone.max_local_shift) == ("cape", 896, 0)
 
 
-def test_nothing_is_shifted_where_the_test_is_no_longer():
-    (cape, shape, rfs) = map(
-        config,
-        parsed(
-            *("--train-length", "128", "--test-lengths", "64", "128"),
-            *("--compare", "cape", "shape", "rfs"),
-        ).values(),
-    )
-    assert (cape.max_global_shift, shape.max_offset, rfs.max_position) == (0, 0, 128)
-
-
 def test_trainings_are_those_of_the_hugging_face_recipe():
     """Blocks, updates and schedule, read off the options of the Trainer."""
     finetune_hf = pytest.importorskip("recipes.lm.finetune_hf")
@@ -106,11 +94,6 @@ def test_trainings_are_those_of_the_hugging_face_recipe():
     assert first.dropout == 0
 
 
-def test_flags_behind_two_hyphens_go_to_fairseq():
-    (args,) = parsed("--compare", "nopos", "--", "--decoder-layers", "2").values()
-    assert args.decoder_layers == 2
-
-
 # ---- text ----------------------------------------------------------------------------------------
 
 
@@ -123,16 +106,15 @@ def test_each_byte_has_a_symbol_that_fairseq_reads_as_itself():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["", "\n"])
-def test_binarised_text_is_the_stream_of_its_bytes(end, tmp_path, monkeypatch):
+def test_binarised_text_is_the_stream_of_its_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", warm_fairseq())
-    text = f"one  <pad> </s>\n\n\ttwö\r\nthree\u2028#fairseq:overwrite{end}"
+    text = "one  <pad> </s>\n\n\ttwö\r\nthree\u2028#fairseq:overwrite"
     folder = run.binarise(tmp_path / "data", text)
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     assert len(dictionary) == 256 + 3  # beginning, padding, unknown
     lines = data_utils.load_indexed_dataset(str(folder / "train"), dictionary)
     stream = np.concatenate([lines[index].numpy() for index in range(len(lines))])
-    assert [dictionary[index] for index in stream] == run.symbols(text.removesuffix("\n") + "\n")
+    assert [dictionary[index] for index in stream] == run.symbols(f"{text}\n")
 
 
 # ---- losses --------------------------------------------------------------------------------------
@@ -186,28 +168,28 @@ TINY = ["--", "--decoder-layers", "1", "--decoder-embed-dim", "16", "--decoder-f
 
 
 @pytest.mark.slow
-def test_own_text_from_training_to_figure(tmp_path, monkeypatch, capsys):
+def test_own_text_from_training_to_figure(tmp_path, monkeypatch, run_cli):
     monkeypatch.setattr("sys.executable", warm_fairseq())
     monkeypatch.chdir(tmp_path)
     text = "all work and no play\n" * 60
     (tmp_path / "my text.txt").write_text(text)
     command = ["--train-file", "my text.txt", "--train-length", "8", "--test-lengths", "8", "24"]
     command += ["--compare", "sinpos", "cape:max_global_shift=5", "--updates", "40", "--limit", "2"]
-    command += ["--seeds", "1", "2", "--device", "cpu", *TINY, "--lr", "0.02"]
+    command += ["--seeds", "2", "--device", "cpu", *TINY, "--lr", "0.02"]
     run.main(command)
     out, work = tmp_path / "results/lm/fairseq", tmp_path / "build/lm/my text.txt"
     rows = read_csv(out / "scores.csv")
     names = ("sinpos", "cape:max_global_shift=5")
     assert [(row["variant"], row["seed"], row["position"]) for row in rows] == [
-        (name, seed, label) for name in names for seed in "12" for label in ("0-7", "8-23")
+        (name, "2", label) for name in names for label in ("0-7", "8-23")
     ]
     # the loss is that of the checkpoint on the last tenth of the text, 126 bytes: five stretches,
     # of which two are evenly spread
     held_out = text[-126:]
     chosen = [run.symbols(held_out[start : start + 24]) for start in (0, 3 * 24)]
     for run_name, own in (
-        ("sinpos-seed2", rows[2:4]),
-        ("cape-max_global_shift-5-seed1", rows[4:6]),
+        ("sinpos-seed2", rows[:2]),
+        ("cape-max_global_shift-5-seed2", rows[2:]),
     ):
         checkpoint = work / f"runs/{run_name}/checkpoint_last.pt"
         model, task = fairseq_models.load(checkpoint, work / "data/binary")
@@ -219,7 +201,6 @@ def test_own_text_from_training_to_figure(tmp_path, monkeypatch, capsys):
         assert [float(row["loss"]) for row in own] == pytest.approx(expected, abs=2e-4)
         assert float(own[0]["loss"]) < 5.55 - 2, "a guess is log(259)"
     page = (out / "scores.md").read_text()
-    assert "mean ± sample standard deviation of 2 seeds" in page
     for fact in ("`--position-embedding cape --position-max-global-shift 5`", "40 updates", "0-7"):
         assert fact in page
     assert "shape max_offset 16, cape max_global_shift 16" in page
@@ -227,8 +208,8 @@ def test_own_text_from_training_to_figure(tmp_path, monkeypatch, capsys):
     assert_lines(out / "scores.png")
     # all is reused; what would be made otherwise is refused
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
-    assert sum(path.name == "checkpoint_last.pt" for path in before) == 4
-    run.main(command)
+    assert sum(path.name == "checkpoint_last.pt" for path in before) == 2
+    run_cli("python", "-m", "recipes.lm.run", *command, cwd=tmp_path)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert read_csv(out / "scores.csv") == rows
     command[command.index("--updates") + 1] = "41"
@@ -236,39 +217,16 @@ def test_own_text_from_training_to_figure(tmp_path, monkeypatch, capsys):
         run.main(command)
 
 
-@pytest.mark.slow
-def test_mistakes_end_the_command_with_one_line(run_cli, tmp_path):
-    command = ("python", "-m", "recipes.lm.run", "--train-file", "gone.txt")
-    done = run_cli(*command, cwd=tmp_path, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "error: gone.txt: No such file or directory; give files of text"
-    ]
-
-
-def test_commands_of_the_page_are_understood(repo_root):
-    page = (repo_root / "recipes/lm/README.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^ +python -m recipes\.lm\.run([^#\n]*)", page, re.MULTILINE)
-    assert commands
-    for command in commands:
-        args = run.parse_arguments(shlex.split(command))
-        assert args.test_lengths[-1] >= 4 * args.train_length, command
-        assert len(args.models) >= len(TYPES), command
-
-
 OF_THIS_FILE = ["--train-file", __file__, "--train-length", "900000"]
 BAD = [
     (["--compare", "rope"], "--compare rope is unknown; allowed: nopos, sinpos"),
-    (["--compare", "cape:colour=1"], "'colour' is unknown"),
     (["--compare", "sinpos:max_offset=1"], "position embedding sinpos:max_offset=1"),
     (["--test-lengths", "8", "4"], "--test-lengths 8 4: the numbers must increase"),
     (["--test-lengths", "1", "4"], "length 1 has no token to predict"),
     (["--train-length", "1"], "length 1 has no token to predict"),
-    (["--train-length", "0"], "--train-length: '0' is not a whole number of at least 1"),
     (["--validation-file", "a.txt"], "--validation-file needs --train-file"),
     (["--train-file", "gone.txt"], "gone.txt: No such file"),
     (["--train-length", "64", "--test-lengths", "16", "32"], "shorter than --train-length 64"),
-    ([*OF_THIS_FILE, "--test-lengths", "64", "900001"], "the training text has"),
     ([*OF_THIS_FILE, "--test-lengths", "900000"], "the training text has"),
     (["--train-file", __file__, "--test-lengths", "900000"], "the validation text has"),
     (["--device", "cuda:99"], "--device cuda:99: "),

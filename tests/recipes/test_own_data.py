@@ -73,10 +73,7 @@ def test_single_file_is_tested_whole(tmp_path):
 
 TABLES = {
     "empty.json": b"",
-    "no_rows.json": b"[]",
     "cut_off.json": b'{"en": "a"',
-    "words.jsonl": b'{"en": "a", "de": "b"}\nno json\n',
-    "no_rows.csv": b"en,de\n",
     "quote.csv": b'en,de\n"a,b\n',
     "no.parquet": b"en,de\na,b\n",
 }
@@ -103,8 +100,10 @@ def read_rows(path, folder=False):
 WORDS = ["null", "NA", "None", "nan", "NaN", "n/a", "NULL", "#N/A", "<NA>", "-inf", "good"]
 
 
-@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+FILES = [(".csv", False), (".tsv", False), (".csv", True), (".tsv", True), (".jsonl", True)]
+
+
+@pytest.mark.parametrize(("suffix", "folder"), FILES)
 def test_words_for_nothing_are_texts(suffix, folder, tmp_path):
     """As in json; only an empty cell is none."""
     path = tmp_path / "tables" / f"train{suffix}"
@@ -118,16 +117,10 @@ def test_words_for_nothing_are_texts(suffix, folder, tmp_path):
     assert read_rows(path, folder) == cells
 
 
-def test_empty_cells_are_none(tmp_path):
-    (tmp_path / "a.csv").write_text('en,de\na,\n"",b\n')
-    assert read_rows(tmp_path / "a.csv") == [["a", None], [None, "b"]]
-
-
 ODD = "a\u2028b\x85c\x0bd\x0ce\x1cf"
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize(("suffix", "end"), [(".csv", "\n"), (".tsv", "\r\n")])
 def test_rows_of_tables_end_at_line_feeds_alone(suffix, end, tmp_path):
     separator = {".csv": ",", ".tsv": "\t"}[suffix]
     text = "".join(f"{separator.join(row)}{end}" for row in (["en", "de"], [ODD, "x"], ["y", ODD]))
@@ -154,20 +147,13 @@ def test_cells_keep_their_line_ends(end, tmp_path):
     assert read_rows(tmp_path / "a.csv") == cells
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_tables_are_read_by_their_byte_order_mark(encoding, tmp_path):
     (tmp_path / "a.csv").write_bytes("en,de\ngrün,größer\n".encode(encoding))
     assert read_rows(tmp_path / "a.csv") == [["grün", "größer"]]
 
 
-def test_json_of_another_encoding_is_refused(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes('{"en": "grün"}\n'.encode("utf-16"))
-    with pytest.raises(CommandError, match=r"a\.jsonl: is in UTF-16; convert it to UTF-8"):
-        read_rows(tmp_path / "a.jsonl")
-
-
-@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+@pytest.mark.parametrize(("suffix", "folder"), FILES)
 def test_a_byte_of_a_table_that_is_no_text_is_named_by_its_line(suffix, folder, tmp_path):
     path = tmp_path / "tables" / f"train{suffix}"
     path.parent.mkdir()
@@ -188,12 +174,6 @@ def test_tables_that_cannot_be_used_are_refused(rows, message, tmp_path):
     (tmp_path / "train.jsonl").write_text(rows)
     with pytest.raises(CommandError, match=message):
         mt.main(["--train-file", str(tmp_path / "train.jsonl"), "--output", str(tmp_path / "out")])
-
-
-def test_damaged_folder_of_a_data_set_is_named(tmp_path):
-    (tmp_path / "dataset_dict.json").write_text("{")
-    with pytest.raises(CommandError, match=r"--dataset .* cannot be read .*; give the name"):
-        data.open_dataset(str(tmp_path))
 
 
 @pytest.fixture
@@ -272,18 +252,11 @@ def test_a_declared_mode_does_not_cut_wide_images_off():
     assert (opened(file, True, 3, mode="RGB") == torch.from_numpy(RAMP)).all()
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.array([[0, 70000]], np.int32),
-        np.array([[-1, 5]], np.int32),
-        np.array([[0.0, 256.0]], np.float32),
-        np.array([[0.0, np.nan]], np.float32),
-    ],
-)
+@pytest.mark.parametrize("values", [[0, 70000], [-1, 5], [0.0, 256.0], [0.0, np.nan]])
 def test_images_without_a_known_white_are_refused(values):
+    image = np.array([values]).astype(np.int32 if type(values[0]) is int else np.float32)
     with pytest.raises(CommandError, match="its values are .*; allowed: whole numbers from 0 to"):
-        opened(encoded(Image.fromarray(values), "TIFF"), False)
+        opened(encoded(Image.fromarray(image), "TIFF"), False)
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "bytes"])

@@ -31,6 +31,11 @@ from recipes.phones.train import (
 )
 from tests.support.phones import SIZES, config, make_corpus, make_experiment
 
+# each type with its positions, and a learned encoding and a relative type under each condition
+CASES = {(name, "inc"): None for name in TYPES}
+CASES |= {(name, given): None for given in CONDITIONS for name in ("abspos", "relpos")}
+DRAWN = ("draw_histories", "draw_confusions", "draw_attention", "draw_class_attention")
+
 
 def make_model(name="sinpos", seed=1):
     torch.manual_seed(seed)
@@ -111,8 +116,7 @@ def test_attention_weights_follow_the_frames(name):
         assert torch.allclose(a, b[:, order][..., order], atol=1e-5)
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize(("name", "condition"), CASES)
 def test_padding_changes_nothing(name, condition):
     model, given = make_model(name), CONDITIONS[condition]
     features = [torch.randn(length, BANDS) for length in (9, 20, 14)]
@@ -127,12 +131,6 @@ def test_padding_changes_nothing(name, condition):
         for batch, alone in zip(output.weights, weights, strict=True):
             assert torch.allclose(batch[index, :, :length, :length], alone, atol=1e-5)
             assert (batch[index, :, :length, length:] == 0).all()
-
-
-def test_samples_of_a_batch_are_augmented_each_on_its_own():
-    model = make_model("cape").train()
-    first, second = model.embed(9, lengths=torch.tensor([9, 9]))
-    assert not torch.allclose(first, second, atol=0.1)
 
 
 def test_relative_positions_in_the_first_layer_only():
@@ -158,8 +156,7 @@ def test_predictions_of_scrambled_frames_stand_in_natural_order():
 # ---- training ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize(("name", "condition"), CASES)
 def test_every_type_learns_under_every_condition(name, condition):
     corpus = make_corpus()
     model = make_experiment(corpus).build(config(name), 1)
@@ -221,12 +218,6 @@ def test_scrambled_labels_follow_their_frames():
     assert rates["exc"] < 20
 
 
-def test_learning_rate_falls_for_the_last_eighth():
-    training = Training(80, 0.05, 0.001)
-    assert [training.rate(epoch) for epoch in (0, 69, 70, 79)] == [0.05, 0.05, 0.001, 0.001]
-    assert Training(1, 0.05, 0.001).rate(0) == 0.05
-
-
 def test_the_optimizer_follows_the_learning_rate(tmp_path):
     """A rate of nearly 0 lets the last of eight epochs change nothing."""
     job = ("sinpos", config("sinpos"), "inc", 1)
@@ -285,15 +276,6 @@ def test_finished_models_are_reused_and_others_refused(tmp_path):
         make_experiment(make_corpus(1), training, tmp_path).trained(*job)
 
 
-def test_the_best_epoch_on_dev_is_kept(tmp_path):
-    corpus = make_corpus()
-    job = ("nopos", config("nopos"), "exc", 1)
-    model, history = make_experiment(corpus, Training(8, 0.2, 0.2), tmp_path).trained(*job)
-    dev = corpus.splits["dev"]
-    rate = error_rate([u.labels.numpy() for u in dev], predict(model, dev, CONDITIONS["exc"]))
-    assert rate == pytest.approx(min(row["dev_per"] for row in history), abs=1e-3)
-
-
 def test_a_diverging_training_says_so(tmp_path):
     corpus = make_corpus()
     for utterance in corpus.splits["train"]:
@@ -318,17 +300,28 @@ def test_positions_put_into_a_model_without(name):
 # ---- everything about one type -------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Function ``measured(experiment, name, **args)``: the result, and the calls of each picture,
+    of which none is drawn."""
+
+    def run(experiment, name, **args):
+        drawn = {}
+        for function in (*DRAWN, "save"):
+            drawn[function] = Mock()
+            monkeypatch.setattr(pictures, function, drawn[function])
+        args = argparse.Namespace(**args, output=tmp_path / "o", similarity_length=60)
+        return run_type(experiment, name, config(name), args), drawn
+
+    return run
+
+
 @pytest.mark.parametrize("name", TYPES)
-def test_all_measurements_of_a_type(tmp_path, monkeypatch, name):
-    draw = Mock(wraps=pictures.draw_attention)
-    monkeypatch.setattr(pictures, "draw_attention", draw)
+def test_all_measurements_of_a_type(tmp_path, measured, name):
     training = Training(2, 0.05, 0.001, kept_epochs=(1, 2))
-    experiment = make_experiment(make_corpus(), training, tmp_path / "w")
+    experiment = make_experiment(make_corpus(count=(4, 2, 2)), training, tmp_path / "w")
     models = ("inc", "exc", "inc-scram", "exc-scram")
-    given = {"conditions": models, "seeds": [1, 2], "output": tmp_path / "o"}
-    args = argparse.Namespace(**given, similarity_length=60)
-    result = run_type(experiment, name, config(name), args)
+    result, drawn = measured(experiment, name, conditions=models, seeds=[1, 2])
     having = name != "nopos"
     tests = set(CONDITIONS) if having else {"exc", "exc-scram"}
     expected = {
@@ -345,15 +338,11 @@ def test_all_measurements_of_a_type(tmp_path, monkeypatch, name):
     assert len(result.heads) == len(result.confusions) * 2 * 4 * 2
     assert {(*seeds,) for seeds in result.confusions.values()} == {(1, 2)}
     assert bool(result.similarities) == config(name).encoding.adds
-    written = {path.stem for path in (tmp_path / "o" / name).glob("*.png")}
-    assert written >= {"training", "confusions"}
-    assert ("similarity" in written) == bool(result.similarities)
-    assert ("attention-inc" in written) == having
-    drawn = [call.args[0] for call in draw.call_args_list]
-    assert len(drawn) == len({*drawn}) == 2 * len(result.confusions)  # of the first seed alone
-    assert (tmp_path / "o" / "nopos" / "attention-exc.png").exists()
-    shared = {path.stem for path in (tmp_path / "o" / "nopos").glob("*.png")}
-    assert shared >= {"attention-epochs-exc-scram", "attention-classes-exc"}
+    assert drawn["save"].called == bool(result.similarities)
+    paths = [call.args[0] for call in drawn["draw_attention"].call_args_list]
+    assert len(paths) == len({*paths}) == 2 * len(result.confusions)  # of the first seed alone
+    assert (tmp_path / "o" / name / "attention-inc.png" in paths) == having
+    assert tmp_path / "o/nopos/attention-exc.png" in paths, "models without positions are shared"
     fitted = {("inc", "inc"), ("exc", "exc"), ("inc", "exc")} if having else {("exc", "exc")}
     assert {*result.fitted} == fitted
     assert {(*seeds,) for seeds in result.fitted.values()} == {(1, 2)}
@@ -362,7 +351,7 @@ def test_all_measurements_of_a_type(tmp_path, monkeypatch, name):
     assert len(result.relations) == len(result.heads)
 
 
-def test_attention_between_classes_is_that_of_the_whole_test(tmp_path):
+def test_attention_between_classes_is_that_of_the_whole_test(tmp_path, measured):
     """Few utterances hold two given phones together: here the last one only."""
     corpus = make_corpus()
     corpus.classes[:] = ["z", "s", "aa"]
@@ -371,8 +360,6 @@ def test_attention_between_classes_is_that_of_the_whole_test(tmp_path):
     corpus.splits["test"][-1].labels[:8] = 0
     training = Training(1, 0.05, 0.001, kept_epochs=(1,))
     experiment = make_experiment(corpus, training, tmp_path / "w")
-    given = {"conditions": ["exc"], "seeds": [1], "output": tmp_path / "o"}
-    args = argparse.Namespace(**given, similarity_length=60)
-    result = run_type(experiment, "nopos", config("nopos"), args)
+    result, _ = measured(experiment, "nopos", conditions=["exc"], seeds=[1])
     assert len(result.relations) == SIZES.layers * SIZES.heads
     assert all(row["z to s"] > 0 and row["s to z"] > 0 for row in result.relations)

@@ -14,14 +14,13 @@ from recipes.phones.analysis import (
     error_rate,
     error_types,
     frame_error_types,
-    group_of,
     head_rows,
     matching_frames,
     near_attention,
     top_confusions,
 )
 from recipes.phones.pictures import off_diagonal
-from recipes.phones.report import nearest_heads, printed_errors, rate_table
+from recipes.phones.report import nearest_heads, printed_errors
 
 
 def numbered(text):
@@ -94,19 +93,6 @@ def test_attention_is_averaged_by_distance():
     assert list(head.values())[:4] == [1, 1, -3, 1.0]
 
 
-def test_error_rates_stand_in_the_order_of_explanation():
-    """Test conditions stand in the order in which they are explained."""
-    columns = {"type": "sinpos", "trained": "inc", "tested": "inc"}
-    rows = [{**columns, "seed": seed, "per": per} for seed, per in ((1, 10.0), (2, 12.0))]
-    other = {"type": "sinpos", "trained": "exc", "tested": "exc", "seed": 1, "per": 20.0}
-    table = rate_table([other, *rows])
-    assert table[0].endswith(" | inc | exc |")
-    assert table[2:4] == [
-        "| sinpos M-exc | - | 20.00 |",
-        "| sinpos M-inc | 11.00 ± 1.41 | - |",
-    ]
-
-
 # ---- errors frame by frame -----------------------------------------------------------------------
 
 NAMES = ["d", "dh", "ih", "t"]
@@ -142,9 +128,6 @@ def test_errors_are_printed_as_in_the_thesis():
         "| M-exc | d | dh | t | t | ih |",
     ]
     assert lines[lines.index("M-exc, type 3 (Table 5.8):") + 2] == "none"
-    alone = printed_errors(["4ayc030p"], [TARGET], {"exc": [EXC]}, NAMES)
-    assert not any("M-inc" in line for line in alone)
-    assert any("M-exc, type 2" in line for line in alone)
 
 
 # ---- attention by class --------------------------------------------------------------------------
@@ -167,14 +150,6 @@ def test_attention_between_classes_is_compared_to_uniform():
     (other,) = class_rows(given, uniform, ["p", "t", "k"])
     assert other["z to s"] is None
     assert "same group" not in other
-
-
-def test_groups_of_phones():
-    assert {group_of(name) for name in ["aa", "AH", "ih", "uw", "ax-h", "oy"]} == {"vowel"}
-    assert {group_of(name) for name in ["z", "S", "sh", "y", "w", "r", "h#", "nsn"]} == {
-        "consonant"
-    }
-    assert group_of("sil") == "sil"
 
 
 def test_heads_are_followed_that_are_nearest_in_the_first_epoch():

@@ -8,20 +8,14 @@ import pytest
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("soundfile")
+import torch
+
 from recipes.lab.steps import CommandError
-from recipes.phones import measure, run
+from recipes.phones import measure, pictures, run
+from recipes.phones.data import BANDS, Corpus, Example, join_and_cut
+from recipes.phones.model import Sizes
 from recipes.phones.report import COUNTS, TABLES, Result, write_results
 from tests.support.tables import read_csv
-
-
-def test_help_names_the_default_that_is_used(capsys):
-    with pytest.raises(SystemExit):
-        run.main(["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "the positions are the sinusoid (sinpos)" in text
-    assert "(default: sinpos)" in text
-    assert "(default: cape)" not in text
-    assert list(run.position_configs(run.parse_arguments([]))) == ["sinpos"]
 
 
 def test_settings_of_one_type_are_compared_in_folders_of_their_own():
@@ -41,18 +35,18 @@ TINY = (
 @pytest.mark.slow
 def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = [*map(str, TINY), "--compare", "sinpos", "relpos"]
+    command = [*map(str, TINY), "--compare", "sinpos"]
     run.main(command)
     first = capsys.readouterr().out
     output = tmp_path / "results" / "phones"
     tables = {f"{name}.csv" for name in ("measurements", "confusions", *TABLES)}
     assert {path.name for path in output.iterdir()} == {
         *tables,
-        *("results.md", "nopos", "sinpos", "relpos"),
+        *("results.md", "nopos", "sinpos"),
     }
-    assert len(read_csv(output / "measurements.csv")) == 2 * 4 * 5
+    assert len(read_csv(output / "measurements.csv")) == 4 * 5
     page = (output / "results.md").read_text("utf-8")
-    for words in ("Machine", "torch", "| sinpos M-inc-scram |", "| relpos M-exc |", "type3"):
+    for words in ("Machine", "torch", "| sinpos M-inc-scram |", "| sinpos M-exc |", "type3"):
         assert words in page
     for link in page.split("](")[1:]:
         assert (output / link.partition(")")[0]).read_bytes().startswith(b"\x89PNG")
@@ -60,9 +54,10 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
     assert set(table[:, 6:].astype(float).sum(1).round(1)) <= {0.0, 100.0}
     models = Counter(map(tuple, table[:, :5]))
     assert set(models.values()) == {len(table[0]) - 6}  # a row a class; a shared model once
-    assert {name for name, *_ in models} == {"nopos", "sinpos", "relpos"}
+    assert {name for name, *_ in models} == {"nopos", "sinpos"}
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("build/phones/*/model.pt")}
-    assert len(stamps) == 6  # models without positions are shared
+    assert len(stamps) == 4
+    monkeypatch.setattr(pictures, "save", lambda figure, path: path.touch())
     run.main(command)
     assert capsys.readouterr().out == first
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
@@ -94,70 +89,36 @@ def result_of(seeds):
 
 
 def test_page_has_means_over_seeds_and_says_what_is_of_one(tmp_path):
-    pages = []
-    for seeds in ([7], [7, 8]):
-        write_results(tmp_path, {}, ["z", "t"], [result_of(seeds)])
-        pages.append((tmp_path / "results.md").read_text("utf-8"))
-    alone, both = pages
+    write_results(tmp_path, {}, ["z", "t"], [result_of([7])])
+    alone = (tmp_path / "results.md").read_text("utf-8")
     assert "| M-inc, exc | 20.00 | 100 | 1 | 2 | 3 | 4 |" in alone
     assert "are of seed" not in alone
-    assert "| M-inc, exc | 25.00 ± 7.07 | 105.00 ± 7.07 | 1 | 3.00 ± 1.41 | 3 | 4 |" in both
-    assert "| M-inc | 1.50 ± 0.71 | 9.00 ± 0.00 | 3 |" in both
-    assert "Pictures of attention, and printed errors, are of seed 7." in both
-    assert "confusions-training.png" in both
-    for page in pages:
-        assert "one utterance and seed 7" in page
-        assert "| M-inc | 1 | 1 | 2 | 0.25 | 0.70 |" in page
-        assert "| 0.25 | 0.80 |" not in page
-    for alone_has, both_have in {
-        "| z as t 25.0 |\n| t as z 2.0 |": "| t as z 31.0 ± 41.0 |\n| z as t 15.0 ± 14.1 |",
-        "Wrong frames of 4 utterances": "| M-inc, inc | 3.75 ± 0.35 |",
-        "| M-inc, 1 | 0.35 |": "| M-inc, 1 | 0.38 ± 0.04 |",
-        "| M-inc, 1 | 7 | 0.50 | - | 0.50 | - | - | - |": "| M-inc, 1 | 7.50 ± 0.71 | 0.50 ± 0.",
-    }.items():
-        assert alone_has in alone
-        assert both_have in both
-
-
-def test_files_have_the_numbers_of_all_seeds(tmp_path):
     write_results(tmp_path, {}, ["z", "t"], [result_of([7, 8])])
-    for name in ("trainings.csv", "heads.csv", "training.csv"):
-        rows = [(row["type"], row["seed"]) for row in read_csv(tmp_path / name)]
-        assert rows == [("sinpos", "7"), ("sinpos", "8")]
-    rows = read_csv(tmp_path / "confusions.csv")
-    assert {(row["type"], row["trained"], row["tested"]) for row in rows} == {
-        ("sinpos", "inc", "inc")
-    }
-    shown = [(row["seed"], row["target"], float(row["t"])) for row in rows]
-    assert [row["utterances"] for row in rows] == ["test"] * 4 + ["training"] * 4
-    assert shown[:4] == [("7", "z", 25), ("7", "t", 98), ("8", "z", 5), ("8", "t", 40)]
-    assert [value for *_, value in shown[4:]] == [2, 98, 60, 40]
+    both = (tmp_path / "results.md").read_text("utf-8")
+    for line in (
+        "| M-inc, exc | 25.00 ± 7.07 | 105.00 ± 7.07 | 1 | 3.00 ± 1.41 | 3 | 4 |",
+        "| M-inc | 1.50 ± 0.71 | 9.00 ± 0.00 | 3 |",
+        "| M-inc | 1 | 1 | 2 | 0.25 | 0.70 |",  # the heads of one seed
+        "| t as z 31.0 ± 41.0 |\n| z as t 15.0 ± 14.1 |",
+        "| M-inc, inc | 3.75 ± 0.35 |",
+        "| M-inc, 1 | 0.38 ± 0.04 |",
+        "| M-inc, 1 | 7.50 ± 0.71 | 0.50 ± 0.",
+        "Pictures of attention, and printed errors, are of seed 7.",
+    ):
+        assert line in both
 
 
-def test_page_shows_no_utterances_of_the_training_where_none_were_tested(tmp_path):
-    result = result_of([7])
-    result.fitted.clear()
-    result.fitted_rates.clear()
-    write_results(tmp_path, {}, ["z", "t"], [result])
-    page = (tmp_path / "results.md").read_text("utf-8")
-    assert "confusions.png" in page
-    assert "confusions-training" not in page
-    assert "utterances of the training" not in page
+LITTLE = "--train-size 3 --dev-size 1 --test-size 1"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--dim 90", "--dim 90: 40 features and 90 position channels make 130"),
-        ("--dim 3 --heads 43", "--dim 3: allowed: even numbers"),
+        (f"--dim 90 {LITTLE}", "--dim 90: 40 features and 90 position channels make 130"),
+        (f"--dim 3 --heads 43 {LITTLE}", "--dim 3: allowed: even numbers"),
         ("--data nowhere", "--data nowhere: no such folder"),
         ("--data nowhere --train-size 3", "--train-size is for the built-in speech"),
         ("--tier phones", "--tier needs --data"),
-        ("--compare sinpos rope", "--compare rope is unknown; allowed: nopos"),
-        (
-            "--compare sinpos --position-max-offset 3",
-            "--compare trains the types with their defaults",
-        ),
         ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
         ("--position-embedding nopos --conditions inc", "nopos has no positions to put in"),
         ("--device abacus", "--device abacus: not available here"),
@@ -169,26 +130,6 @@ def test_mistakes_of_the_caller_are_named_and_write_nothing(tmp_path, monkeypatc
         run.main(words.split())
     assert message in str(error.value)
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--epochs 0", "'0' is not a whole number of at least 1"),
-        ("--conditions ink", "invalid choice: 'ink'"),
-        ("--layers -1", "'-1' is not a whole number"),
-        ("--seeds x", "'x' is not a whole number"),
-        ("--dropout 1", "'1' is not allowed; allowed: 0 to less than 1"),
-        ("--learning-rate 0", "'0' is not allowed; allowed: 1e-09 to 100"),
-        ("--final-learning-rate nan", "'nan' is not allowed; allowed: 1e-09 to 100"),
-    ],
-)
-def test_values_that_the_parser_refuses(words, message, capsys):
-    with pytest.raises(SystemExit):
-        run.main(words.split())
-    output = capsys.readouterr().err
-    assert words.split()[0] in output
-    assert message in output
 
 
 def test_paper_option_has_the_sizes_of_the_thesis():
@@ -216,13 +157,7 @@ def test_settings_are_those_of_the_thesis(tmp_path, monkeypatch):
     with pytest.raises(Started):
         run.main(["--paper", "--train-size", "3", "--dev-size", "1", "--test-size", "1"])
     experiment, args = started["experiment"], started["args"]
-    assert vars(experiment.sizes) == {  # Tables 4.2 and 5.2
-        "dim": 768,
-        "layers": 6,
-        "heads": 8,
-        "ffn": 2048,
-        "dropout": 0.1,
-    }
+    assert experiment.sizes == Sizes(768, 6, 8, 2048, 0.1)  # Tables 4.2 and 5.2
     training = experiment.training
     assert (training.optimizer, training.batch_size, training.epochs) == ("sgd", 1, 80)
     assert [training.rate(epoch - 1) for epoch in (1, 70, 71, 80)] == [0.05, 0.05, 0.001, 0.001]
@@ -255,3 +190,97 @@ def test_learning_rates_follow_the_optimizer():
     assert adamw.learning_rate == 10 * adamw.final_learning_rate < 0.01
     given = run.parse_arguments(["--optimizer", "adamw", "--learning-rate", "0.5"])
     assert (given.learning_rate, given.final_learning_rate) == (0.5, adamw.final_learning_rate)
+
+
+# ---- short pieces and long tests -----------------------------------------------------------------
+
+
+def make_corpus(counts, length=7):
+    """Utterances in which frame i of a split has features i and label i."""
+    splits = {}
+    for split, count in zip(("train", "dev", "test"), counts, strict=True):
+        numbers = torch.arange(count * length).split(length)
+        splits[split] = [
+            Example(f"{split}{i}", labels[:, None].expand(-1, BANDS).float(), labels)
+            for i, labels in enumerate(numbers)
+        ]
+    return Corpus(["a"], splits, "made up")
+
+
+def test_speech_is_joined_and_cut():
+    corpus = make_corpus((3, 2, 5))
+    pieces = join_and_cut(corpus, 0.04, [0.12, 0.08])
+    assert [len(pieces.splits[split]) for split in ("train", "dev", "test")] == [5, 3, 6]
+    assert [*pieces.lengths] == [0.04, 0.08, 0.12]
+    for seconds, items in pieces.lengths.items():
+        # 35 frames are two pieces of 12, and what is left over is in no test
+        assert torch.cat([item.labels for item in items]).tolist() == [*range(24)]
+        assert {len(item.labels) for item in items} == {round(100 * seconds)}
+    for item in (*pieces.splits["train"], *pieces.lengths[0.12]):
+        assert torch.equal(item.features[:, 3], item.labels.float())
+    assert [item.name for item in pieces.splits["dev"]] == ["dev0", "dev0", "dev1"]
+    assert pieces.splits["test"] is pieces.lengths[0.04]
+    assert pieces.fingerprint() != corpus.fingerprint()
+
+
+def test_either_length_may_be_left_out():
+    corpus = make_corpus((3, 2, 5))
+    assert join_and_cut(corpus, None, ()) is corpus
+    tested = join_and_cut(corpus, None, [0.1])
+    assert tested.splits == corpus.splits
+    assert [len(item.labels) for item in tested.lengths[0.1]] == [10, 10, 10]
+    trained = join_and_cut(corpus, 0.1, ())
+    assert [len(items) for items in trained.splits.values()] == [2, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("train", "tests", "message"),
+    [
+        (0.15, (), "--train-length 0.15: dev has 0.14 s of speech"),
+        (0.05, (0.1, 0.4), "--test-lengths 0.4: test has 0.35 s of speech"),
+    ],
+)
+def test_too_little_speech_is_named(train, tests, message):
+    with pytest.raises(CommandError) as error:
+        join_and_cut(make_corpus((3, 2, 5)), train, tests)
+    assert message in str(error.value)
+
+
+@pytest.mark.slow
+def test_command_tests_by_length(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sizes = "--train-size 6 --dev-size 2 --test-size 6 --epochs 1 --dim 24 --layers 1"
+    command = f"{sizes} --optimizer adamw --batch-size 4 --train-length 0.3 --test-lengths 0.6 1.2"
+    types = ["nopos", "sinpos", "cape:max_global_shift=1"]
+    run.main([*command.split(), "--compare", *types, "--seeds", "1", "2"])
+    output = tmp_path / "results" / "phones"
+    rows = read_csv(output / "lengths.csv")
+    trained = {(row["type"], row["trained"], row["seed"], row["seconds"]) for row in rows}
+    models = [("nopos", "exc"), *((name, "inc") for name in types[1:])]
+    lengths = ("0.3000", "0.6000", "1.2000")
+    assert trained == {(*model, seed, n) for model in models for seed in "12" for n in lengths}
+    assert len(read_csv(output / "training.csv")) == 6
+    page = (output / "results.md").read_text("utf-8")
+    head = "(mean ± sample standard deviation of 2 seeds) | 0.3 s | 0.6 s | 1.2 s |"
+    for words in (head, "cape:max_global_shift=1 M-inc |", "AdamW, utterances per step: 4"):
+        assert words in page
+    assert head in capsys.readouterr().out
+    assert (output / "lengths.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--test-lengths 1 --conditions exc", "--conditions exc: sinpos is tested with positions"),
+        ("--test-lengths 1 --attention-epochs 2", "--attention-epochs has no effect"),
+        ("--train-length 2 --test-lengths 0.5 1", "shorter than --train-length 2"),
+        ("--attention-epochs 3 13", "--attention-epochs 13: allowed: 1 to 12"),
+        ("--paper --optimizer adamw", "--optimizer adamw with --paper has no learning rates"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError) as error:
+        run.main(words.split())
+    assert message in str(error.value)
+    assert not any(tmp_path.iterdir())

@@ -1,7 +1,6 @@
 """How programs of the recipes end."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -11,15 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from recipes.asr import finetune_hf
 from recipes.lab.command_line import usable_folder
 from recipes.lab.runs import run_all
 from recipes.lab.steps import (
     ChildError,
     CommandError,
-    progress,
-    reason,
-    record,
     run_main,
     run_module,
     step,
@@ -130,35 +125,6 @@ def test_shown_commands_can_be_pasted(module, tmp_path):
     shell = {"shell": True, "cwd": tmp_path, "env": env, "text": True}
     shown = subprocess.check_output(f"{program} {words}", **shell)
     assert shlex.split(shown) == shlex.split(f"{program} {words}")
-    assert subprocess.check_output(shown, **shell) == shown
-
-
-def test_progress_of_what_is_done_at_once_is_shown_on_terminals_only(capfd, monkeypatch):
-    assert list(progress(range(3), "count", mininterval=0)) == [0, 1, 2]
-    assert capfd.readouterr().err == ""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with progress(title="count", total=2) as bar:
-        bar.update()
-        bar.refresh()
-    assert "count:  50%" in capfd.readouterr().err
-
-
-def test_progress_of_what_takes_long_is_a_line_now_and_then_in_a_file(capfd, monkeypatch):
-    """Ten steps of 20 s each: lines at least 30 s apart, and no control signs."""
-    clock = [0]
-    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
-
-    def slow():
-        for number in range(10):
-            clock[0] += 20
-            yield number
-
-    assert list(progress(slow(), "count", total=10)) == [*range(10)]
-    *lines, end = capfd.readouterr().err.split("\n")
-    done = [re.match(r"count: .* (\d+)/10 \[", line)[1] for line in lines]
-    assert done == ["2", "4", "6", "8", "10"]
-    assert "\r" not in "".join(lines)
-    assert end == ""
 
 
 @pytest.mark.parametrize("error", [CommandError("bad"), KeyboardInterrupt(), OSError(28, "full")])
@@ -179,25 +145,3 @@ def test_a_step_whose_command_failed_keeps_the_log_that_the_error_names(tmp_path
     with pytest.raises(ChildError, match=r"full log in .*text.partial/log"):
         step(tmp_path / "text", {}, make)
     assert "nothing" in (tmp_path / "text.partial/log").read_text()
-
-
-def test_the_reason_of_an_error_is_a_part_of_a_sentence():
-    """The message that it is put into goes on, or ends with a full stop of its own."""
-    assert reason(ValueError("No such column. \nTraceback ...")) == "No such column"
-    assert reason(KeyError()) == "KeyError"
-
-
-def test_folder_made_with_other_settings_names_the_option_of_the_program(tmp_path):
-    make = Path.touch
-    folder = step(tmp_path / "made", {"size": 1}, lambda partial: make(partial / "file"))
-    assert (folder / "file").exists()
-    for remedy in ({}, {"remedy": "give another --output folder"}):
-        option = "--output" if remedy else "--work"
-        with pytest.raises(CommandError, match=f"size 1.*give another {option} folder"):
-            step(folder, {"size": 2}, lambda partial: None, **remedy)
-
-
-def test_recipes_of_transformers_name_the_option_that_they_have(tmp_path):
-    record(tmp_path, {"text": "of another corpus"})
-    with pytest.raises(CommandError, match="give another --output folder"):
-        finetune_hf.make_processor(tmp_path, ["a text"], None, False, {})
