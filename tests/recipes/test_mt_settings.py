@@ -184,9 +184,3 @@ def test_dry_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
         for seed in (1, 2)
     ]
     assert not list(tmp_path.iterdir())
-
-
-def test_what_is_no_row_of_the_paper_keeps_its_settings(capsys):
-    train = printed(capsys, "multi30k_en_de")[2]
-    assert "--optimizer adam --adam-eps 1e-8 --clip-norm 0" in train
-    assert train.endswith("--position-embedding cape --position-max-global-shift 5 --cpu")

@@ -28,11 +28,10 @@ from recipes.vit.augment import (
     OPERATIONS,
     Augment,
     SizeSampler,
-    from_pil,
     rand_augment,
     to_pil,
 )
-from recipes.vit.data import Images, Request, given_data, load_data, make_processor, resize
+from recipes.vit.data import Images, Request, given_data, load_data
 
 ZERO, ONE = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
 
@@ -72,12 +71,6 @@ def test_operations_move_and_brighten_by_their_magnitudes():
     assert OPERATIONS["solarize-add"](bright, random.Random(0), 0).getpixel((0, 0)) == 227
     assert OPERATIONS["solarize"](bright, random.Random(0), 0).getpixel((0, 0)) == 128
     assert OPERATIONS["posterize"](bright, random.Random(0), 0).getpixel((0, 0)) == 0
-
-
-def test_images_survive_the_way_to_pil_and_back():
-    for channels in (1, 3):
-        image = (picture(channels) * 255).round() / 255
-        torch.testing.assert_close(from_pil(to_pil(image)), image)
 
 
 def test_half_are_mirrored_and_a_share_is_erased():
@@ -158,14 +151,6 @@ def test_timm_is_asked_for_where_it_is_missing(monkeypatch):
         rand_augment("rand-m9-mstd0.5-inc1", (0.5,) * 3)
 
 
-def test_batches_are_resized_like_single_images():
-    images = torch.rand(3, 2, 17, 23)
-    together = resize(images, 12)
-    assert together.shape == (3, 2, 12, 12)
-    torch.testing.assert_close(together[1], resize(images[1], 12))
-    assert resize(together, 12) is together
-
-
 # ---- data ----------------------------------------------------------------------------------------
 
 
@@ -192,6 +177,7 @@ def tables(tmp_path, monkeypatch):
 
 
 def test_columns_of_usual_names_and_images_held_in_memory(tables):
+    """And sent to worker processes, where these are not forked, as on macOS."""
     train, test = given_data(options(tables), 3)
     assert (len(train), len(test)) == (5, 5)
     assert train.names == ["0", "1", "2"]
@@ -200,6 +186,9 @@ def test_columns_of_usual_names_and_images_held_in_memory(tables):
     torch.testing.assert_close(image[0], torch.full((4, 6), 27 / 255))
     assert train.items[3][0].dtype == torch.uint8  # decoded
     assert given_data(options(tables), 1)[0][0][0].shape == (1, 4, 6)
+    train.augment = Augment(ZERO, ONE, True, rand_augment("deit", (0.5,) * 3), 1.0)
+    sent = pickle.loads(pickle.dumps(train))
+    assert all(torch.equal(sent[n][0], train[n][0]) for n in range(5))
 
 
 def test_large_data_sets_are_not_held():
@@ -235,24 +224,9 @@ def _labelled(item):
     return item, 0
 
 
-def test_data_can_be_sent_to_worker_processes(tables):
-    """Needed where processes are not forked, as on macOS."""
-    train, _ = given_data(options(tables), 3)
-    train.augment = Augment(ZERO, ONE, True, rand_augment("deit", (0.5,) * 3), 1.0)
-    sent = pickle.loads(pickle.dumps(train))
-    assert all(torch.equal(sent[n][0], train[n][0]) for n in range(5))
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"image_column": "image"}, "--image-column image: the data have the columns img"),
-        ({"label_column": "label"}, "--label-column label: the data have the columns"),
-    ],
-)
-def test_wrong_columns_are_refused(tables, more, message):
-    with pytest.raises(CommandError, match=re.escape(message)):
-        given_data(options(tables, **more), 3)
+def test_wrong_columns_are_refused(tables):
+    with pytest.raises(CommandError, match="--image-column image: the data have the columns img"):
+        given_data(options(tables, image_column="image"), 3)
 
 
 def test_missing_columns_and_unknown_labels(tmp_path, monkeypatch):
@@ -277,14 +251,6 @@ def test_missing_columns_and_unknown_labels(tmp_path, monkeypatch):
         load_data(evaluate.parse(words), 1)
     (data,) = load_data(evaluate.parse([*words, "--test-split", "train"]), 1)
     assert (len(data.images), data.images.names) == (2, ["1"])
-
-
-def test_processor_is_of_the_size_that_is_trained(tmp_path):
-    make_processor(None, 24, 1).save_pretrained(tmp_path)
-    again = make_processor(str(tmp_path), 48, 1)
-    assert dict(again.size) == {"height": 48, "width": 48}
-    assert list(again.image_mean) == [0.5]
-    assert again(Image.new("L", (9, 9)))["pixel_values"][0].shape == (1, 48, 48)
 
 
 def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
@@ -335,17 +301,6 @@ def test_patches_alone_are_scaled():
     embedded = scaled.vit.embeddings.patch_embeddings(pixels)
     assert embedded.shape == (4, 16 * 16, 64)
     assert 0.8 < embedded.std().item() < 1.25
-
-
-def test_fine_recipe_is_the_task_on_which_positions_can_matter():
-    """A grid of 16 x 16, ten epochs, tests at 20 to 64 pixels, and stock weights otherwise."""
-    args, training, recipe = vit.read_options(["--recipe", "cifar10-fine", "--dataset", "x"])
-    sizes = vit.model_sizes(args, recipe)
-    assert sizes["image_size"] / sizes["patch_size"] == 16
-    assert "initializer_range" not in sizes
-    assert training.num_train_epochs >= 10 > 0 > training.max_steps
-    assert (min(args.test_sizes), max(args.test_sizes)) == (20, 64)
-    assert not any(size % sizes["patch_size"] for size in (*args.test_sizes, *recipe.univit_sizes))
 
 
 def test_commands_for_cifar_compare_all_types(repo_root):

@@ -99,9 +99,6 @@ def test_best_of_each_bin_is_weighted_by_images():
     assert f"| all | 40 | {cell([80.0, 60.0])} |" in evaluate.bin_table(rows)[-1]
 
 
-# ---- ranks and classes ---------------------------------------------------------------------------
-
-
 # ---- plots -------------------------------------------------------------------------------------
 
 
@@ -123,8 +120,6 @@ def drawn(monkeypatch):
     [
         ([50.0], [50.13], "one seed", 0),
         ([99.9], [100.0], "one seed", 0),
-        ([0.0], [0.13], "one seed", 0),
-        ([50.0, 50.1], [50.2, 50.2], "mean ± sample standard deviation of 2 seeds", 1),
         ([50.0, 50.1], [50.2], "mean ± sample standard deviation of 1 to 2 seeds", 1),
         ([20.0], [80.0], "one seed", 0),
     ],
@@ -146,28 +141,17 @@ def test_plots_do_not_enlarge_small_differences(first, second, said, bands, tmp_
     assert len(drawn[0].axes[0].collections) == bands
 
 
-@pytest.mark.parametrize(
-    ("metric", "values", "span", "said"),
-    [
-        ("accuracy", ([0.5], [0.5013]), 0.05, "one seed"),
-        ("accuracy", ([0.5, 0.6], [0.7, 0.9]), 0.3, "mean ± sample standard deviation of 2 seeds"),
-        ("bleu", ([30.0], [30.1]), 5, "one seed"),
-        ("wer", ([101.0], [101.1]), 5, "one seed"),
-    ],
-)
-def test_plots_of_training_do_not_either(metric, values, span, said, tmp_path, drawn):
+def test_plots_of_training_do_not_either(tmp_path, drawn):
     rows = [
-        {"variant": name, "seed": seed, "size": size, metric: value}
-        for name, seeds in zip("ab", values, strict=True)
-        for seed, value in enumerate(seeds)
+        {"variant": name, "seed": 0, "size": size, "accuracy": value}
+        for name, value in (("a", 0.5), ("b", 0.5013))
         for size in ("16", "24")
     ]
-    scores.write_scores(tmp_path, "Scores", rows, "size", {metric: "Title"}, {}, trained=["16"])
-    (axes,) = drawn[0].axes
-    low, high = axes.get_ylim()
-    assert high - low >= span - 1e-9
-    assert low < np.min(values) <= np.max(values) < high
-    assert axes.get_ylabel() == f"Title\n({said})"
+    metrics = {"accuracy": "Title"}
+    scores.write_scores(tmp_path, "Scores", rows, "size", metrics, {}, trained=["16"])
+    low, high = drawn[0].axes[0].get_ylim()
+    assert high - low >= 0.05 - 1e-9
+    assert low < 0.5 < 0.5013 < high
 
 
 def test_extremes_show_a_size_of_its_own():
@@ -194,13 +178,11 @@ NUMBERED = [f"LABEL_{n}" for n in range(11)]
 CLASSES = [
     (["b", "a"], ["A", "b"], [1, 0]),
     (["tabby cat"], ["dog", "Tabby_cat"], [1]),
-    (["0", "1", "10", "2"], NUMBERED, [0, 1, 10, 2]),
     (["1", "10", *"23456789"], list("abcdefghij"), [0, 9, *range(1, 9)]),
     (["n01", "n02"], ["tench", "goldfish"], [0, 1]),
     (["crane", "tench"], ["crane", "tench", "crane"], None),  # ImageNet has two of them
     (["crane", "x", "tench"], ["crane", "crane", "tench"], [0, 1, 2]),
     (["a", "n02"], ["x", "a"], None),  # not by order, since "a" stands elsewhere
-    (["a", "n02"], ["a", "b", "c"], None),
     (["0", "1", "2"], ["1", "2", "3"], None),  # not by number, since "1" stands elsewhere
     (["2", "3"], ["a", "b", "c", "3"], [2, 3]),
 ]
@@ -234,7 +216,7 @@ def limited(fitting, calls):
     return run
 
 
-@pytest.mark.parametrize("fitting", [*range(9), 37, 126, 127, 1000, 9999])
+@pytest.mark.parametrize("fitting", [*range(9), 37, 127, 9999])
 def test_largest_batch_is_found(fitting, monkeypatch):
     # slow in a process with many objects
     monkeypatch.setattr(speed, "clear_device_cache", lambda garbage_collection: None)
@@ -244,14 +226,6 @@ def test_largest_batch_is_found(fitting, monkeypatch):
         assert max(calls) <= limit
         assert len(calls) <= 25
         assert batch == known if known < 128 else known * 63 / 64 <= batch <= known
-
-
-def test_what_is_no_lack_of_memory_is_raised():
-    def run(batch):
-        raise RuntimeError("shapes do not fit")
-
-    with pytest.raises(RuntimeError, match="shapes"):
-        speed.largest_batch(run, 8)
 
 
 def test_runs_are_counted_and_synchronised():
