@@ -158,17 +158,6 @@ def test_gamma_goes_on_from_that_of_the_checkpoint(tmp_path):
     assert torch.equal(half.scores(images, 1.0), whole.scores(images, 0.5))
 
 
-def test_gamma_follows_each_rule(classifier, data):
-    columns = measure.columns_of(options(gamma=True, sizes=[16, 64]), 16)
-    assert {key[1:]: column[0].gamma for key, column in columns.items() if key[0] == "gamma"} == {
-        (16, "1"): 1, (16, "r/train"): 1, (16, "sqrt(r/train)"): 1,
-        (64, "1"): 1, (64, "r/train"): 4, (64, "sqrt(r/train)"): 2,
-    }  # fmt: skip
-    ranks = label_ranks(classifier, data, columns, range(7))
-    assert np.array_equal(ranks["gamma", 64, "1"], ranks["accuracy", 64, ""])
-    assert not np.array_equal(ranks["gamma", 64, "r/train"], ranks["gamma", 64, "1"])
-
-
 @pytest.mark.parametrize(("train", "alike"), [(None, False), (64, True)])
 def test_gamma_knows_the_size_of_training(classifier, data, train, alike):
     """Takes that of the configuration (16), or the one that is given."""
