@@ -94,26 +94,6 @@ def test_given_settings_win_over_those_of_the_built_in_data():
         assert settings == {"cape": {"type": "cape", "max_global_shift": 0.3}}
 
 
-@pytest.mark.parametrize(
-    ("labels", "names"), [([1, 2, 3], ["1", "2", "3"]), (list(range(12)), [*map(str, range(12))])]
-)
-def test_labels_without_names_are_named_by_number(labels, names, tmp_path, monkeypatch):
-    import datasets
-
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    images = [Image.new("RGB", (8, 8)) for _ in labels]
-    data = datasets.Dataset.from_dict({"image": images, "label": labels})
-    datasets.DatasetDict(train=data, test=data).save_to_disk(tmp_path / "data")
-    args = argparse.Namespace(
-        dataset=str(tmp_path / "data"), dataset_config=None, train_split="train", test_split=None,
-        image_column="image", label_column="label",
-    )  # fmt: skip
-    train, test = vit_data.given_data(args, 1)
-    assert train.names == names
-    assert [test[index][1] for index in range(len(labels))] == list(range(len(labels)))
-    assert test[0][0].shape == (1, 8, 8)
-
-
 def test_what_was_stored_in_half_precision_is_trained_in_single(tmp_path):
     model = vit.CapeViTForImageClassification(vit.CapeViTConfig(image_size=32, **TINY_VIT))
     model.to(torch.bfloat16).save_pretrained(tmp_path)

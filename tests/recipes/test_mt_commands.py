@@ -15,7 +15,6 @@ import torch
 
 from benchmarks import hosts, measure, relative
 from benchmarks import run as benchmark
-from cape_plugins import TYPES
 from cape_plugins.settings.registry import types_of
 from recipes.mt import analyze, experiment
 from recipes.mt import run as recipe
@@ -96,16 +95,6 @@ def test_beam_search_of_shapes_rows_has_its_length_penalty(words_of, swap):
         assert (args.command, args.beam, args.length_penalty) == ("length", 4, 0)
 
 
-def test_commands_of_the_committed_tables_of_multi30k_keep_their_penalty(repo_root):
-    """They name none: the default is that of the recipe, with which they were made."""
-    for name in ("length", "swap"):
-        (page,) = (repo_root / f"docs/results/multi30k-{name}").glob("*.md")
-        (words,) = re.findall(r"`python -m recipes\.mt\.analyze (.*)`", page.read_text("utf-8"))
-        assert analyze.make_parser().parse_args(shlex.split(words)).length_penalty == 1
-    for name in ("multi30k_small", "multi30k_study"):
-        assert recipe.parse_arguments([name, "analyze"])[0].settled.length_penalty == 1
-
-
 @pytest.mark.parametrize("row", ["SH Fig. 2", "SH Fig. 6"])
 def test_figure_2_goes_from_no_offset_to_the_largest_of_training(words_of, row):
     """500 (table 4); those between are of no paper."""
@@ -149,39 +138,20 @@ def test_table_9_has_the_sizes_and_rounds_of_the_paper(words_of, monkeypatch, dt
 
 # ---- the study of Multi30k -----------------------------------------------------------------------
 
-SHIFTS = {5, 10, 20, 50}
-SHARES = {(50, 0.25), (50, 0.5), (50, 0.75)}  # shift, augment_probability
 
-
-@pytest.fixture(scope="module")
-def study(repo_root):
-    """What the commands of the section on Multi30k ask for, by recipe."""
+def test_studies_compare_all_types_and_train_and_select_as_the_section_says(repo_root):
+    """4800 updates; the last five checkpoints, one every 200 updates, are averaged."""
     page = (repo_root / "recipes/mt/README.md").read_text("utf-8").replace("\\\n", " ")
     section = page.partition("\n## Multi30k\n")[2].partition("\n## ")[0]
     commands = re.findall(r"^ {4}python -m recipes\.mt\.run (.*)", section, re.MULTILINE)
     parsed = [recipe.parse_arguments(shlex.split(command)) for command in commands]
-    assert all(extra == [] for _, extra in parsed)  # nothing goes to fairseq-train
-    assert len(parsed) == 2
-    return {args.recipe: args for args, _ in parsed}
-
-
-def test_study_compares_all_types_shifts_and_shares(study):
-    compared = study["multi30k_study"].compared.values()
-    assert {settings["type"] for settings in compared} == {*types_of("seq2seq", "text")}
-    cape = [settings for settings in compared if settings["type"] == "cape"]
-    shares = {(s["max_global_shift"], s.get("augment_probability", 1)) for s in cape}
-    assert shares == SHARES | {(shift, 1) for shift in SHIFTS}
-    assert len(compared) == len(TYPES) - 1 + len(cape)
-
-
-def test_both_studies_train_and_select_as_the_section_says(study):
-    """4800 updates; the last five checkpoints, one every 200 updates, are averaged."""
-    assert {*study} == {"multi30k_study", "multi30k_study_interpolate"}
-    joined = study["multi30k_study_interpolate"]
-    assert {settings["type"] for settings in joined.compared.values()} == {*TYPES}
-    assert joined.settled.join == 3
-    for args in study.values():
+    assert [args.recipe for args, _ in parsed] == ["multi30k_study", "multi30k_study_interpolate"]
+    for args, extra in parsed:
+        assert extra == []  # nothing goes to fairseq-train
+        types = {settings["type"] for settings in args.compared.values()}
+        assert types == {*types_of("seq2seq", "text")}
+        shifts = {settings.get("max_global_shift") for settings in args.compared.values()}
+        assert shifts == {None, 5, 10, 20, 50}
         assert args.seeds == [1, 2, 3]
-        assert {"prepare", "train", "select", "analyze"} <= {*args.stages}
         assert (args.settled.updates, args.settled.save_every) == (4800, 200)
         assert (args.settled.select, args.settled.average) == ("average", 5)

@@ -12,7 +12,6 @@ from recipes.mt.experiment import Experiment
 from recipes.mt.run import main, parse_arguments
 
 PAIRS = 60
-BY_RECIPE = ("wmt14_en_de", "multi30k_small")  # BPE after Moses tokens, and sentencepiece
 
 
 @pytest.fixture
@@ -86,18 +85,6 @@ def test_cleaning_says_how_many_pairs_it_removed_and_why(write, capsys):
     assert f"train: cleaning by subwords removed none of {PAIRS - 4} pairs" in said
 
 
-def test_preparation_says_what_it_reads_and_does(write, capsys):
-    """Also in a file that keeps its output, where no bar is drawn."""
-    given(write)
-    run("wmt14_en_de")
-    said = capsys.readouterr().out
-    assert f"read: train {PAIRS} pairs, valid 6, test 6" in said
-    for name in ("text", "tokenised", "subwords", "binary"):
-        assert f"\nprepare {name}: " in f"\n{said}"
-    run("wmt14_en_de")
-    assert capsys.readouterr().out.count(": finished before") == 4
-
-
 # ---- languages -----------------------------------------------------------------------------------
 
 FRENCH = ("--target-lang", "fr")
@@ -121,17 +108,6 @@ def test_names_that_name_no_languages_are_as_good(write, names):
     assert recorded(Path("work/text"))["languages"] == ["en", "de"]
 
 
-@pytest.mark.parametrize("recipe", BY_RECIPE)
-def test_languages_name_the_data(write, monkeypatch, recipe):
-    calls = []
-    monkeypatch.setattr(prepare, "binarise", lambda *given: calls.append(given[1]))
-    given(write, codes=("en", "fr"))
-    run(recipe, *FRENCH, codes=("en", "fr"))
-    names = {path.name for path in Path("work").rglob("train.*")}
-    assert names == {"train.en", "train.fr"}
-    assert calls == [("en", "fr")]
-
-
 def test_later_stages_take_the_languages_of_the_data(write):
     given(write, codes=("en", "fr"))
     run("multi30k_small", *FRENCH, codes=("en", "fr"))
@@ -142,11 +118,15 @@ def test_later_stages_take_the_languages_of_the_data(write):
         parse_arguments(["multi30k_small", "train", "--work", "work", "--target-lang", "cs"])
 
 
-def test_moses_reads_the_language_that_is_given(write):
+def test_moses_reads_the_language_that_is_given(write, monkeypatch):
     """French keeps an apostrophe with the word before it, English with what follows."""
+    calls = []
+    monkeypatch.setattr(prepare, "binarise", lambda *given: calls.append(given[1]))
     given(write, target=["l'eau c'est bon ."] * PAIRS, codes=("en", "fr"))
     run("wmt14_en_de", *FRENCH, codes=("en", "fr"))
     assert Path("work/tokenised/train.fr").read_text().startswith("l&apos; eau c&apos; est")
+    assert {path.name for path in Path("work").rglob("train.*")} == {"train.en", "train.fr"}
+    assert calls == [("en", "fr")]
 
 
 @pytest.mark.parametrize(("target", "tokenizer"), [("zh", "zh"), ("de", "13a")])

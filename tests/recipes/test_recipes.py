@@ -23,7 +23,6 @@ from recipes.mt.run import main, parse_arguments, train_flags
 from tests.support.command_lines import warm_fairseq
 
 SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
-NO_FILES = {"train": [], "valid": [], "test": []}
 
 # ---- every recipe, in this process ----
 
@@ -46,13 +45,13 @@ def text_of(tmp_path_factory):
         prepare_again(row, made[key])
         return made[key]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "run_module", preprocess)
-        yield text_of
+    return text_of
 
 
 def prepare_again(row, work):
-    prepare.prepare(row, NO_FILES, work, sample=True, workers=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "run_module", preprocess)
+        prepare.prepare(row, {"train": [], "valid": [], "test": []}, work, sample=True, workers=1)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -162,7 +162,7 @@ def tables(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     features = datasets.Features({"img": datasets.Image(), "fine_label": datasets.Value("int64")})
     images = [Image.new("RGB", (6, 4), (9 * n, 0, 0)) for n in range(5)]
-    columns = {"img": images, "fine_label": [0, 1, 2, 1, 0]}
+    columns = {"img": images, "fine_label": [1, 10, 2, 10, 1]}
     rows = datasets.Dataset.from_dict(columns, features=features)
     (tmp_path / "tables").mkdir()
     for split in ("train", "validation"):
@@ -174,9 +174,9 @@ def test_columns_of_usual_names_and_images_held_in_memory(tables):
     """And sent to worker processes, where these are not forked, as on macOS."""
     train, test = given_data(options(tables), 3)
     assert (len(train), len(test)) == (5, 5)
-    assert train.names == ["0", "1", "2"]
+    assert train.names == ["1", "2", "10"]  # by number
     image, label = train[3]
-    assert (image.shape, image.dtype, label) == ((3, 4, 6), torch.float32, 1)
+    assert (image.shape, image.dtype, label) == ((3, 4, 6), torch.float32, 2)
     torch.testing.assert_close(image[0], torch.full((4, 6), 27 / 255))
     assert train.items[3][0].dtype == torch.uint8  # decoded
     assert given_data(options(tables), 1)[0][0][0].shape == (1, 4, 6)
@@ -274,8 +274,5 @@ def test_commands_for_cifar_compare_all_types(repo_root):
         compared = settings_to_compare(args, "image", (), recipe.settings)
         types = {settings["type"] for settings in compared.values()}
         assert args.univit or types == {*types_of("encoder", "image")}
-        shares = {settings.get("augment_probability", 1.0) for settings in compared.values()}
-        assert args.univit or shares == {0.25, 0.5, 0.75, 1.0}
-        assert len(args.seeds) == 3
-        assert training.num_train_epochs >= 10
+        assert (len(args.seeds), training.num_train_epochs >= 10) == (3, True)
         assert make_config(vit.CapeViTConfig, vit.model_sizes(args, recipe)).patch_size == 2

@@ -288,10 +288,7 @@ def test_bad_input_is_refused(words, message, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("--mixup", "-1"), ("--random-erasing", "1.1"), ("--drop-path", "1"), ("--seeds", "0")],
-)
+@pytest.mark.parametrize("words", [("--mixup", "-1"), ("--drop-path", "1")])
 def test_numbers_out_of_range_are_refused(words, capsys):
     with pytest.raises(SystemExit):
         vit.main(list(words))
