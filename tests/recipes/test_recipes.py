@@ -129,11 +129,11 @@ def test_joined_sentences_with_their_probes(recipe, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def prepared(recipe, tmp_path_factory):
-    """Own files, two test sets, one of them long: 40 training pairs, some of them unfit."""
+    """Own files with two test sets, and one training pair that is unfit."""
     folder = tmp_path_factory.mktemp("recipe")
     words = ["one", "two", "three", "four", "five", "six", "seven"]
     for split, count in (("train", 400), ("valid", 12), ("test", 8), ("test1", 6)):
-        lines = [" ".join(words[(n + k) % 7] for k in range(1 + n % 40)) for n in range(count)]
+        lines = [" ".join(words[(n + k) % 7] for k in range(1 + n % 10)) for n in range(count)]
         if split == "train":
             lines[5] = "one " * 300  # longer than any recipe keeps
         for language in ("en", "de"):
