@@ -101,7 +101,7 @@ def test_what_was_stored_in_half_precision_is_trained_in_single(tmp_path):
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
 
 
-def test_crops_cover_shares_and_places_and_come_back():
+def test_crops_cover_shares_and_places():
     image = torch.arange(40 * 30.0).reshape(1, 40, 30)
     data = vit_data.Images([image] * 200, lambda item: (item, 0), ["a"])
     data.crop = (0.25, 1.0)
@@ -113,9 +113,6 @@ def test_crops_cover_shares_and_places_and_come_back():
         height, width = crop.shape[1:]
         assert torch.equal(crop, image[:, top : top + height, left : left + width])
     assert len({float(crop[0, 0, 0]) for crop in crops}) > 50
-    assert all(torch.equal(a, data[index][0]) for index, a in enumerate(crops[:20]))
-    later = [data[vit_data.Request(index, None, 1, index)][0] for index in range(20)]
-    assert any(a.shape != b.shape for a, b in zip(crops, later, strict=False))
 
 
 BAD = [

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,12 @@ from recipes.mt.corpus import SEPARATOR
 from recipes.mt.scoring import groups_by_length, score_groups
 from tests.support.plots import assert_lines
 from tests.support.tables import read_csv
-from tests.support.translation_models import TinyModels, save_fairseq, write_corpus
+from tests.support.translation_models import (
+    TinyModels,
+    save_fairseq,
+    save_language_model,
+    write_corpus,
+)
 
 RUNNING = Running(torch.device("cpu"), max_tokens=200)
 GREEDY = Decoding(beam=1, max_len_a=1.0, max_len_b=2)
@@ -279,14 +285,8 @@ def test_bad_input_is_refused(work, tmp_path, monkeypatch, name):
 
 def test_language_models_are_refused_before_any_work(work, tmp_path, monkeypatch):
     """Models of both hosts, also behind a model that translates."""
-    from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-    parser = options.get_training_parser("language_modeling")
-    words = [str(work.corpus / "binary"), "--arch", "transformer_lm", "--max-tokens", "100"]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
-    state = torch.load(work.fairseq("nopos"), weights_only=True)
-    torch.save({**state, "cfg": cfg, "model": {}}, tmp_path / "lm.pt")
+    shutil.copy(work.corpus / "binary/dict.en.txt", tmp_path / "dict.txt")
+    save_language_model(tmp_path, tmp_path / "lm.pt")
     LlamaConfig().save_pretrained(tmp_path / "llama")
     monkeypatch.setattr(Translator, "log_probabilities", None)
     for name, message in (("lm.pt", "task language_modeling"), ("llama", "type llama")):

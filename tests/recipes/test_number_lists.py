@@ -14,7 +14,7 @@ def splits():
 
 def test_numbers_are_spelled_in_each_language():
     assert spell((81, 7, 36), "en") == "eighty-one, seven, thirty-six"
-    assert spell((81, 7, 36), "de") == "einundachtzig, sieben, sechsunddreißig"
+    assert spell((81, 7, 36), "de") == "einundachtzig, sieben, sechsunddreißig"  # units first
     assert spell((99,), "fr") == "quatre-vingt-dix-neuf"
 
 

@@ -211,7 +211,7 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
     for number, name in enumerate(NAMES):
         folder = tmp_path / "photos/test" / name
         folder.mkdir(parents=True)
-        for n, (height, width) in enumerate(SHAPES):
+        for n, (height, width) in enumerate(SHAPES[::3]):
             pixels = rng.integers(0, 200, (height, width, 3), dtype=np.uint8) + 8 * number
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{n}.png")
     for seed, name in enumerate("ab"):

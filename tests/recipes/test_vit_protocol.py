@@ -46,7 +46,8 @@ def test_originals_keep_their_shape():
     image = torch.rand(3, 35, 70)
     assert torch.equal(View("untouched")(image), image)
     assert View("whole", 24)(image).shape == (3, 24, 24)
-    enlarged = torch.nn.functional.interpolate(image[None], size=(40, 80), mode="bilinear")
+    how = {"mode": "bilinear", "antialias": True}
+    enlarged = torch.nn.functional.interpolate(image[None], size=(40, 80), **how)
     assert torch.equal(View("original")(image), enlarged[0, :, 2:37, 5:75])
 
 

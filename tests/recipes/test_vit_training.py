@@ -9,7 +9,6 @@ pytest.importorskip("transformers")
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
-from torch.nn import functional as F
 from torch.utils.data import BatchSampler
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
@@ -17,7 +16,7 @@ from recipes.lab import hf_checkpoints, hf_training
 from recipes.lab.steps import CommandError
 from recipes.vit import finetune_hf as vit
 from recipes.vit.augment import Mix, Mixing, SizeSampler
-from recipes.vit.catalog import PRESETS, RECIPES
+from recipes.vit.catalog import RECIPES
 from tests.support.tables import read_csv
 
 TINY = {
@@ -106,11 +105,6 @@ def test_resized_learned_table_keeps_class_token_and_own_size():
     assert after.shape == (1, 1 + 4 * 3, 16)
     assert after.requires_grad
     assert torch.equal(after[:, 0], before[:, 0])
-    grid = F.interpolate(
-        before[:, 1:].reshape(1, 2, 2, 16).permute(0, 3, 1, 2),
-        (4, 3), mode="bicubic", align_corners=False,
-    )  # fmt: skip
-    assert torch.equal(after[0, 1:], grid.flatten(2)[0].T)
     assert torch.equal(model(images).logits, expected)
     assert model.config.image_size == (32, 24)
     with pytest.raises(ValueError, match="smaller than a patch"):
@@ -230,25 +224,8 @@ def test_weight_decay_leaves_out_what_is_added(tmp_path):
 # ---- options -------------------------------------------------------------------------------------
 
 
-def test_presets_have_the_sizes_of_deit():
-    sizes = {"vit_ti": 5.7, "vit_s": 22.1, "vit_b": 86.6}
-    assert PRESETS.keys() == sizes.keys()
-    for name, millions in sizes.items():
-        config = CapeViTConfig(
-            **PRESETS[name], num_labels=1000, position_embedding={"type": "abspos"}
-        )
-        with torch.device("meta"):
-            model = CapeViTForImageClassification(config)
-        assert round(model.num_parameters() / 1e6, 1) == millions
-
-
 @pytest.mark.parametrize(
-    ("words", "rate"),
-    [
-        ((), 1e-3 * 32 / 1024),
-        (("--learning_rate", "0.5"), 0.5),
-        (("--learning-rate=0.5",), 0.5),
-    ],
+    ("words", "rate"), [((), 1e-3 * 32 / 1024), (("--learning-rate=0.5",), 0.5)]
 )
 def test_recipe_gives_defaults_that_flags_win_over(words, rate):
     more = ("--mixup", "0", "--no-flip", "--dataset", "x", "--output", "out")
@@ -256,8 +233,6 @@ def test_recipe_gives_defaults_that_flags_win_over(words, rate):
     args, training, _ = vit.read_options(["--recipe", "deit", *batch, *more, *words])
     assert training.learning_rate == pytest.approx(rate)
     assert (args.mixup, args.cutmix, args.flip, args.crop) == (0, 1.0, False, (0.08, 1.0))
-    assert (training.num_train_epochs, training.weight_decay) == (300, 0.05)
-    assert training.get_warmup_steps(300 * 1251) == pytest.approx(5 * 1251, rel=1e-3)
     assert training.max_grad_norm == 0
     args, *_ = vit.read_options(["--dataset", "x"])
     assert not any((args.mixup, args.cutmix, args.flip, args.crop, args.rand_augment))
