@@ -72,16 +72,6 @@ def test_table_has_every_variant_seed_and_length(finished):
 
 
 @pytest.mark.slow
-def test_report_says_how_to_repeat_it(finished):
-    text = (finished.folder / "results/quickstart/scores.md").read_text()
-    assert "python -m recipes.mt.quickstart --updates 12" in text
-    for fact in ("cores", "torch 2", "fairseq", "--max-tokens 1000", "Machine"):
-        assert fact in text
-    assert "`--position-embedding cape --position-max-global-shift 30`" in text
-    assert str(finished.folder) not in text
-
-
-@pytest.mark.slow
 def test_finished_runs_are_reused_and_missing_ones_added(finished):
     assert (finished.trained / "checkpoint_last.pt").stat().st_mtime_ns == finished.before
     others = {path.parent.name for path in finished.trained.parent.glob("*/checkpoint_last.pt")}
@@ -222,6 +212,14 @@ def test_own_text_is_scored_by_source_length_and_its_model_analysed(
     assert lengths[-2].startswith("over ") or "-" in lengths[-2]
     text = (tmp_path / "results/quickstart/scores.md").read_text()
     assert "by source words" in text
+    for fact in (
+        "cores",
+        "torch 2",
+        "fairseq",
+        "--max-tokens 1000",
+        "`--position-embedding sinpos`",
+    ):
+        assert fact in text
     assert f"--data {files[0]} {files[1]}`" in text  # can be pasted
     data = tmp_path / "build/quickstart/own.en/data"
     longest, of_test = (

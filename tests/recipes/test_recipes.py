@@ -35,7 +35,8 @@ def preprocess(module, *words, **how):
 
 @pytest.fixture(scope="module")
 def text_of(tmp_path_factory):
-    """The folder of prepared number lists for a recipe; recipes with the same text share it."""
+    """The folder of prepared number lists for a recipe; recipes with the same text share it, for
+    options of training are no matter of the text."""
     made = {}
 
     def text_of(row):
@@ -201,12 +202,6 @@ def test_steps_with_another_option_are_not_reused(text_of, name):
     with pytest.raises(CommandError, match=rf"made with other settings .*{name} .*--work"):
         prepare_again(replace(row, **{name: other}), work)
     assert before == {path: path.stat().st_mtime_ns for path in work.rglob("*")}
-
-
-def test_options_of_training_are_no_matter_of_the_text(text_of):
-    row = sampled(RECIPES["wmt14_en_de"])
-    other = {"title": "x", "train": "y", "epochs": 7, "positions": {}, "length_factor": 3}
-    prepare_again(replace(row, **other, keep="update"), text_of(row))
 
 
 def test_new_options_of_the_text_are_recorded_without_being_named(text_of, monkeypatch):
