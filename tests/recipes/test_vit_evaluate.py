@@ -218,10 +218,9 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
         save(tmp_path / name, seed=seed)
     command = ["python", repo_root / "recipes/vit/evaluate.py", "--dataset", "photos"]
     command += ["--model", "cape=a,b", "--sizes", 16, 24, "--output", "out", "--device", "cpu"]
-    env = {"HF_HOME": str(tmp_path / "cache"), "DISPLAY": "", "MPLBACKEND": "TkAgg"}
     more = ["--tta", "--tta-step", 8, "--gamma", "--bins", 10, 20, "--throughput"]
     more += ["--runs", 2, "--warmup", 1, "--max-batch", 4]
-    output = run_cli(*command, *more, cwd=tmp_path, env=env).stdout
+    output = run_cli(*command, *more, cwd=tmp_path).stdout
     tables = ("accuracy", "tta", "gamma", "bins", "throughput")
     assert "tables and plots: out/{accuracy,tta,gamma,bins,throughput}.{md,csv,png}" in output
     files = {f"{table}.{suffix}" for table in tables for suffix in ("md", "csv", "png")}
