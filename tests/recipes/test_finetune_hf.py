@@ -125,6 +125,11 @@ BAD = [
     (vit, ["--model-config", '{"patch_size": 0}'], "patch_size 0 is not allowed"),
     (vit, ["--crop", "0.5", "0.1"], "--crop 0.5 0.1 is not allowed"),
     (vit, ["--test-sizes", "2"], "size 2 is smaller than a patch"),
+    (vit, ["--rand-augment", "strong"], "--rand-augment strong is unknown"),
+    (vit, ["--univit", "--train-sizes", "3", "32"], "size 3 is smaller than a patch"),
+    (vit, ["--model", "gone", "--preset", "vit_s"], "--preset has no effect"),
+    (vit, ["--model", "gone", "--scale-patches"], "--scale-patches has no effect"),
+    (vit, ["--train_sampling_strategy", "sequential"], "--train_sampling_strategy sequential"),
     (mt, ["--train-file", "gone.csv"], "gone.csv: no such file"),
     (mt, ["--train-file", __file__], "unknown format"),
 ]
@@ -133,7 +138,8 @@ BAD = [
 @pytest.mark.parametrize(("program", "words", "message"), BAD, ids=lambda value: str(value)[-40:])
 def test_bad_input_is_refused(program, words, message, tmp_path):
     with pytest.raises(CommandError, match=re.escape(message)):
-        program.main([*words, "--output", str(tmp_path)])
+        program.main([*words, "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
 FOREIGN = [(mt, "M2M100"), (mt, "Llama"), (vit, "DeiT"), (asr, "Wav2Vec2")]

@@ -20,7 +20,7 @@ from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece
 from recipes.mt import analyze
 from recipes.mt.analysis import scores, swap
-from recipes.mt.analysis.options import _by_name, open_translator, translations
+from recipes.mt.analysis.options import open_translator, translations
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.corpus import SEPARATOR
 from recipes.mt.scoring import groups_by_length, score_groups
@@ -40,9 +40,6 @@ GREEDY = Decoding(beam=1, max_len_a=1.0, max_len_b=2)
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     return TinyModels(tmp_path_factory.mktemp("models") / "lists")
-
-
-# ---- single analyses on written examples -------------------------------------------------------
 
 
 def test_translator_that_ignores_order_loses_in_the_swap_test():
@@ -88,11 +85,6 @@ def test_share_of_tokens_scored_higher():
     assert wins.tolist() == [[2, 0], [0, 0]]
 
 
-def test_files_can_be_for_one_model():
-    files = _by_name(["a=one.model", "x=y.model"], ["a", "b"])
-    assert files == {"a": Path("one.model"), "": Path("x=y.model")}
-
-
 def test_translations_are_kept(work, tmp_path, monkeypatch):
     model = open_translator(work.fairseq("sinpos"), RUNNING)
     sources = work.sources()[:4]
@@ -106,9 +98,6 @@ def test_translations_are_kept(work, tmp_path, monkeypatch):
             patch.setattr(model, what, lambda text: [5, 2])
             with pytest.raises(TypeError):
                 translations(model, GREEDY, tmp_path, sources)
-
-
-# ---- data sets ---------------------------------------------------------------------------------
 
 
 def test_extrapolate_and_interpolate_on_a_written_example(tmp_path, monkeypatch, capsys):
@@ -135,8 +124,6 @@ def test_extrapolate_counts_subwords(work, tmp_path):
     assert 0 < len(kept) < 80
     assert max(len(subwords.encode(line).split()) for line in kept) == 12
 
-
-# ---- command lines -----------------------------------------------------------------------------
 
 MORE = {
     "stack": ["--target-tokens", "30"],

@@ -54,9 +54,6 @@ def write_lines(folder, split, count, text):
         (folder / f"{split}.{language}").write_text(f"{text}\n" * count, encoding="utf-8")
 
 
-# ---- figures and tables --------------------------------------------------------------------------
-
-
 def test_figure_8_is_stacked_to_300_tokens(words_of, tmp_path, monkeypatch):
     write_lines(tmp_path / "tokenised", "test", 700, "x")
     monkeypatch.setattr(Experiment, "subwords", SimpleNamespace(encode=str))
@@ -134,9 +131,6 @@ def test_table_9_has_the_sizes_and_rounds_of_the_paper(words_of, monkeypatch, dt
     expected = {(context, *size): 10 + 100 for context in (100, 1000) for size in sizes}
     twice = {(0, *size): 2 * (10 + 100) for size in sizes}  # the reference takes part twice
     assert calls == expected | twice
-
-
-# ---- the study of Multi30k -----------------------------------------------------------------------
 
 
 def test_studies_compare_all_types_and_train_and_select_as_the_section_says(repo_root):

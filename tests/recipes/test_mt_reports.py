@@ -82,9 +82,6 @@ def test_curves_of_seeds_share_a_line(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
-# ---- scores --------------------------------------------------------------------------------------
-
-
 def scored(name, seed, **bleu):
     """Rows of one training, by name of the set; those of validation begin with v."""
     return [
@@ -132,9 +129,6 @@ def test_swept_option_is_the_one_that_differs():
     assert option_swept(shifts) == ("max_global_shift", {"cape5": 5, "cape20": 20, "cape50": 50})
     assert option_swept({**shifts, "sinpos": {"type": "sinpos"}}) is None
     assert option_swept({name: shifts[name] for name in ("cape5", "cape20")}) is None
-
-
-# ---- validation text, file by file ---------------------------------------------------------------
 
 
 def test_validation_files_stay_apart(tmp_path, monkeypatch):

@@ -38,9 +38,6 @@ def work(tmp_path_factory):
     return TinyModels(tmp_path_factory.mktemp("models") / "lists")
 
 
-# ---- the two hosts -----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def same_sinusoids(monkeypatch):
     """Gives Marian fairseq's frequencies; their first positions differ, too: see FAIRSEQ_START."""
@@ -141,9 +138,6 @@ def test_stock_marian_gives_its_own_scores_and_can_be_shifted(work, tmp_path):
     assert cosines[0, 0, 1] < 0.99
 
 
-# ---- offsets and similarity --------------------------------------------------------------------
-
-
 def test_similarity_of_embeddings_is_that_computed_by_hand(work):
     """Layer 0 of sinpos is sqrt(d) x embedding + sinusoid; the mean is over tokens, not sentences,
     whatever the batches."""
@@ -182,8 +176,6 @@ def test_offset_reaches_incremental_decoding(work, host):
     (hypothesis,) = moved.translate(sources[:1], replace(GREEDY, max_len_a=0.0, max_len_b=4))
     assert hypothesis == subwords.decode(dictionary.string(prefix))
 
-
-# ---- loading -----------------------------------------------------------------------------------
 
 WITHOUT = """
 import sys

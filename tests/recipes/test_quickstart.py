@@ -32,8 +32,6 @@ from tests.support.tables import read_csv
 
 MICRO = ("--updates", "12", "--train-size", "400", "--test-size", "48", "--jobs", "2")
 
-# ---- built-in data ----
-
 
 @pytest.fixture(scope="module")
 def finished(run_cli, tmp_path_factory):
@@ -180,9 +178,6 @@ def test_ended_quickstart_leaves_no_training_behind_and_says_that_it_goes_on(rep
         assert not any(training.is_running() for training in trainings)
     assert "\ninterrupted; the same command goes on" in ends[0]
     assert not (tmp_path / "results").exists()
-
-
-# ---- the user's own text ----
 
 
 @pytest.fixture(scope="module")

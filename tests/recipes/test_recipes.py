@@ -24,8 +24,6 @@ from tests.support.command_lines import warm_fairseq
 
 SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
 
-# ---- every recipe, in this process ----
-
 
 def preprocess(module, *words, **how):
     """Takes the place of a child process."""
@@ -89,9 +87,6 @@ def test_sample_comes_from_its_text_to_an_update(text_of, tmp_path, name):
         assert sum(line.count("<sep>") for line in test) == 12 - len(test)
     if row.max_subwords:
         assert max(len(line.split()) for line in source) <= row.max_subwords
-
-
-# ---- one of each kind ----
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +179,6 @@ def test_other_files_are_not_mixed_with_prepared_ones(prepared, recipe):
     with pytest.raises(CommandError, match="other.en.*--work"):
         recipe("iwslt14_de_en", "prepare", "--sample", "--work", folder / "work", *other)
 
-
-# ---- what is reused ----
 
 STEPS = ("text", "tokenised", "subwords", "binary")
 OTHER = {"languages": ("en", "fr"), "segmentation": "sentencepiece", "clean": (2, 9)}

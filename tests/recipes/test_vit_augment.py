@@ -145,9 +145,6 @@ def test_timm_is_asked_for_where_it_is_missing(monkeypatch):
         rand_augment("rand-m9-mstd0.5-inc1", (0.5,) * 3)
 
 
-# ---- data ----------------------------------------------------------------------------------------
-
-
 def options(dataset, **more):
     names = {"dataset_config": None, "train_split": "train", "test_split": None}
     columns = {"image_column": None, "label_column": None}
@@ -236,9 +233,6 @@ def test_images_beyond_the_limit_are_not_even_decoded(tmp_path):
     args.test_split = "dev"
     with pytest.raises(CommandError, match="--test-split dev: .* has the splits test"):
         load_data(args, 3)
-
-
-# ---- patches -------------------------------------------------------------------------------------
 
 
 PATCHES = "vit.embeddings.patch_embeddings.projection.weight"

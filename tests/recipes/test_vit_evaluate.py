@@ -50,9 +50,6 @@ def logits(classifier, image):
         return classifier.model((image[None] - 0.5) / 0.5).logits[0]
 
 
-# ---- bins --------------------------------------------------------------------------------------
-
-
 def options(**given):
     words = {"sizes": [16, 24], "protocol": "crop", "tta": False, "gamma": False, "bins": None}
     return argparse.Namespace(**{**words, "trained_size": None, **given})
@@ -86,9 +83,6 @@ def test_strategy_that_a_model_refuses_is_left_out(classifier, capsys):
     )
     assert [row["strategy"] for row in rows] == ["16 px", "24 px", "max"]
     assert "smaller than a patch" in capsys.readouterr().out
-
-
-# ---- scores ------------------------------------------------------------------------------------
 
 
 def test_augmentation_adds_log_probabilities_of_three_sizes(classifier, data):
@@ -132,9 +126,6 @@ def test_labels_go_to_the_classes_of_the_model(classifier, data):
     assert some == measure.measure(classifier, data._replace(order=order), args)
 
 
-# ---- gamma -------------------------------------------------------------------------------------
-
-
 def test_gamma_scales_the_grid_in_its_block_only(classifier):
     images = torch.rand(2, 3, 24, 32)
     encoder = classifier.model.vit.embeddings.positions
@@ -167,9 +158,6 @@ def test_gamma_knows_the_size_of_training(classifier, data, train, alike):
     assert (len({row["top5"] for row in rows}) == 1) is alike
 
 
-# ---- throughput --------------------------------------------------------------------------------
-
-
 def test_throughput_of_a_model_that_runs_out_of_memory(classifier, monkeypatch):
     """What fits once runs out of memory when it is timed, and is tried again with less."""
     batches = []
@@ -199,9 +187,6 @@ def test_throughput_of_a_model_that_never_fits(classifier, monkeypatch):
     monkeypatch.setattr(classifier, "forward", forward)
     with pytest.raises(CommandError, match="not one image of 24 x 24"):
         throughput(classifier, 24, limit=64)
-
-
-# ---- command line --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

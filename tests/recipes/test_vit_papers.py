@@ -47,9 +47,6 @@ def commands(repo_root):
     return by_output
 
 
-# ---- trainings -----------------------------------------------------------------------------------
-
-
 class Started(Exception):
     """The first training of a command would begin."""
 
@@ -139,9 +136,6 @@ def test_finetuning_is_that_of_the_paper(commands, tmp_path, monkeypatch):
     assert training.learning_rate * 512 / batch == pytest.approx(5e-6)
     model = vit.build_model(args, settings["cape"], args.model_config, NAMES)
     assert model.config.image_size == 384
-
-
-# ---- evaluations ---------------------------------------------------------------------------------
 
 
 def save(folder, settings):
@@ -266,9 +260,6 @@ def test_factors_on_the_grid_are_those_of_table_6(measured):
             {"1": 1, "r/train": size / 224, "sqrt(r/train)": (size / 224) ** 0.5}
         )
         assert {row["gamma"] for row in rows if int(row["size"]) == size} == rules.keys()
-
-
-# ---- pictures ------------------------------------------------------------------------------------
 
 
 def test_figure_9_has_the_grids_and_channels_of_the_paper(commands, figures):

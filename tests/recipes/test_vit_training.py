@@ -13,7 +13,6 @@ from torch.utils.data import BatchSampler
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.lab import hf_checkpoints, hf_training
-from recipes.lab.steps import CommandError
 from recipes.vit import finetune_hf as vit
 from recipes.vit.augment import Mix, Mixing, SizeSampler
 from recipes.vit.catalog import RECIPES
@@ -27,9 +26,6 @@ TINY = {
     "patch_size": 8,
     "image_size": 16,
 }
-
-
-# ---- sizes of UniViT -----------------------------------------------------------------------------
 
 
 def shares(sampler, world, per_device, split, drop_last):
@@ -87,9 +83,6 @@ def test_repeated_augmentation_keeps_the_length_of_the_epoch():
     assert len({request.place for request in requests}) == 30  # copies are augmented differently
 
 
-# ---- other sizes ---------------------------------------------------------------------------------
-
-
 def test_resized_learned_table_keeps_class_token_and_own_size():
     """Identity at its own size; the row of the class token stays."""
     torch.manual_seed(0)
@@ -139,9 +132,6 @@ def test_finetuning_at_a_higher_size_and_several_seeds(tmp_path, monkeypatch, ca
     start.vit.resize_images(32, 32)
     for key, value in start.state_dict().items():
         torch.testing.assert_close(model.state_dict()[key], value, atol=1e-6, rtol=0)
-
-
-# ---- targets and decay ---------------------------------------------------------------------------
 
 
 def test_mixing_is_that_by_hand():
@@ -218,9 +208,6 @@ def test_weight_decay_leaves_out_what_is_added(tmp_path):
         assert len(added) > 15
 
 
-# ---- options -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "rate"), [((), 1e-3 * 32 / 1024), (("--learning-rate=0.5",), 0.5)]
 )
@@ -241,23 +228,6 @@ def test_every_recipe_is_understood(name):
     sizes = vit.model_sizes(args, recipe)
     hf_checkpoints.make_config(CapeViTConfig, sizes, position_embedding={"type": "cape"})
     assert training.learning_rate > 0
-
-
-BAD = [
-    (["--rand-augment", "strong"], "--rand-augment strong is unknown"),
-    (["--univit", "--train-sizes", "3", "32"], "size 3 is smaller than a patch"),
-    (["--model", "gone", "--preset", "vit_s"], "--preset has no effect"),
-    (["--model", "gone", "--scale-patches"], "--scale-patches has no effect"),
-    (["--train_sampling_strategy", "sequential"], "--train_sampling_strategy sequential"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda value: str(value)[-40:])
-def test_bad_input_is_refused(words, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandError, match=re.escape(message)):
-        vit.main([*words, "--output", str(tmp_path / "out")])
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("words", [("--mixup", "-1"), ("--drop-path", "1")])
