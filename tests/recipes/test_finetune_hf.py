@@ -126,7 +126,6 @@ BAD = [
     (vit, ["--crop", "0.5", "0.1"], "--crop 0.5 0.1 is not allowed"),
     (vit, ["--test-sizes", "2"], "size 2 is smaller than a patch"),
     (vit, ["--rand-augment", "strong"], "--rand-augment strong is unknown"),
-    (vit, ["--univit", "--train-sizes", "3", "32"], "size 3 is smaller than a patch"),
     (vit, ["--model", "gone", "--preset", "vit_s"], "--preset has no effect"),
     (vit, ["--model", "gone", "--scale-patches"], "--scale-patches has no effect"),
     (vit, ["--train_sampling_strategy", "sequential"], "--train_sampling_strategy sequential"),
