@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import shlex
+import shutil
 
 import pytest
 
@@ -47,43 +48,6 @@ def test_built_in_images_are_classified(run_cli, repo_root, tmp_path):
     assert config["position_embedding"]["type"] == "cape"
 
 
-@pytest.mark.slow
-def test_interrupted_training_ends_alike(run_cli, repo_root, tmp_path):
-    """Stopped after two of four steps, then started again with the same command; UniViT."""
-    command = ("python", repo_root / "recipes/vit/finetune_hf.py", *QUICK, "--univit")
-    command += ("--model-config", json.dumps(TINY_VIT), "--position-embedding", "cape")
-    command += ("--lr_scheduler_type", "constant", "--warmup_steps", 0)
-    run_cli(*command, "--output", "whole", cwd=tmp_path)
-    run_cli(*command, "--output", "again", "--max_steps", 2, cwd=tmp_path)
-    run_cli(*command, "--output", "again", cwd=tmp_path)
-    from safetensors.torch import load_file
-
-    whole, again = (
-        load_file(tmp_path / name / "cape/model.safetensors") for name in ("whole", "again")
-    )
-    assert all(torch.equal(whole[key], again[key]) for key in whole)
-    state = tmp_path / "again/cape/checkpoint-4/trainer_state.json"
-    assert json.loads(state.read_text())["global_step"] == 4
-
-
-@pytest.mark.slow
-def test_folder_of_images_under_accelerate(run_cli, repo_root, tmp_path):
-    for split in ("train", "test"):
-        for number, label in enumerate(("dark", "light")):
-            folder = tmp_path / "data" / split / label
-            folder.mkdir(parents=True)
-            for n in range(4):
-                Image.new("RGB", (20 + n, 16), (200 * number,) * 3).save(folder / f"{n}.png")
-    sizes = {**TINY_VIT, "image_size": 16, "patch_size": 8, "num_attention_heads": 2}
-    run_cli(
-        "accelerate", "launch", "--cpu", "--num_processes", 1,
-        repo_root / "recipes/vit/finetune_hf.py", "--dataset", tmp_path / "data", "--output", "out",
-        *QUICK, "--position-embedding", "cape", "--model-config", json.dumps(sizes),
-        "--test-sizes", 16, 24, cwd=tmp_path, env={"HF_HOME": str(tmp_path / "cache")},
-    )  # fmt: skip
-    assert list(read_scores(tmp_path / "out", "accuracy")["cape"]) == ["16", "24"]
-
-
 def test_alpha_is_counted_with_and_without_ends_of_sentences():
     """The end of sentence is 0; it is the last token of what is not cut."""
     rows = [{"input_ids": [5, 6, 0], "labels": [7, 0]}, {"input_ids": [5, 6], "labels": [7, 8, 0]}]
@@ -106,24 +70,17 @@ def test_built_in_translation_learns_and_is_scored_by_length(run_cli, repo_root,
 
 
 @pytest.mark.slow
-def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path):
+def test_translation_of_own_files_from_a_checkpoint(tmp_path, monkeypatch):
     """Trained from scratch on csv, then its checkpoint finetuned with another type."""
+    monkeypatch.chdir(tmp_path)
     rows = [f'"a b c {n}","x y {n}"' for n in range(40)]
     (tmp_path / "train.csv").write_text("\n".join(["en,de", *rows]) + "\n")
-    common = (
-        "python",
-        repo_root / "recipes/mt/finetune_hf.py",
-        "--train-file",
-        "train.csv",
-        *QUICK,
-    )
-    env = {"HF_HOME": str(tmp_path / "cache")}
-    sizes = {**TINY_MT, "decoder_layers": 1, "encoder_attention_heads": 2}
-    sizes["decoder_attention_heads"] = 2
-    first = ("--model-config", json.dumps(sizes), "--vocab-size", 30, "--output", "first")
-    run_cli(*common, *first, "--position-embedding", "sinpos", cwd=tmp_path, env=env)
-    second = ("--model", "first/sinpos", "--output", "second", "--position-embedding", "cape")
-    run_cli(*common, *second, cwd=tmp_path, env=env)
+    common = ["--train-file", "train.csv", *map(str, QUICK)]
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_layers": 1}
+    first = ["--model-config", json.dumps({**TINY_MT, **heads}), "--vocab-size", "30"]
+    mt.main([*common, *first, "--position-embedding", "sinpos", "--output", "first"])
+    second = ["--model", "first/sinpos", "--position-embedding", "cape", "--output", "second"]
+    mt.main([*common, *second])
     config = json.loads((tmp_path / "second/cape/config.json").read_text())
     assert config["position_embedding"]["type"] == "cape"
     assert list(read_scores(tmp_path / "second", "bleu")["cape"])[-1] == "all"
@@ -137,26 +94,6 @@ def test_given_settings_win_over_those_of_the_built_in_data():
         assert settings == {"cape": {"type": "cape", "max_global_shift": 0.3}}
 
 
-@pytest.mark.parametrize(
-    ("labels", "names"), [([1, 2, 3], ["1", "2", "3"]), (list(range(12)), [*map(str, range(12))])]
-)
-def test_labels_without_names_are_named_by_number(labels, names, tmp_path, monkeypatch):
-    import datasets
-
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    images = [Image.new("RGB", (8, 8)) for _ in labels]
-    data = datasets.Dataset.from_dict({"image": images, "label": labels})
-    datasets.DatasetDict(train=data, test=data).save_to_disk(tmp_path / "data")
-    args = argparse.Namespace(
-        dataset=str(tmp_path / "data"), dataset_config=None, train_split="train", test_split=None,
-        image_column="image", label_column="label",
-    )  # fmt: skip
-    train, test = vit_data.given_data(args, 1)
-    assert train.names == names
-    assert [test[index][1] for index in range(len(labels))] == list(range(len(labels)))
-    assert test[0][0].shape == (1, 8, 8)
-
-
 def test_what_was_stored_in_half_precision_is_trained_in_single(tmp_path):
     model = vit.CapeViTForImageClassification(vit.CapeViTConfig(image_size=32, **TINY_VIT))
     model.to(torch.bfloat16).save_pretrained(tmp_path)
@@ -164,29 +101,23 @@ def test_what_was_stored_in_half_precision_is_trained_in_single(tmp_path):
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
 
 
-def test_crops_cover_shares_and_places_and_come_back():
+def test_crops_cover_shares_and_places():
     image = torch.arange(40 * 30.0).reshape(1, 40, 30)
     data = vit_data.Images([image] * 200, lambda item: (item, 0), ["a"])
     data.crop = (0.25, 1.0)
     crops = [data[index][0] for index in range(200)]
     shares = [crop[0].numel() / 1200 for crop in crops]
-    assert 0.2 < min(shares) < 0.35
-    assert 0.9 < max(shares) <= 1
+    assert 0.2 < min(shares) < 0.35 < 0.9 < max(shares) <= 1
     for crop in crops[:20]:  # a rectangle of the image
         top, left = divmod(int(crop[0, 0, 0]), 30)
         height, width = crop.shape[1:]
         assert torch.equal(crop, image[:, top : top + height, left : left + width])
     assert len({float(crop[0, 0, 0]) for crop in crops}) > 50
-    assert all(torch.equal(a, data[index][0]) for index, a in enumerate(crops[:20]))
-    later = [data[vit_data.Request(index, None, 1, index)][0] for index in range(20)]
-    assert any(a.shape != b.shape for a, b in zip(crops, later, strict=False))
 
 
 BAD = [
     (vit, ["--no_such_flag", "1"], "unknown option --no_such_flag"),
     (vit, ["--model-config", "{"], "--model-config"),
-    (vit, ["--compare", "cape", "--position-embedding", "cape"], "--compare"),
-    (vit, ["--compare", "cape", "nopos", "cape"], "--compare cape is given twice"),
     (vit, ["--train-sizes", "16", "32"], "--univit"),
     (vit, ["--univit", "--train-sizes", "16"], "--train-sizes 16: --univit needs several sizes"),
     (vit, ["--seeds", "1", "2", "--seed", "3"], "no --seed besides"),
@@ -194,6 +125,10 @@ BAD = [
     (vit, ["--model-config", '{"patch_size": 0}'], "patch_size 0 is not allowed"),
     (vit, ["--crop", "0.5", "0.1"], "--crop 0.5 0.1 is not allowed"),
     (vit, ["--test-sizes", "2"], "size 2 is smaller than a patch"),
+    (vit, ["--rand-augment", "strong"], "--rand-augment strong is unknown"),
+    (vit, ["--model", "gone", "--preset", "vit_s"], "--preset has no effect"),
+    (vit, ["--model", "gone", "--scale-patches"], "--scale-patches has no effect"),
+    (vit, ["--train_sampling_strategy", "sequential"], "--train_sampling_strategy sequential"),
     (mt, ["--train-file", "gone.csv"], "gone.csv: no such file"),
     (mt, ["--train-file", __file__], "unknown format"),
 ]
@@ -202,14 +137,11 @@ BAD = [
 @pytest.mark.parametrize(("program", "words", "message"), BAD, ids=lambda value: str(value)[-40:])
 def test_bad_input_is_refused(program, words, message, tmp_path):
     with pytest.raises(CommandError, match=re.escape(message)):
-        program.main([*words, "--output", str(tmp_path)])
+        program.main([*words, "--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
 
 
-FOREIGN = [
-    *((mt, name) for name in ("M2M100", "Bart", "Whisper", "Llama")),
-    *((vit, name) for name in ("DeiT", "Beit", "ViTMAE")),
-    *((asr, name) for name in ("Moonshine", "Llama", "Wav2Vec2")),
-]
+FOREIGN = [(mt, "M2M100"), (mt, "Llama"), (vit, "DeiT"), (asr, "Wav2Vec2")]
 ALLOWED = {
     mt: "marian, cape_marian",
     vit: "vit, cape_vit",
@@ -232,9 +164,7 @@ def test_models_of_other_types_are_refused(program, name, tmp_path):
     ("program", "config", "what"),
     [
         (mt, transformers.MarianConfig(), "tokenizer"),
-        (mt, hf_models.CapeMarianConfig(position_embedding={"type": "sinpos"}), "tokenizer"),
         (asr, hf_models.CapeSpeechConfig(), "processor"),
-        (asr, hf_models.CapeSpeech2TextConfig(), "processor"),
     ],
 )
 def test_model_without_tokenizer_is_refused(program, config, what, tmp_path):
@@ -298,39 +228,100 @@ def test_new_options_are_recorded_without_being_named(tmp_path):
     assert not {"output", "output_dir", "compare", "max_steps", "defaults"} & made_with.keys()
 
 
+SPY = """
+import gc, os, sys
+from torch.nn.parallel import DistributedDataParallel
+from hf_models.families.vit import CapeViTModel
+from recipes.lab import hf_training
+from recipes.vit import finetune_hf as vit
+
+output = sys.argv[sys.argv.index("--output") + 1]
+stock, train, parse, report = CapeViTModel.forward, hf_training.train, vit.parse, vit.report
+kept = []
+
+def note(what, *values):
+    with open(f"{output}-{what}{os.environ['RANK']}", "a") as file:
+        print(*values, file=file)
+
+def forward(self, pixel_values, *args, **kwargs):
+    if self.training:
+        note("seen", pixel_values.shape[-1], pixel_values.double().sum().item())
+    return stock(self, pixel_values, *args, **kwargs)
+
+class Trainer(vit.ImageTrainer):
+    def training_step(self, model, *args):
+        assert type(model) is DistributedDataParallel
+        return super().training_step(model, *args)
+
+def keep(trainer, folder):  # as recipes do that need more than its model
+    kept.append(trainer)
+    train(trainer, folder)
+
+def parse_and_look(*args):
+    options, training = parse(*args)
+    assert training.world_size == 2  # what is written by the first process needs it
+    return options, training
+
+def count_and_report(*args, **kwargs):
+    note("left", sum(type(x) is DistributedDataParallel for x in gc.get_objects()))
+    report(*args, **kwargs)
+
+CapeViTModel.forward, hf_training.train = forward, keep
+vit.ImageTrainer, vit.parse, vit.report = Trainer, parse_and_look, count_and_report
+vit.main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """20 images of two classes in training, 4 in the test."""
+    for split, number in (("train", 20), ("val", 4)):
+        for n in range(number):
+            place = tmp_path / "images" / split / ("dark", "light")[n % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20 + n, 16), (200 * (n % 2), 10 * n, n)).save(place / f"{n}.png")
+    return tmp_path / "images"
+
+
 @pytest.mark.slow
-def test_wrappers_of_several_processes_go_before_their_group(run_cli, repo_root, tmp_path):
-    """Otherwise a program may never end, see recipes.lab.hf_training.train."""
-    (tmp_path / "program.py").write_text(
-        "import gc, os\n"
-        "from torch.nn.parallel import DistributedDataParallel\n"
-        "from recipes.lab import hf_training\n"
-        "from recipes.vit import finetune_hf as vit\n"
-        "trainers = []\n"
-        "class Trainer(vit.ImageTrainer):\n"
-        "    def training_step(self, model, *args):\n"
-        "        trainers.append(type(model))\n"
-        "        return super().training_step(model, *args)\n"
-        "def report(*args, **kwargs):\n"
-        "    assert set(trainers) == {DistributedDataParallel}\n"
-        "    left = [x for x in gc.get_objects() if type(x) is DistributedDataParallel]\n"
-        "    open('left' + os.environ['RANK'], 'w').write(str(len(left)))\n"
-        "kept, train = [], hf_training.train\n"
-        "def keep(trainer, folder):\n"  # as recipes do that need more than its model
-        "    kept.append(trainer)\n"
-        "    train(trainer, folder)\n"
-        "vit.ImageTrainer, vit.report, hf_training.train = Trainer, report, keep\n"
-        "parse = vit.parse\n"
-        "def parse_and_look(*args):\n"
-        "    options, training = parse(*args)\n"
-        "    assert training.world_size == 2\n"  # what is written by the first process needs it
-        "    return options, training\n"
-        "vit.parse = parse_and_look\n"
-        "vit.main(['--use_cpu', '--max_steps', '2', '--compare', 'nopos', 'cape', '--test-sizes',\n"
-        "    '16', '--per_device_train_batch_size', '2', '--model-config',\n"
-        f"    {json.dumps(json.dumps(TINY_VIT))}])\n",
-        encoding="utf-8",
-    )
+def test_two_processes_see_the_same_sizes_also_after_resuming(run_cli, repo_root, folder, tmp_path):
+    """Runs by accelerate, then from the checkpoint in the second epoch by torchrun; accelerate does
+    not reach the sampler of a resumed training. Three updates per epoch, the last of one
+    micro-batch. Wrappers of several processes go before their group: otherwise a program may never
+    end, see recipes.lab.hf_training.train."""
+    (tmp_path / "spy.py").write_text(SPY)
+    sizes = {**TINY_VIT, "image_size": 16, "patch_size": 8, "num_attention_heads": 2}
+    words = (
+        "spy.py", "--dataset", folder, "--position-embedding", "cape", "--use_cpu",
+        "--model-config", json.dumps(sizes), "--univit", "--train-sizes", 16, 24, 32, 40, 48,
+        "--test-sizes", 16, 24, "--crop", 0.3, 1, "--flip", "--mixup", 0.8, "--cutmix", 1,
+        "--drop-path", 0.2, "--random-erasing", 0.5, "--lr_scheduler_type", "constant",
+        "--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 2,
+        "--max_steps", 8, "--save_steps", 5, "--save_total_limit", 2, "--seed", 3,
+    )  # fmt: skip
+    how = {"cwd": tmp_path, "env": {"HF_HOME": str(tmp_path / "cache")}}
     two = repo_root / "recipes/accelerate/cpu_two_processes.yaml"
-    run_cli("accelerate", "launch", "--config_file", two, "program.py", cwd=tmp_path)
-    assert [(tmp_path / f"left{rank}").read_text() for rank in range(2)] == ["0", "0"]
+    run_cli("accelerate", "launch", "--config_file", two, *words, "--output", "whole", **how)
+    again = shutil.copytree(tmp_path / "whole", tmp_path / "again") / "cape"
+    shutil.rmtree(again / "checkpoint-8")
+    for name in ("model.safetensors", "train_results.json"):
+        (again / name).unlink()
+    run_cli("torchrun", "--standalone", "--nproc_per_node", 2, *words, "--output", "again", **how)
+
+    def noted(name):
+        return [(tmp_path / f"{name}{rank}").read_text().splitlines() for rank in (0, 1)]
+
+    whole = noted("whole-seen")
+    # updates of 2, 2, 1, 2, 2 and then 1, 2, 2 micro-batches
+    assert noted("again-seen") == [lines[9:] for lines in whole]
+    sizes, contents = ([[line.split()[n] for line in lines] for lines in whole] for n in (0, 1))
+    assert sizes[0] == sizes[1]
+    assert len(sizes[0]) == 14
+    assert sizes[0][0::5] == sizes[0][1::5]
+    assert sizes[0][2::5] == sizes[0][3::5]
+    assert len(set(sizes[0])) > 2
+    assert not set(contents[0]) & set(contents[1])
+    assert noted("whole-left") == noted("again-left") == [["0"], ["0"]]
+    weights = [tmp_path / name / "cape/model.safetensors" for name in ("whole", "again")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert list(read_scores(tmp_path / "again", "accuracy")["cape"]) == ["16", "24"]

@@ -1,6 +1,5 @@
 """The analysis of translation models, on tiny models that nobody has trained."""
 
-import csv
 import re
 import shlex
 import shutil
@@ -17,37 +16,30 @@ from PIL import Image
 from sacrebleu.metrics import BLEU
 from transformers import LlamaConfig
 
-from recipes.lab.command_line import bins
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece
 from recipes.mt import analyze
 from recipes.mt.analysis import scores, swap
-from recipes.mt.analysis.options import _by_name, open_translator, translations
+from recipes.mt.analysis.options import open_translator, translations
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.corpus import SEPARATOR
 from recipes.mt.scoring import groups_by_length, score_groups
+from tests.support.plots import assert_lines
+from tests.support.tables import read_csv
 from tests.support.translation_models import (
     TinyModels,
     save_fairseq,
+    save_language_model,
     write_corpus,
 )
 
 RUNNING = Running(torch.device("cpu"), max_tokens=200)
 GREEDY = Decoding(beam=1, max_len_a=1.0, max_len_b=2)
-FAIRSEQ_START = 2  # coordinate of its first token; Marian's is 0
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     return TinyModels(tmp_path_factory.mktemp("models") / "lists")
-
-
-def read_csv(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-# ---- single analyses on written examples -------------------------------------------------------
 
 
 def test_translator_that_ignores_order_loses_in_the_swap_test():
@@ -93,18 +85,6 @@ def test_share_of_tokens_scored_higher():
     assert wins.tolist() == [[2, 0], [0, 0]]
 
 
-def test_bins_cover_all_numbers_once():
-    intervals = bins((2, 5), "--bins")
-    for number in range(9):
-        assert sum(low <= number <= high for _, low, high in intervals) == 1
-    assert [label for label, *_ in intervals] == ["0-2", "3-5", "over 5"]
-
-
-def test_files_can_be_for_one_model():
-    files = _by_name(["a=one.model", "x=y.model"], ["a", "b"])
-    assert files == {"a": Path("one.model"), "": Path("x=y.model")}
-
-
 def test_translations_are_kept(work, tmp_path, monkeypatch):
     model = open_translator(work.fairseq("sinpos"), RUNNING)
     sources = work.sources()[:4]
@@ -118,9 +98,6 @@ def test_translations_are_kept(work, tmp_path, monkeypatch):
             patch.setattr(model, what, lambda text: [5, 2])
             with pytest.raises(TypeError):
                 translations(model, GREEDY, tmp_path, sources)
-
-
-# ---- data sets ---------------------------------------------------------------------------------
 
 
 def test_extrapolate_and_interpolate_on_a_written_example(tmp_path, monkeypatch, capsys):
@@ -148,8 +125,6 @@ def test_extrapolate_counts_subwords(work, tmp_path):
     assert max(len(subwords.encode(line).split()) for line in kept) == 12
 
 
-# ---- command lines -----------------------------------------------------------------------------
-
 MORE = {
     "stack": ["--target-tokens", "30"],
     "length": ["--bins", "3", "6", "--beam", "2", "--max-length", "1", "2"],
@@ -157,18 +132,6 @@ MORE = {
     "similarity": ["--offsets", "0", "20"],
     "scores": ["--bins", "5", "10"],
 }
-
-
-def test_stack_command_agrees_between_hosts(work, tmp_path):
-    models = [f"ours={work.fairseq('nopos')}", f"theirs={work.hf('nopos')}"]
-    analyze.main(["stack", "--model", *models, *work.test_options, "--target-tokens", "30",
-                  "--output", tmp_path])  # fmt: skip
-    rows = read_csv(tmp_path / "stack.csv")
-    ours, theirs = ([row for row in rows if row["model"] == name] for name in ("ours", "theirs"))
-    assert len(ours) == len(theirs) > 30
-    for row, other in zip(ours, theirs, strict=True):
-        assert row["count"] == other["count"]
-        assert float(row["mean_nll"]) == pytest.approx(float(other["mean_nll"]), abs=1e-5)
 
 
 def test_ends_of_texts_are_not_taken_for_better_translation(work, tmp_path, capsys):
@@ -195,10 +158,8 @@ def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monke
     words = [command, "--model", *models, *work.test_options, "--output", str(tmp_path)]
     words += ["--inference-offset", "3", *MORE[command]]
     analyze.main(words)
-    shown = capsys.readouterr().out
-    assert f"{command}.png" in shown
+    assert f"{command}.png" in capsys.readouterr().out
     report = (tmp_path / f"{command}.md").read_text("utf-8")
-    assert f"python -m recipes.mt.analyze {command} --model" in report
     for fact in ("cores", "torch 2", "test.en", "cape_transformer", "--inference-offset 3"):
         assert fact in report
     (shown,) = re.findall("`python -m recipes.mt.analyze (.*)`", report)
@@ -221,94 +182,40 @@ def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monke
         assert f"| 0 and 20 |\n|---|---|\n| a | {mean:.3f} ± " in report
     if command == "swap":  # what was moved comes back to where it was
         assert all(float(row["bleu_original"]) > 1 for row in rows)
-        assert {row["bleu_drop"] for row in rows} == {"0.0000"}
-        assert {row["separated"] for row in rows} == {"100.0000"}
-    picture = np.asarray(Image.open(tmp_path / f"{command}.png").convert("RGB"), int)
-    height, width, _ = picture.shape
-    assert min(height, width) > 300
-    # not blank: ink well away from axes and labels, and the colours of both models
-    middle = picture[height // 5 : -height // 5, width // 5 : -width // 5]
-    assert (middle.min(-1) < 230).mean() > 0.005
-    if command not in ("similarity", "scores"):
-        for colour in ((31, 119, 180), (255, 127, 14)):
-            assert (picture == colour).all(-1).sum() > 300
+        assert {(row["bleu_drop"], row["separated"]) for row in rows} == {("0.0000", "100.0000")}
+    if command in ("similarity", "scores"):  # pictures without the colours of models
+        picture = np.asarray(Image.open(tmp_path / f"{command}.png").convert("RGB"), int)
+        height, width, _ = picture.shape
+        middle = picture[height // 5 : -height // 5, width // 5 : -width // 5]
+        assert (middle.min(-1) < 230).mean() > 0.005, "blank"
+    else:
+        assert_lines(tmp_path / f"{command}.png")
 
 
-@pytest.mark.parametrize("command", ["length", "swap"])
-def test_text_in_subwords_is_scored_as_text(work, tmp_path, command, monkeypatch):
+def test_text_in_subwords_is_scored_as_text(work, tmp_path, monkeypatch):
     """The scores are those of plain text, on which a word of several pieces counts once."""
 
     def translate(model, sources, *_):  # the source without its first tokens, and so on some BLEU
         return [model.text(model.source_ids(source)[2:-1]) for source in sources]
 
     monkeypatch.setattr(Translator, "translate", translate)
-    test = tmp_path / "test.en"
-    test.write_text("".join(f"{source}\n" for source in work.sources()), encoding="utf-8")
-    if command == "swap":
-        text = ["--text", test, test, "--output", tmp_path / "joined.en", tmp_path / "joined.de"]
-        analyze.main(["interpolate", *text, "--count", "3"])
-        test = tmp_path / "joined.en"
     subwords = SentencePiece(work.corpus / "sentencepiece.model")
-    lines = test.read_text("utf-8").splitlines()
-    segmented = tmp_path / "pieces.en"
-    pieces = (f" {SEPARATOR} ".join(map(subwords.encode, line.split(SEPARATOR))) for line in lines)
-    segmented.write_text("".join(f"{line}\n" for line in pieces), encoding="utf-8")
     rows = {}
-    for path, more in ((test, []), (segmented, ["--segmented"])):
-        output = tmp_path / f"out-{path.stem}"
-        model = f"a={checkpoint_with_separator(work, tmp_path)}"
-        options = ["--test", path, path, "--output", output, *MORE[command], *more]
-        options = options if command == "length" else [*options, "--join", "1"]
-        analyze.main([command, "--model", model, *options])
-        rows[path] = read_csv(output / f"{command}.csv")
-        report = (output / f"{command}.md").read_text("utf-8")
+    for name, encode, more in (("plain", str, []), ("pieces", subwords.encode, ["--segmented"])):
+        test, output = tmp_path / f"{name}.en", tmp_path / name
+        lines = (f"{encode(source)}\n" for source in work.sources())
+        test.write_text("".join(lines), encoding="utf-8")
+        words = ["length", "--model", f"a={work.fairseq('nopos')}", "--test", test, test]
+        analyze.main([*words, "--output", output, *MORE["length"], *more])
+        rows[name] = read_csv(output / "length.csv")
+        report = (output / "length.md").read_text("utf-8")
         assert ("Subwords of the test text are joined" in report) == bool(more)
-    assert rows[test] == rows[segmented]
-    name = "bleu" if command == "length" else "bleu_original"
-    assert all(5 < float(row[name]) < 99 for row in rows[test])
-
-
-def checkpoint_with_separator(work, folder):
-    """A model whose vocabulary has the separator, as those of joined sentences do."""
-    corpus = folder / "corpus"
-    if not corpus.exists():
-        shutil.copytree(work.corpus, corpus)
-        for path in (corpus / "binary").iterdir():
-            path.write_text(f"{path.read_text('utf-8')}{SEPARATOR} 1\n", encoding="utf-8")
-        save_fairseq(corpus, folder / "checkpoint.pt", "--position-embedding", "nopos")
-    return folder / "checkpoint.pt"
-
-
-@pytest.mark.slow
-def test_quickstart_models_need_no_other_flags(run_cli, tmp_path):
-    """Trained by the command of the quickstart on own text, analysed by a command line."""
-    from recipes.mt.number_lists import make_number_lists, spell
-
-    for language in ("en", "de"):
-        lists = make_number_lists(0, {"train": 260, "valid": 1, "test": 1})["train"]
-        lines = [spell(numbers, language) for numbers in lists]
-        (tmp_path / f"all.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    run_cli("python", "-m", "recipes.mt.quickstart", "--data", "all.en", "all.de", "--updates", 6,
-            "--vocab-size", 80, "--compare", "sinpos", "--jobs", 1, cwd=tmp_path,
-            warm_children=True)  # fmt: skip
-    (checkpoint,) = tmp_path.glob("build/quickstart/*/runs/sinpos-seed1/checkpoint_last.pt")
-    done = run_cli(
-        *("python", "-m", "recipes.mt.analyze", "stack", "--target-tokens", 40, "--model"),
-        *(f"sinpos={checkpoint.relative_to(tmp_path)}", "--test", "all.en", "all.de"),
-        cwd=tmp_path,
-        env={"MPLBACKEND": "TkAgg", "DISPLAY": ""},
-    )
-    assert "| sinpos |" in done.stdout
-    assert "INFO" not in done.stderr
-    assert Image.open(tmp_path / "results/translation/stack.png").format == "PNG"
+    assert rows["plain"] == rows["pieces"]
+    assert all(5 < float(row["bleu"]) < 99 for row in rows["plain"])
 
 
 BAD = {
-    "no such path": (["stack", "--model", "a=gone.pt"], "--model gone.pt: no such file"),
     "no name": (["stack", "--model", "gone.pt"], "--model gone.pt: no such file or folder; give"),
-    "no path": (["stack", "--model", "a="], "--model a=: give each model once, as PATH or NAME"),
-    "twice": (["stack", "--model", "a=x", "a=y"], "--model a=y: give each model once"),
-    "nothing matches": (["stack", "--model", "a=gone*.pt"], "nothing matches"),
     "no checkpoint": (["stack", "--model", "a=text"], "cannot be read as a checkpoint of fairseq"),
     "no model": (["stack", "--model", "a=folder"], "cannot be read as a Hugging Face model"),
     "no dictionary": (["stack", "--model", "a=A", "--data", "folder"], "--data FOLDER"),
@@ -320,22 +227,17 @@ BAD = {
         "leave it or --segmented out",
     ),
     "too short": (["stack", "--model", "a=A", "--target-tokens", "99999"], "--target-tokens 99999"),
-    "no test": (["stack", "--model", "a=A", "--test", "gone", "gone"], "--test gone"),
     "bins": (["length", "--model", "a=A", "--bins", "5", "5"], "--bins 5 5: the numbers must"),
     "no hypothesis": (["length", "--model", "a=A", "--max-length", "0", "0"], "--max-length"),
     "no separator": (["swap", "--model", "a=A"], "give --join 10"),
     "seeds of two kinds": (["stack", "--model", "a=A,T"], "seeds are of one kind"),
-    "no folder": (["stack", "--model", "a=A", "--output", "/dev/null/x"], "--output /dev/null/x"),
     "moved table": (
         ["length", "--model", "t=T", "--inference-offset", "5"],
         "checkpoint_last.pt: offset 5",
     ),
     "one side": (["extrapolate", "--output", "x", "./x"], "--output x x: is one file"),
     "one offset": (["similarity", "--model", "a=A", "--offsets", "1"], "--offsets 1"),
-    "table": (["similarity", "--model", "a=T"], "learned table"),
     "one model": (["scores", "--model", "a=A"], "scores compares two"),
-    "seeds": (["scores", "--model", "a=A,A", "b=A"], "twice; give each once"),
-    "device": (["stack", "--model", "a=A", "--device", "nothing"], "--device nothing"),
     "half": (["stack", "--model", "a=A", "--device", "cpu", "--fp16"], "--fp16: needs a GPU"),
     "no pair": (["extrapolate", "--max-length", "1"], "--max-length 1: no pair is that short"),
     "onto itself": (["extrapolate", "--output", "words.en", "x"], "--output words.en"),
@@ -370,14 +272,8 @@ def test_bad_input_is_refused(work, tmp_path, monkeypatch, name):
 
 def test_language_models_are_refused_before_any_work(work, tmp_path, monkeypatch):
     """Models of both hosts, also behind a model that translates."""
-    from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-    parser = options.get_training_parser("language_modeling")
-    words = [str(work.corpus / "binary"), "--arch", "transformer_lm", "--max-tokens", "100"]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
-    state = torch.load(work.fairseq("nopos"), weights_only=True)
-    torch.save({**state, "cfg": cfg, "model": {}}, tmp_path / "lm.pt")
+    shutil.copy(work.corpus / "binary/dict.en.txt", tmp_path / "dict.txt")
+    save_language_model(tmp_path, tmp_path / "lm.pt")
     LlamaConfig().save_pretrained(tmp_path / "llama")
     monkeypatch.setattr(Translator, "log_probabilities", None)
     for name, message in (("lm.pt", "task language_modeling"), ("llama", "type llama")):

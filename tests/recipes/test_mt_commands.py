@@ -15,7 +15,6 @@ import torch
 
 from benchmarks import hosts, measure, relative
 from benchmarks import run as benchmark
-from cape_plugins import TYPES
 from cape_plugins.settings.registry import types_of
 from recipes.mt import analyze, experiment
 from recipes.mt import run as recipe
@@ -55,9 +54,6 @@ def write_lines(folder, split, count, text):
         (folder / f"{split}.{language}").write_text(f"{text}\n" * count, encoding="utf-8")
 
 
-# ---- figures and tables --------------------------------------------------------------------------
-
-
 def test_figure_8_is_stacked_to_300_tokens(words_of, tmp_path, monkeypatch):
     write_lines(tmp_path / "tokenised", "test", 700, "x")
     monkeypatch.setattr(Experiment, "subwords", SimpleNamespace(encode=str))
@@ -94,16 +90,6 @@ def test_beam_search_of_shapes_rows_has_its_length_penalty(words_of, swap):
         (words,) = words_of(row, "recipes.mt.analyze")
         args = analyze.make_parser().parse_args(words)
         assert (args.command, args.beam, args.length_penalty) == ("length", 4, 0)
-
-
-def test_commands_of_the_committed_tables_of_multi30k_keep_their_penalty(repo_root):
-    """They name none: the default is that of the recipe, with which they were made."""
-    for name in ("length", "swap"):
-        (page,) = (repo_root / f"docs/results/multi30k-{name}").glob("*.md")
-        (words,) = re.findall(r"`python -m recipes\.mt\.analyze (.*)`", page.read_text("utf-8"))
-        assert analyze.make_parser().parse_args(shlex.split(words)).length_penalty == 1
-    for name in ("multi30k_small", "multi30k_study"):
-        assert recipe.parse_arguments([name, "analyze"])[0].settled.length_penalty == 1
 
 
 @pytest.mark.parametrize("row", ["SH Fig. 2", "SH Fig. 6"])
@@ -147,59 +133,19 @@ def test_table_9_has_the_sizes_and_rounds_of_the_paper(words_of, monkeypatch, dt
     assert calls == expected | twice
 
 
-def test_a_result_names_the_rounds_that_were_asked_for():
-    words = ["relative", "--warm-up", "10", "--rounds", "100"]
-    shown = benchmark.shown_command("relative", benchmark.parse_arguments(words))
-    assert shown.endswith("python -m benchmarks.run relative --rounds 100 --warm-up 10")
-    assert benchmark.shown_command("speech", benchmark.parse_arguments([])).endswith("run speech")
-
-
-# ---- the study of Multi30k -----------------------------------------------------------------------
-
-SHIFTS = {5, 10, 20, 50}
-SHARES = {(50, 0.25), (50, 0.5), (50, 0.75)}  # shift, augment_probability
-
-
-@pytest.fixture(scope="module")
-def study(repo_root):
-    """What the commands of the section on Multi30k ask for, by recipe."""
+def test_studies_compare_all_types_and_train_and_select_as_the_section_says(repo_root):
+    """4800 updates; the last five checkpoints, one every 200 updates, are averaged."""
     page = (repo_root / "recipes/mt/README.md").read_text("utf-8").replace("\\\n", " ")
     section = page.partition("\n## Multi30k\n")[2].partition("\n## ")[0]
     commands = re.findall(r"^ {4}python -m recipes\.mt\.run (.*)", section, re.MULTILINE)
     parsed = [recipe.parse_arguments(shlex.split(command)) for command in commands]
-    assert all(extra == [] for _, extra in parsed)  # nothing goes to fairseq-train
-    assert len(parsed) == 2
-    return {args.recipe: args for args, _ in parsed}
-
-
-def test_study_compares_all_types_shifts_and_shares(study):
-    compared = study["multi30k_study"].compared.values()
-    assert {settings["type"] for settings in compared} == {*types_of("seq2seq", "text")}
-    cape = [settings for settings in compared if settings["type"] == "cape"]
-    shares = {(s["max_global_shift"], s.get("augment_probability", 1)) for s in cape}
-    assert shares == SHARES | {(shift, 1) for shift in SHIFTS}
-    assert len(compared) == len(TYPES) - 1 + len(cape)
-
-
-def test_study_of_joined_captions_compares_all_types(study, repo_root):
-    args = study["multi30k_study_interpolate"]
-    assert {settings["type"] for settings in args.compared.values()} == {*TYPES}
-    assert args.settled.join == 3
-    shifts = {settings.get("max_global_shift") for settings in args.compared.values()}
-    assert shifts == {None} | SHIFTS
-    start = r"^ {4}python -m recipes\.mt\.run multi30k_study_interpolate (?:.*\\\n)+.*"
-    pages = [repo_root / "docs/results.md", repo_root / "recipes/mt/README.md"]
-    commands = {re.search(start, page.read_text("utf-8"), re.M)[0] for page in pages}
-    assert len(commands) == 1  # the results page shows what the recipe shows
-
-
-@pytest.mark.parametrize("name", ["multi30k_study", "multi30k_study_interpolate"])
-def test_study_trains_and_selects_as_its_section_says(study, name):
-    """4800 updates; the last five checkpoints, one every 200 updates, are averaged."""
-    args = study[name]
-    assert args.seeds == [1, 2, 3]
-    curve = ["curve"] * (name == "multi30k_study")
-    assert args.stages == ["prepare", "train", "select", *curve, "analyze"]
-    settled = args.settled
-    assert (settled.updates, settled.save_every) == (4800, 200)
-    assert (settled.select, settled.average) == ("average", 5)
+    assert [args.recipe for args, _ in parsed] == ["multi30k_study", "multi30k_study_interpolate"]
+    for args, extra in parsed:
+        assert extra == []  # nothing goes to fairseq-train
+        types = {settings["type"] for settings in args.compared.values()}
+        assert types == {*types_of("seq2seq", "text")}
+        shifts = {settings.get("max_global_shift") for settings in args.compared.values()}
+        assert shifts == {None, 5, 10, 20, 50}
+        assert args.seeds == [1, 2, 3]
+        assert (args.settled.updates, args.settled.save_every) == (4800, 200)
+        assert (args.settled.select, args.settled.average) == ("average", 5)

@@ -1,4 +1,5 @@
-"""What `recipes.mt.run prepare` does with text of the caller: cleaning and languages."""
+"""What `recipes.mt.run prepare` does with text of the caller, cleaning and languages; and the
+built-in corpus: its language, lengths, and no test list in training."""
 
 import re
 from pathlib import Path
@@ -9,10 +10,10 @@ import pytest
 from recipes.lab.steps import CommandError, recorded
 from recipes.mt import prepare
 from recipes.mt.experiment import Experiment
+from recipes.mt.number_lists import MAX_NUMBER, make_number_lists, spell, write_number_lists
 from recipes.mt.run import main, parse_arguments
 
 PAIRS = 60
-BY_RECIPE = ("wmt14_en_de", "multi30k_small")  # BPE after Moses tokens, and sentencepiece
 
 
 @pytest.fixture
@@ -47,28 +48,14 @@ def given(write, source=None, target=None, codes=("en", "de")):
     write(**dict(sides))
 
 
-# ---- cleaning ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recipe", BY_RECIPE)
-def test_a_file_of_blank_lines_is_refused_by_name(write, recipe):
-    given(write, source=[" "] * PAIRS)
-    with pytest.raises(CommandError, match=r"--train train.en train.de: no line has text in both"):
-        run(recipe)
-
-
-def test_blank_lines_of_a_test_set_are_refused_too(write):
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_file_of_blank_lines_is_refused_by_name_and_leaves_no_folder(write, tmp_path, split):
     given(write)
-    write(test_en=[""] * 6)
-    with pytest.raises(CommandError, match=r"--test test.en test.de: no line has text in both"):
-        run("multi30k_small")
-
-
-def test_what_is_refused_leaves_no_folder(write, tmp_path):
-    given(write, source=[""] * PAIRS)
+    write(**{f"{split}_en": [" "] * (PAIRS if split == "train" else 6)})
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(CommandError):
-        run("wmt14_en_de")
+    why = f"--{split} {split}.en {split}.de: no line has text in both"
+    with pytest.raises(CommandError, match=why):
+        run("multi30k_small")
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -97,20 +84,6 @@ def test_cleaning_says_how_many_pairs_it_removed_and_why(write, capsys):
     assert f"train: cleaning by subwords removed none of {PAIRS - 4} pairs" in said
 
 
-def test_preparation_says_what_it_reads_and_does(write, capsys):
-    """Also in a file that keeps its output, where no bar is drawn."""
-    given(write)
-    run("wmt14_en_de")
-    said = capsys.readouterr().out
-    assert f"read: train {PAIRS} pairs, valid 6, test 6" in said
-    for name in ("text", "tokenised", "subwords", "binary"):
-        assert f"\nprepare {name}: " in f"\n{said}"
-    run("wmt14_en_de")
-    assert capsys.readouterr().out.count(": finished before") == 4
-
-
-# ---- languages -----------------------------------------------------------------------------------
-
 FRENCH = ("--target-lang", "fr")
 
 
@@ -124,13 +97,7 @@ def test_files_of_other_languages_are_refused(write):
         run("multi30k_small", codes=("en", "fr"))
 
 
-def test_files_in_the_other_direction_are_refused(write):
-    given(write)
-    with pytest.raises(CommandError, match=r"--test test.de test.en: by their names de and en"):
-        run("multi30k_small", "--test", "test.de", "test.en", splits=())
-
-
-@pytest.mark.parametrize("names", [("a.src", "a.tgt"), ("a.txt", "b.txt"), ("a.en", "b.en")])
+@pytest.mark.parametrize("names", [("a.src", "a.tgt"), ("a.en", "b.en")])
 def test_names_that_name_no_languages_are_as_good(write, names):
     write(**{name.replace(".", "_"): sentences() for name in names})
     words = ["multi30k_small", "prepare", "--train", *names, "--work", "work", "--workers", "1"]
@@ -138,33 +105,25 @@ def test_names_that_name_no_languages_are_as_good(write, names):
     assert recorded(Path("work/text"))["languages"] == ["en", "de"]
 
 
-@pytest.mark.parametrize("recipe", BY_RECIPE)
-def test_languages_name_the_data(write, monkeypatch, recipe):
-    calls = []
-    monkeypatch.setattr(prepare, "binarise", lambda *given: calls.append(given[1]))
-    given(write, codes=("en", "fr"))
-    run(recipe, *FRENCH, codes=("en", "fr"))
-    names = {path.name for path in Path("work").rglob("train.*")}
-    assert names == {"train.en", "train.fr"}
-    assert calls == [("en", "fr")]
-
-
 def test_later_stages_take_the_languages_of_the_data(write):
     given(write, codes=("en", "fr"))
     run("multi30k_small", *FRENCH, codes=("en", "fr"))
     args, extra = parse_arguments(["multi30k_small", "train", "--work", "work", "--device", "cpu"])
-    assert args.settled.languages == ("en", "fr")
+    assert (args.settled.languages, extra) == (("en", "fr"), [])
     assert args.settled.title.endswith("(no paper), here en to fr")
-    assert extra == []
     with pytest.raises(CommandError, match=r"--work work: its text is en to fr, not en to cs"):
         parse_arguments(["multi30k_small", "train", "--work", "work", "--target-lang", "cs"])
 
 
-def test_moses_reads_the_language_that_is_given(write):
+def test_moses_reads_the_language_that_is_given(write, monkeypatch):
     """French keeps an apostrophe with the word before it, English with what follows."""
+    calls = []
+    monkeypatch.setattr(prepare, "binarise", lambda *given: calls.append(given[1]))
     given(write, target=["l'eau c'est bon ."] * PAIRS, codes=("en", "fr"))
     run("wmt14_en_de", *FRENCH, codes=("en", "fr"))
     assert Path("work/tokenised/train.fr").read_text().startswith("l&apos; eau c&apos; est")
+    assert {path.name for path in Path("work").rglob("train.*")} == {"train.en", "train.fr"}
+    assert calls == [("en", "fr")]
 
 
 @pytest.mark.parametrize(("target", "tokenizer"), [("zh", "zh"), ("de", "13a")])
@@ -196,16 +155,48 @@ def test_bad_languages_are_refused(tmp_path, monkeypatch, capsys, words, message
     assert re.search(message, f"{error.value} {capsys.readouterr().err}")
 
 
-@pytest.mark.slow
-def test_all_stages_follow_the_languages(run_cli, tmp_path):
-    """Number lists in French, from text to score."""
-    words = ["multi30k_small", "all", "--sample", "--target-lang", "fr", "--work", "work"]
-    command = ["python", "-m", "recipes.mt.run", *words, "--threads", "1"]
-    said = run_cli(*command, cwd=tmp_path, timeout=1200, warm_children=True).stdout
-    assert re.search(r"\| test \| 12 \| \d", said)
-    assert (tmp_path / "work/binary/dict.fr.txt").exists()
-    page = (tmp_path / "work/runs/cape/scores.md").read_text("utf-8")
-    assert page.startswith(
-        "# Multi30k English-German by a small model, for CPUs (no paper), here en"
-    )
-    assert not list(tmp_path.rglob("*.de*"))
+SIZES = {"train": 800, "valid": 80, "test": 240}
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return make_number_lists(seed=1, sizes=SIZES)
+
+
+def test_numbers_are_spelled_in_each_language():
+    assert spell((81, 7, 36), "en") == "eighty-one, seven, thirty-six"
+    assert spell((81, 7, 36), "de") == "einundachtzig, sieben, sechsunddreißig"  # units first
+    assert spell((99,), "fr") == "quatre-vingt-dix-neuf"
+
+
+def test_training_lists_are_short_with_all_numbers_and_tests_long(splits):
+    assert {len(numbers) for numbers in splits["train"]} == {1, 2, 3, 4}
+    assert {len(numbers) for numbers in splits["valid"]} == {1, 2, 3, 4}
+    assert {len(numbers) for numbers in splits["test"]} == set(range(1, 13))
+    assert {n for numbers in splits["train"] for n in numbers} == set(range(MAX_NUMBER + 1))
+
+
+def test_splits_are_disjoint_and_held_out_lists_distinct(splits):
+    train, valid, test = (set(splits[name]) for name in ("train", "valid", "test"))
+    assert not train & test
+    assert not train & valid
+    assert not valid & test
+    assert len(test) == len(splits["test"])
+    assert len(valid) == len(splits["valid"])
+
+
+def test_training_keeps_lists_of_one_number_and_longer_tests_are_equally_many(splits):
+    assert len({numbers for numbers in splits["train"] if len(numbers) == 1}) >= 60
+    counts = [sum(len(numbers) == n for numbers in splits["test"]) for n in range(2, 13)]
+    assert counts == [20] * 11
+    assert make_number_lists(seed=2, sizes=SIZES) != splits
+
+
+def test_files_are_aligned(tmp_path):
+    write_number_lists(tmp_path, sizes=SIZES)
+    lines = {path.name: path.read_text().splitlines() for path in tmp_path.iterdir()}
+    names = {f"{split}.{side}" for split in SIZES for side in ("en", "de")}
+    assert set(lines) == {*names, "test.group"}
+    for split in SIZES:
+        assert len(lines[f"{split}.en"]) == len(lines[f"{split}.de"])
+    assert [str(line.count(",") + 1) for line in lines["test.de"]] == lines["test.group"]

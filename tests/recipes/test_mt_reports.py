@@ -11,6 +11,7 @@ from recipes.mt.catalog import RECIPES, sampled
 from recipes.mt.experiment import Experiment
 from recipes.mt.reports import option_swept, read_curve, time_table, write_all_scores, write_curves
 from recipes.mt.run import main
+from tests.support.command_lines import warm_fairseq
 
 LOG = """
 2026-01-02 10:00:00 | INFO | fairseq_cli.train | num. shared model params: 1,234,567 (num. trained: 1)
@@ -81,9 +82,6 @@ def test_curves_of_seeds_share_a_line(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
-# ---- scores --------------------------------------------------------------------------------------
-
-
 def scored(name, seed, **bleu):
     """Rows of one training, by name of the set; those of validation begin with v."""
     return [
@@ -133,9 +131,6 @@ def test_swept_option_is_the_one_that_differs():
     assert option_swept({name: shifts[name] for name in ("cape5", "cape20")}) is None
 
 
-# ---- validation text, file by file ---------------------------------------------------------------
-
-
 def test_validation_files_stay_apart(tmp_path, monkeypatch):
     """Two files of 7 and 4 lines, joined by three: no line has sentences of both."""
     files = {}
@@ -165,33 +160,37 @@ def test_validation_files_stay_apart(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_all_stages_of_a_comparison(run_cli, tmp_path):
-    """Two types side by side, from text to tables of all trainings."""
+def test_all_stages_of_a_comparison(tmp_path, monkeypatch):
+    """Types side by side in another language than the recipe's, from text to tables."""
+    monkeypatch.setattr("sys.executable", warm_fairseq())
+    monkeypatch.chdir(tmp_path)
     words = ("one", "two", "three", "four", "five", "six", "seven")
     for name, count in (("train", 600), ("v10", 8), ("v11", 9), ("t14", 10)):
         lines = [" ".join(words[(n + k) % 7] for k in range(9 + n % 9)) for n in range(count)]
-        for code in ("en", "de"):
+        for code in ("en", "fr"):
             (tmp_path / f"{name}.{code}").write_text("".join(f"{line}.\n" for line in lines))
     split = {"train": "--train", "v10": "--valid", "v11": "--valid", "t14": "--test"}
-    files = [w for name, flag in split.items() for w in (flag, f"{name}.en", f"{name}.de")]
-    command = ("python", "-m", "recipes.mt.run", "multi30k_study", "all", "validate", "curve")
-    compared = ("--compare", "sinpos", "cape", "cape:max_global_shift=2", "--jobs", 2)
-    run_cli(
-        *command, "analyze", "--sample", *files, *compared, "--threads", 1, cwd=tmp_path,
-        warm_children=True, timeout=1200,
-    )  # fmt: skip
-    work = tmp_path / "build/multi30k_study-sample"
+    files = [w for name, flag in split.items() for w in (flag, f"{name}.en", f"{name}.fr")]
+    stages = ["all", "validate", "curve", "analyze"]
+    compared = ["--compare", "sinpos", "cape:max_global_shift=2", "--jobs", "2", "--threads", "1"]
+    how = ["--sample", "--target-lang", "fr", "--work", "work", "--device", "cpu"]
+    main(["multi30k_study", *stages, *files, *compared, *how])
+    work = tmp_path / "work"
     page = (work / "scores.md").read_text()
     assert "| type | v10 | v11 | validation mean | t14 | mean of all |" in page
     assert "Validation text, the best first" in page
     curves = (work / "curves.md").read_text()
-    assert all(f"| {name} |" in curves for name in ("sinpos", "cape", "cape:max_global_shift=2"))
+    assert all(f"| {name} |" in curves for name in ("sinpos", "cape:max_global_shift=2"))
     for name in ("stack", "length", "length-stacked"):
         assert "cape:max_global_shift 2" in (work / f"analysis/{name}.md").read_text()
         assert (work / f"analysis/{name}.png").exists()
     stacked = (work / "analysis/length-stacked.md").read_text()
     assert "BLEU by number of stacked sentences" in stacked
     assert "1: 10, 2: 5, 3: 3, 4: 2, 5: 2, 6: 1, all: 23" in stacked
+    title = "# Multi30k English-German by a small model, 4800 updates (no paper), here en to fr"
+    assert (work / "runs/sinpos/scores.md").read_text("utf-8").startswith(title)
+    assert (work / "binary/dict.fr.txt").exists()
+    assert not list(work.rglob("*.de*"))
 
 
 def test_unprepared_text_is_named(tmp_path, monkeypatch):

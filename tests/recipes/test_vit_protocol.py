@@ -10,15 +10,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import top_k_accuracy_score
 
-from recipes.lab import figures, scores
+from recipes.lab import figures as lines
+from recipes.lab import scores
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import cell
 from recipes.vit import classifier as speed
 from recipes.vit import evaluate, measure
 from recipes.vit.classifier import match_classes
 from recipes.vit.measure import View, rank_of
-
-# ---- geometry ----------------------------------------------------------------------------------
 
 
 def test_crop_takes_the_centre_without_change_where_nothing_is_resized():
@@ -45,24 +44,9 @@ def test_originals_keep_their_shape():
     image = torch.rand(3, 35, 70)
     assert torch.equal(View("untouched")(image), image)
     assert View("whole", 24)(image).shape == (3, 24, 24)
-    original = View("original")(image)
-    enlarged = torch.nn.functional.interpolate(
-        image[None], size=(40, 80), mode="bilinear", antialias=True
-    )
-    assert torch.equal(original, enlarged[0, :, 2:37, 5:75])
-
-
-# ---- bins --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("edges", [list(measure.BIN_EDGES), [20], [7, 8, 30]])
-def test_bins_partition_all_sizes(edges):
-    bins = measure.size_bins(edges)
-    for label, *ends in bins:
-        low, _, high = label.rstrip("+").partition("-")
-        assert ends == [int(low), int(high) if high else float("inf")]
-    for side in range(1, 2001):
-        assert sum(low <= side <= high for _, low, high in bins) == 1
+    how = {"mode": "bilinear", "antialias": True}
+    enlarged = torch.nn.functional.interpolate(image[None], size=(40, 80), **how)
+    assert torch.equal(View("original")(image), enlarged[0, :, 2:37, 5:75])
 
 
 def test_bins_are_those_of_the_paper():
@@ -75,106 +59,52 @@ def test_bins_are_those_of_the_paper():
     }  # fmt: skip
 
 
-def row(label, strategy, count, top1, checkpoint="a"):
-    return {
-        "model": "m", "checkpoint": checkpoint, "data": "d", "bin": label, "strategy": strategy,
-        "size": 9, "images": count, "top1": top1, "top5": 100.0,
-    }  # fmt: skip
-
-
 def test_best_of_each_bin_is_weighted_by_images():
-    rows = [
-        row("0-9", "16 px", 10, 50.0), row("0-9", "min", 10, 70.0), row("0-9", "original", 10, 0.0),
-        row("10+", "16 px", 30, 90.0), row("10+", "min", 30, 20.0),
-    ]  # fmt: skip
-    lines = evaluate.bin_table(rows)
-    assert (
-        lines[0]
-        == "| shorter side (one seed) | images | 16 px | min | original | best of each bin |"
-    )
-    assert lines[2] == "| 0-9 | 10 | 50.00 | **70.00** (9) | 0.00 | 70.00 |"
-    assert lines[3] == "| 10+ | 30 | **90.00** | 20.00 (9) | - | 90.00 |"
-    assert lines[-1] == "| all | 40 | 80.00 | 32.50 | - | 85.00 |"
-    rows += [{**measured, "checkpoint": "b", "top1": 60.0} for measured in rows]
+    measured = [
+        *(("0-9", "16 px", 10, 50.0), ("0-9", "min", 10, 70.0), ("0-9", "original", 10, 0.0)),
+        *(("10+", "16 px", 30, 90.0), ("10+", "min", 30, 20.0)),
+    ]
+    common = {"model": "m", "checkpoint": "a", "data": "d", "size": 9, "top5": 100.0}
+    names = ("bin", "strategy", "images", "top1")
+    rows = [{**common, **dict(zip(names, values, strict=True))} for values in measured]
+    page = evaluate.bin_table(rows)
+    assert page[0].endswith("| images | 16 px | min | original | best of each bin |")
+    assert page[2] == "| 0-9 | 10 | 50.00 | **70.00** (9) | 0.00 | 70.00 |"
+    assert page[3] == "| 10+ | 30 | **90.00** | 20.00 (9) | - | 90.00 |"
+    assert page[-1] == "| all | 40 | 80.00 | 32.50 | - | 85.00 |"
+    rows += [{**row, "checkpoint": "b", "top1": 60.0} for row in rows]
     assert f"| all | 40 | {cell([80.0, 60.0])} |" in evaluate.bin_table(rows)[-1]
 
 
-# ---- ranks and classes ---------------------------------------------------------------------------
-
-
-# ---- plots -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that are written."""
-    figures, savefig = [], Figure.savefig
-
-    def saving(figure, *args, **options):
-        figures.append(figure)
-        savefig(figure, *args, **options)
-
-    monkeypatch.setattr(Figure, "savefig", saving)
-    return figures
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said", "bands"),
-    [
-        ([50.0], [50.13], "one seed", 0),
-        ([99.9], [100.0], "one seed", 0),
-        ([0.0], [0.13], "one seed", 0),
-        ([50.0, 50.1], [50.2, 50.2], "mean ± sample standard deviation of 2 seeds", 1),
-        ([50.0, 50.1], [50.2], "mean ± sample standard deviation of 1 to 2 seeds", 1),
-        ([20.0], [80.0], "one seed", 0),
-    ],
-)
-def test_plots_do_not_enlarge_small_differences(first, second, said, bands, tmp_path, drawn):
+def test_plots_do_not_enlarge_small_differences(tmp_path, monkeypatch):
+    """Those of evaluations, of throughput and of trainings."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **more: figures.append(figure))
+    first, second = [99.9, 99.8], [100.0]
     table = {"a": {16: first, 24: first}, "b": {16: second, 24: second}}
-    panel = figures.Panel(table, evaluate.TOP["top1"], "digits")
-    figures.write_lines_figure(tmp_path / "plot.png", [panel], "size")
+    panel = lines.Panel(table, evaluate.TOP["top1"], "digits")
+    lines.write_lines_figure(tmp_path / "plot.png", [panel], "size")
     rates = {name: {16: [900.0], 24: [500.0]} for name in table}
     evaluate.draw_throughput(tmp_path / "throughput.png", rates, table)
-    for figure in drawn:
-        (axes,) = figure.axes
-        low, high = axes.get_ylim()
-        assert high - low >= 5 - 1e-9
-        assert low < min(first + second) <= max(first + second) < high
-        assert low > -1
-        assert high < 101 or max(second) < 90
-        assert axes.get_ylabel() == f"Top-1 accuracy, %\n({said})"
-    assert len(drawn[0].axes[0].collections) == bands
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "span", "said"),
-    [
-        ("accuracy", ([0.5], [0.5013]), 0.05, "one seed"),
-        ("accuracy", ([0.5, 0.6], [0.7, 0.9]), 0.3, "mean ± sample standard deviation of 2 seeds"),
-        ("bleu", ([30.0], [30.1]), 5, "one seed"),
-        ("wer", ([101.0], [101.1]), 5, "one seed"),
-    ],
-)
-def test_plots_of_training_do_not_either(metric, values, span, said, tmp_path, drawn):
     rows = [
-        {"variant": name, "seed": seed, "size": size, metric: value}
-        for name, seeds in zip("ab", values, strict=True)
-        for seed, value in enumerate(seeds)
+        {"variant": name, "seed": seed, "size": size, "accuracy": value / 100}
+        for name, seed, value in (("a", 0, 99.9), ("a", 1, 99.8), ("b", 0, 100.0))
         for size in ("16", "24")
     ]
-    scores.write_scores(tmp_path, "Scores", rows, "size", {metric: "Title"}, {}, trained=["16"])
-    (axes,) = drawn[0].axes
-    low, high = axes.get_ylim()
-    assert high - low >= span - 1e-9
-    assert low < np.min(values) <= np.max(values) < high
-    assert axes.get_ylabel() == f"Title\n({said})"
+    scores.write_scores(tmp_path, "", rows, "size", {"accuracy": "Top-1 accuracy, %"}, {})
+    for figure, unit in zip(figures, (1, 1, 100), strict=True):
+        low, high = (unit * end for end in figure.axes[0].get_ylim())
+        assert high - low >= 5 - 1e-9
+        assert low < 99.8 < 100 < high < 101
+        said = "mean ± sample standard deviation of 1 to 2 seeds"
+        assert figure.axes[0].get_ylabel() == f"Top-1 accuracy, %\n({said})"
+    assert len(figures[0].axes[0].collections) == 1  # a band for two seeds
 
 
 def test_extremes_show_a_size_of_its_own():
     assert measure.extremes([(224, 300), (260, 260), (300, 224)]) == [
         (224, 224), (224, 300), (300, 224),
     ]  # fmt: skip
-    assert measure.extremes([(9, 9), (9, 9)]) == [(9, 9)]
     assert measure.extremes([(8, 8), (9, 30), (40, 10)]) == [(8, 8), (40, 10), (9, 30)]
 
 
@@ -194,13 +124,11 @@ NUMBERED = [f"LABEL_{n}" for n in range(11)]
 CLASSES = [
     (["b", "a"], ["A", "b"], [1, 0]),
     (["tabby cat"], ["dog", "Tabby_cat"], [1]),
-    (["0", "1", "10", "2"], NUMBERED, [0, 1, 10, 2]),
     (["1", "10", *"23456789"], list("abcdefghij"), [0, 9, *range(1, 9)]),
     (["n01", "n02"], ["tench", "goldfish"], [0, 1]),
     (["crane", "tench"], ["crane", "tench", "crane"], None),  # ImageNet has two of them
     (["crane", "x", "tench"], ["crane", "crane", "tench"], [0, 1, 2]),
     (["a", "n02"], ["x", "a"], None),  # not by order, since "a" stands elsewhere
-    (["a", "n02"], ["a", "b", "c"], None),
     (["0", "1", "2"], ["1", "2", "3"], None),  # not by number, since "1" stands elsewhere
     (["2", "3"], ["a", "b", "c", "3"], [2, 3]),
 ]
@@ -215,15 +143,6 @@ def test_classes_are_matched(names, labels, expected):
         assert match_classes(names, labels)[0] == expected
 
 
-def test_what_is_not_by_name_is_said():
-    assert match_classes(["crane", "crane"], ["crane", "Crane"]) == ([0, 1], "by name")
-    assert match_classes(["7"], NUMBERED) == ([7], "by number")
-    assert match_classes(["a", "b"], ["c", "d"])[1].startswith("by order")
-
-
-# ---- throughput --------------------------------------------------------------------------------
-
-
 def limited(fitting, calls):
     def run(batch):
         calls.append(batch)
@@ -234,7 +153,7 @@ def limited(fitting, calls):
     return run
 
 
-@pytest.mark.parametrize("fitting", [*range(9), 37, 126, 127, 1000, 9999])
+@pytest.mark.parametrize("fitting", [*range(9), 37, 127, 9999])
 def test_largest_batch_is_found(fitting, monkeypatch):
     # slow in a process with many objects
     monkeypatch.setattr(speed, "clear_device_cache", lambda garbage_collection: None)
@@ -247,11 +166,8 @@ def test_largest_batch_is_found(fitting, monkeypatch):
 
 
 def test_what_is_no_lack_of_memory_is_raised():
-    def run(batch):
-        raise RuntimeError("shapes do not fit")
-
-    with pytest.raises(RuntimeError, match="shapes"):
-        speed.largest_batch(run, 8)
+    with pytest.raises(ZeroDivisionError):
+        speed.largest_batch(lambda batch: 1 / 0, 8)
 
 
 def test_runs_are_counted_and_synchronised():
