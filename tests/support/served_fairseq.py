@@ -1,9 +1,7 @@
-"""Translation models of fairseq with every position embedding that end their translations by
-themselves: one is trained for seconds, and the others begin with its parameters."""
+"""Translation models of fairseq with every position embedding, and texts to translate."""
 
 from __future__ import annotations
 
-import functools
 import random
 import shutil
 from pathlib import Path
@@ -11,15 +9,12 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.data.data_utils import collate_tokens
-from torch.nn import functional as F
 
 from cape_plugins import TYPES, PositionConfig
-from tests.support.fairseq_models import EOS, FIRST_WORD, PAD, load
+from tests.support.fairseq_models import EOS
 from tests.support.translation_models import SIZES, save_fairseq
 
 WORDS = 20
-LONGEST = 8  # words of a source in training
 PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")
 NORMS = {"post-LN": (), "pre-LN": PRE_LN}
 ALPHA = "1.25"
@@ -44,7 +39,7 @@ TYPE_FLAGS = {name: flags_of(name) for name in TYPES}
 
 
 class ServedModels:
-    """Checkpoints with trained parameters, and texts to translate.
+    """Checkpoints of models that are not trained, and texts to translate.
 
     Args:
         folder: For all of them.
@@ -58,25 +53,14 @@ class ServedModels:
         self.lm_data.mkdir()
         shutil.copy(self.data / "binary" / "dict.en.txt", self.lm_data / "dict.txt")
         rng = random.Random(5)
-        short, long = (1, LONGEST), (LONGEST + 1, 2 * LONGEST)
-        rows = [row for lengths in (short, long) for row in draw(rng, 100, *lengths)]
+        self.lines = [*draw(rng, 20, 1, 8), *draw(rng, 20, 9, 16)]
         self.text = folder / "text.en"
-        self.text.write_text("".join(f"{spell(row)}\n" for row in rows), encoding="utf-8")
-
-    @functools.cache  # noqa: B019 lives as long as the tests
-    def trained(self, norm: str) -> dict[str, torch.Tensor]:
-        """Parameters of a model that has learned the task halfway: no two sources have the same
-        translation, and most of those longer than in training end."""
-        path = self.folder / f"trained-{norm}.pt"
-        flags = (*TYPE_FLAGS["cape"], "--dropout", 0, *NORMS[norm])
-        save_fairseq(self.data, path, *flags)
-        return train(path, self.data, updates=150)
+        self.text.write_text("".join(f"{line}\n" for line in self.lines), encoding="utf-8")
 
     def save(
         self, name: str, norm: str, *flags: object, separate: bool = False, admin: bool = False
     ) -> Path:
-        """A checkpoint with these flags: begins with the trained parameters, where it has them, and
-        goes on for some updates, so that translations end here, too.
+        """A checkpoint with these flags.
 
         Args:
             name: Of the file.
@@ -89,16 +73,22 @@ class ServedModels:
         path = self.folder / f"{name}-{norm}.pt"
         save_fairseq(corpus, path, *flags, *NORMS[norm], shared=not separate)
         state = torch.load(path, weights_only=True)
-        own = state["model"]
-        for parameter, value in self.trained(norm).items():
-            if parameter in own and own[parameter].shape[1:] == value.shape[1:]:
-                own[parameter][: len(value)] = value  # a dictionary may have more words
         if admin:
             _add_admin(state)
-        torch.save(state, path)
-        state["model"] = train(path, corpus, updates=15)
+        let_end(state["model"])
         torch.save(state, path)
         return path
+
+
+def let_end(parameters: dict[str, torch.Tensor]) -> None:
+    """Changes the last norm of a decoder so that scores differ clearly and many translations end by
+    themselves."""
+    norm = "decoder.layer_norm"
+    if f"{norm}.weight" not in parameters:
+        norm = f"decoder.layers.{SIZES['layers'] - 1}.final_layer_norm"
+    end = parameters["decoder.output_projection.weight"][EOS]
+    parameters[f"{norm}.weight"] *= 4
+    parameters[f"{norm}.bias"] += 4 * end / end.square().sum()
 
 
 def _add_admin(state: dict[str, Any]) -> None:
@@ -122,48 +112,9 @@ def write_dictionaries(folder: Path, source: str, target: str) -> Path:
     return folder
 
 
-def draw(rng: random.Random, count: int, low: int, high: int) -> list[list[int]]:
-    """Rows of numbers of words, `low` to `high` in each."""
-    return [[rng.randrange(WORDS) for _ in range(rng.randint(low, high))] for _ in range(count)]
-
-
-def translation(row: list[int]) -> list[int]:
-    """What the models learn: each word becomes the next one."""
-    return [(number + 1) % WORDS for number in row]
-
-
-def spell(row: list[int], letter: str = "w") -> str:
-    """``w3 w14``"""
-    return " ".join(f"{letter}{number}" for number in row)
-
-
-def train(path: Path, data: Path, updates: int) -> dict[str, torch.Tensor]:
-    """Trains the model of a checkpoint on sources of up to :data:`LONGEST` words; gives its
-    parameters."""
-    model, _ = load(path, data / "binary")
-    model.train()
-    torch.manual_seed(1)
-    rng, rate = random.Random(0), 5e-3
-    optimizer = torch.optim.Adam(model.parameters(), rate)
-    for update in range(updates):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1, (update + 1) / 30) * (1 - update / updates) ** 0.5
-        rows = draw(rng, 48, 1, LONGEST)
-        source = _batch([[*row, EOS] for row in map(_indices, rows)], left_pad=True)
-        words = [_indices(translation(row)) for row in rows]
-        previous = _batch([[EOS, *row] for row in words])
-        logits, _ = model(source, source.ne(PAD).sum(1), previous)
-        wanted = _batch([[*row, EOS] for row in words])
-        loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def _indices(row: list[int]) -> list[int]:
-    return [FIRST_WORD + number for number in row]
-
-
-def _batch(rows: list[list[int]], left_pad: bool = False) -> torch.Tensor:
-    return collate_tokens([torch.tensor(row) for row in rows], PAD, left_pad=left_pad)
+def draw(rng: random.Random, count: int, low: int, high: int) -> list[str]:
+    """Lines of words, `low` to `high` in each: ``w3 w14``."""
+    return [
+        " ".join(f"w{rng.randrange(WORDS)}" for _ in range(rng.randint(low, high)))
+        for _ in range(count)
+    ]
