@@ -23,7 +23,9 @@ from tests.support.served_fairseq import (
 )
 from tests.support.translation_models import save_fairseq, save_language_model
 
-ctranslate2 = pytest.importorskip("ctranslate2")
+pytest.importorskip("ctranslate2")
+import ctranslate2
+
 from fairseq_user_dir.serving import ctranslate2 as exporter
 from fairseq_user_dir.serving.source_checkpoint import load_source
 from fairseq_user_dir.serving.source_checkpoint import translate as translate_by_fairseq
