@@ -11,7 +11,7 @@ import torch
 from fairseq.data import Dictionary
 
 from cape_plugins import TYPES, PositionConfig
-from tests.support.fairseq_models import EOS
+from tests.support.fairseq_models import EOS, FIRST_WORD
 from tests.support.translation_models import SIZES, save_fairseq
 
 WORDS = 20
@@ -81,14 +81,16 @@ class ServedModels:
 
 
 def let_end(parameters: dict[str, torch.Tensor]) -> None:
-    """Changes the last norm of a decoder so that scores differ clearly and many translations end by
-    themselves."""
+    """Changes the last norm of a decoder so that scores differ clearly, many translations end by
+    themselves, and none has a symbol that is no word."""
     norm = "decoder.layer_norm"
     if f"{norm}.weight" not in parameters:
         norm = f"decoder.layers.{SIZES['layers'] - 1}.final_layer_norm"
-    end = parameters["decoder.output_projection.weight"][EOS]
+    words = parameters["decoder.output_projection.weight"]
     parameters[f"{norm}.weight"] *= 4
-    parameters[f"{norm}.bias"] += 4 * end / end.square().sum()
+    for index in range(FIRST_WORD):
+        score = 4 if index == EOS else -12
+        parameters[f"{norm}.bias"] += score * words[index] / words[index].square().sum()
 
 
 def _add_admin(state: dict[str, Any]) -> None:
