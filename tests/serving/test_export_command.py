@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 
 from cape_plugins.cli import main
 from cape_plugins.serving.output import complete_folder
-from tests.support.engines import engine_python, run_program
 
 LONG = 256 * "n"  # one more than file systems take
 
@@ -36,7 +35,6 @@ LONG = 256 * "n"  # one more than file systems take
         (["ctranslate2", "model.pt", "out", "--max-source-tokens", "1"], "--max-source-tokens"),
         (["ctranslate2", "model.pt", "model.pt/out"], "OUT model.pt/out cannot be made"),
         (["stock", "model.pt", LONG], f"OUT {LONG} cannot be made (File name too long"),
-        (["stock", "model.pt", f"{LONG}/out"], f"OUT {LONG}/out cannot be made (File name too"),
         (["stock", LONG, "out"], f"SOURCE {LONG} cannot be read (File name too long)"),
         (["ctranslate2", "model.pt", "out", "--quantization", "int3"], "invalid choice: 'int3'"),
         (
@@ -108,7 +106,6 @@ def test_longest_name_that_a_file_system_takes(tmp_path):
 
 FULL = {
     "write": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-    "quota": OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
     "copytree": shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]),
     "safetensors": SafetensorError(
         "Error while serializing: I/O error: No space left on device (os error 28)"
@@ -178,11 +175,10 @@ def waiting(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_process_that_is_told_to_end_leaves_nothing(number, waiting, tmp_path):
+def test_a_process_that_is_told_to_end_leaves_nothing(waiting, tmp_path):
     process = waiting()
-    process.send_signal(number)
-    assert process.wait(60) == 128 + number
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
 
 
@@ -211,12 +207,3 @@ def test_folders_are_written_in_threads_too(tmp_path):
     with write_again:
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ctranslate2", "onnxruntime"])
-def test_an_engine_needs_neither_torch_nor_this_package(engine, tmp_path):
-    pytest.importorskip(engine)
-    python = engine_python(tmp_path, engine)
-    text = f"import {engine}; print({engine}.__version__)"
-    assert run_program(python, text).strip() == __import__(engine).__version__

@@ -276,8 +276,12 @@ def test_languages_come_from_the_names_of_the_binarised_texts(corpus, checkpoint
     assert {path.name for path in out.glob("dict*")} == {"dict.en.txt", "dict.de.txt"}
 
 
-def test_dictionaries_of_another_training(models, checkpoint, tmp_path, capsys):
-    others = models.separate / "binary"
+def test_dictionaries_of_another_training(corpus, checkpoint, tmp_path, capsys):
+    others = tmp_path / "others"
+    others.mkdir()
+    for path in (corpus / "binary").glob("dict.*"):
+        words = path.read_text(encoding="utf-8")
+        (others / path.name).write_text(f"{words}more 1\n", encoding="utf-8")
     line = refusal(capsys, checkpoint, tmp_path, "--data", others)
     assert f"does not fit the dictionaries in {others} (size mismatch for" in line
     assert "give --data DIR" in line
