@@ -1,10 +1,14 @@
-"""The comparison of translations by a host and by ctranslate2."""
+"""The comparison of translations by a host and by ctranslate2, and how READMEs of exported folders are
+filled."""
 
 from itertools import pairwise
 
 import pytest
 
 from cape_plugins.serving.ctranslate2_check import Hypothesis, compare, read_sentences
+from cape_plugins.serving.ctranslate2_readme import LANGUAGE_MODEL, precision_notes, readme
+from cape_plugins.serving.templates import fill
+from cape_plugins.settings.arguments import FAIRSEQ
 
 LENGTHS = (7, 3)  # of the sources of HOST
 HOST = [Hypothesis(("a", "b"), -0.5, True), Hypothesis(("c",), -0.25, True)]
@@ -77,3 +81,49 @@ def test_a_check_of_nothing_is_refused():
     ended = Hypothesis(("a",), -1.0, True)
     with pytest.raises(ValueError, match="of 2 none did"):
         compare([open_end, open_end], [open_end, ended], LENGTHS, "int8")
+
+
+# ---- READMEs ------------------------------------------------------------------------------------
+
+SECTIONS = """a $first
+<!-- if outer -->
+b
+<!-- if not inner -->
+c $second
+<!-- end -->
+<!-- end -->
+d {first}
+"""
+
+
+def test_sections_and_values_of_a_template(tmp_path):
+    template = tmp_path / "template.md"
+    template.write_text(SECTIONS, "utf-8")
+    values = {"first": "{1}", "second": 2}
+    assert fill(template, outer=1, inner=0, **values) == "a {1}\nb\nc 2\nd {first}\n"
+    assert fill(template, outer=1, inner=1, **values) == "a {1}\nb\nd {first}\n"
+    assert fill(template, outer=None, first=1) == "a 1\nd {first}\n"
+    for missing in ({"outer": True, **values}, {"outer": True, "inner": False, "first": 1}):
+        with pytest.raises(KeyError):
+            fill(template, **missing)
+
+
+def test_a_precision_that_the_processor_does_not_have_is_told():
+    """CTranslate2 computes in int16 by MKL alone, and elsewhere in int8, which rounds more."""
+    without, with_mkl = {"float32", "int8"}, {"float32", "int8", "int16"}
+    (note,) = precision_notes("int16", without)
+    assert "int16 is computed in int8 on this machine" in note
+    (note,) = precision_notes("int8_bfloat16", without)
+    assert "int8_bfloat16 is converted" in note
+    assert precision_notes("int16", with_mkl) == precision_notes("int8", without) == []
+    assert precision_notes(None, without) == precision_notes("float32", without) == []
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int16"])
+def test_readme_tells_what_rounding_changes_and_where_int16_is_int8(quantization):
+    words = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "start": "</s>"}
+    more = {"title": "A model", "packages": "ctranslate2", **words}
+    text = readme(FAIRSEQ, LANGUAGE_MODEL, {"target": 9}, quantization, **more)
+    assert f"weights {quantization or 'float32'}." in text
+    assert ("Weights are rounded" in text) == (quantization not in (None, "float32"))
+    assert ("without MKL" in text) == (quantization == "int16")

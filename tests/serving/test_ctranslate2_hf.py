@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from cape_plugins.cli import main
@@ -21,7 +22,7 @@ import ctranslate2
 
 from cape_plugins.serving.ctranslate2_check import translate
 from hf_models.serving import ctranslate2 as exporter
-from hf_models.serving.ctranslate2_loaders import TranslationLoader
+from hf_models.serving.ctranslate2_loaders import TranslationLoader, write_tokenizer
 
 ROWS, LONGEST = 300, 40  # of a table; tokens of a translation
 FIT = [name for name, row in TEXT.items() if not {"type", "relative_context"} < row.keys()]
@@ -222,23 +223,37 @@ def test_a_table_ends_with_an_error(marian):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["marian", "mbart"])
+@pytest.mark.parametrize("family", ["marian", "m2m_100", "mbart"])
 def test_the_program_of_the_readme_runs_with_the_engine_alone(family, saved, python, tmp_path):
-    """With the pieces of sentencepiece, and with tokenizers."""
+    """With pieces of sentencepiece, a prefix of the target, and tokenizers."""
     source, file = saved(family, TEXT["cape"]), tmp_path / "text"
+    translation, options = loaded(source), {}
+    tokenizer, german = translation.tokenizer, "__de__"
+    if family == "m2m_100":
+        generation = translation.model.generation_config
+        generation.forced_bos_token_id = tokenizer.convert_tokens_to_ids(german)
+        generation.save_pretrained(source)
+        options["target_prefix"] = [[german]] * 20
     out = export(source, tmp_path / "out", "--max-target-tokens", str(LONGEST))
     assert not list(out.glob("*.safetensors"))
     texts = sentences(10)
     file.write_text("\n".join(texts) + "\n", "utf-8")
-    translations = run_program(python, program_of(out), out, file).splitlines()
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    host, _ = both(source, out, texts)
-    pairs_of_texts = zip(translations, host, strict=True)
-    ended = [(text, hypothesis) for text, hypothesis in pairs_of_texts if hypothesis.ended]
-    for text, hypothesis in ended:
-        ids = tokenizer.convert_tokens_to_ids(list(hypothesis.tokens))
-        assert text == tokenizer.decode(ids, skip_special_tokens=True)
-    assert len({text for text, _ in ended}) > 10
+    printed = run_program(python, program_of(out), out, file).splitlines()
+    host, _ = both(source, out, texts, **options)
+    ended = [number for number, hypothesis in enumerate(host) if hypothesis.ended]
+    for number in ended:
+        ids = tokenizer.convert_tokens_to_ids(list(host[number].tokens))
+        assert printed[number] == tokenizer.decode(ids, skip_special_tokens=True)
+    assert len({printed[number] for number in ended}) > 8
+
+
+def test_fast_tokenizer_that_was_saved_without_its_file_gets_it(corpus, tmp_path):
+    tokenizer, source, out = corpus.tokenizer("bart"), tmp_path / "source", tmp_path / "out"
+    tokenizer.save_pretrained(source)
+    (source / "tokenizer.json").unlink()
+    write_tokenizer(source, out, tokenizer)
+    saved = Tokenizer.from_file(str(out / "tokenizer.json"))
+    assert saved.encode("forty-one.").ids == tokenizer("forty-one.")["input_ids"]
 
 
 def test_conversion_to_int8_leaves_the_model_as_it_was(marian, tmp_path):

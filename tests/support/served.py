@@ -59,22 +59,30 @@ class Corpus:
         return str(path)
 
     def _marian(self):
-        spm = str(self.spm)
-        return MarianTokenizer(source_spm=spm, target_spm=spm, vocab=self._vocabulary())
+        """With other pieces on the target side."""
+        target = self.folder / "target.model"
+        if not target.exists():
+            SentencePiece.train([self.text], target, 40)
+        vocabulary = self._vocabulary()
+        return MarianTokenizer(source_spm=str(self.spm), target_spm=str(target), vocab=vocabulary)
 
     def _m2m_100(self):
         return M2M100Tokenizer(self._vocabulary(), str(self.spm), src_lang="en", tgt_lang="de")
 
     def _mbart(self):
+        """That cuts texts where it is not told otherwise, as many that are saved after training."""
         codes = [("en_XX", 0.0), ("de_DE", 0.0)]
+        vocabulary = [*self._ranked(), *codes]
+        tokenizer = MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="de_DE")
+        tokenizer.backend_tokenizer.enable_truncation(200)
+        return tokenizer
+
+    def _ranked(self):
         ranked = [(piece, -1.0 - i / 10) for i, piece in enumerate(self.pieces)]
-        vocabulary = [*((token, 0.0) for token in SPECIAL), *ranked, *codes]
-        return MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="de_DE")
+        return [*((token, 0.0) for token in SPECIAL), *ranked]
 
     def _pegasus(self):
-        ranked = [(piece, -1.0 - i / 10) for i, piece in enumerate(self.pieces)]
-        vocabulary = [*((token, 0.0) for token in SPECIAL), *ranked]
-        return PegasusTokenizer(vocab=vocabulary, offset=2)
+        return PegasusTokenizer(vocab=self._ranked(), offset=2)
 
     def _bart(self):
         trained = ByteLevelBPETokenizer()
