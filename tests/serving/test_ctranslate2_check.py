@@ -1,5 +1,4 @@
-"""The comparison of translations by a host and by ctranslate2, and how READMEs of exported folders are
-filled."""
+"""The comparison of translations by a host and by ctranslate2, and READMEs of exported folders."""
 
 from itertools import pairwise
 

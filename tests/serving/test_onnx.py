@@ -14,7 +14,7 @@ from tests.support.whisper import GENERATION, LENGTHS, MASK, RAGGED, SPECIAL, sw
 
 pytestmark = pytest.mark.slow
 IMAGE_SIZES = ((8, 8), (8, 40), (9, 17), (97, 50), (128, 128))
-FRAMES = (1, 2, 3, 7, 61, 300)
+FRAMES = (1, 3, 7, 300)
 STEPS = 60
 SENTENCES = (3, 1, 9, 30, 17, 90, 2, 25, 12, 44)
 
@@ -150,22 +150,6 @@ def test_greedy_translations_are_those_of_the_model(translation, side):
         assert greedy(out, alone, [PAD], EOS, STEPS, never=[PAD]) == [tokens]
 
 
-def test_several_tokens_in_one_call_give_the_scores_of_one_after_the_other(translation):
-    model, out = translation
-    given, target = sentences(), torch.tensor([[PAD, 5, 9, 2]]).repeat(3, 1)
-    states = run(out, "encoder", **given)
-    cache = dict.fromkeys(("past_0_key", "past_0_value"), torch.zeros(3, 4, 0, 8))
-    whole = run(out, "decoder", input_ids=target, **states, **cache)["logits"]
-    with torch.no_grad():
-        assert_close(whole, model(**given, decoder_input_ids=target).logits)
-    steps = []
-    for token in target.split(1, 1):
-        output = run(out, "decoder", input_ids=token, **states, **cache)
-        steps.append(output["logits"])
-        cache = {name: output[name.replace("past", "present")] for name in cache}
-    assert_close(torch.cat(steps, 1), whole)
-
-
 def test_program_of_the_readme_translates_with_the_engine_alone(translation, python):
     model, out = translation
     for length in SENTENCES[:2]:
@@ -184,7 +168,7 @@ def whisper(tmp_path_factory):
     settings = model.generation_config
     settings.language, settings.task, settings.max_length = "en", "transcribe", None
     settings._from_model_config = False  # else what Whisper alone has is not loaded
-    return model, export(model, tmp_path_factory.mktemp("whisper"))
+    return model, export(model, tmp_path_factory.mktemp("whisper"), "--check")
 
 
 def test_greedy_transcripts_are_those_of_the_model(whisper, python, tmp_path):
@@ -203,22 +187,6 @@ def test_greedy_transcripts_are_those_of_the_model(whisper, python, tmp_path):
     np.save(tmp_path / "frames.npy", RAGGED[1:2, :, : LENGTHS[1]].numpy())
     printed = run_program(python, program_of(out), tmp_path / "frames.npy", cwd=out)
     assert up_to([int(token) for token in printed.split()], end)[:12] == expected[1]
-
-
-@pytest.mark.parametrize("frames", [1, 51, 400])
-def test_recordings_of_any_length_have_the_states_of_the_model(whisper, frames):
-    """Keys of the first layer, with a hop of its own."""
-    model, out = whisper
-    features, hop = torch.randn(2, 8, frames), torch.tensor([10_000_000, 7_000_000])
-    mask = torch.ones(2, frames, dtype=torch.long)
-    mask[1, (frames + 1) // 2 :] = 0
-    given = {"input_features": features, "attention_mask": mask, "hop_nanoseconds": hop}
-    with torch.no_grad():
-        output = model.get_encoder()(**given, return_dict=True)
-        keys = model.get_decoder().layers[0].encoder_attn.k_proj(output.last_hidden_state)
-    actual = run(out, "encoder", **given)
-    assert_close(actual["cross_0_key"].transpose(1, 2).flatten(2), keys)
-    assert torch.equal(actual["encoder_attention_mask"].bool(), output.attention_mask)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
-"""``cape-plugins export stock`` of Hugging Face models: the stock class, loaded from the folder in
-a process in which this package cannot be imported, gives the same."""
+"""``cape-plugins export stock`` of Hugging Face models: the stock class, loaded from the folder,
+gives the same, and the programs of the READMEs do without this package."""
 
 import io
 import json
 import re
 import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,19 +35,8 @@ CASES = [
     ("m2m_100", "shape"),
     ("speech_to_text", "shape"),
 ]
-OF_SIZE = [("vit", "cape, 24 x 40"), ("vit", "abspos, 24 x 40"), ("whisper", "cape")]
-PROGRAMS = [(family, "cape") for family in ("vit", "bert", "llama", "bart", "whisper")]
+PROGRAMS = ("vit", "bert", "llama", "bart", "whisper")
 SETTINGS = {**TEXT, **IMAGE}
-COMPARE = """
-import json, torch, transformers
-case = torch.load("../case.pt", weights_only=True)
-(name,) = json.load(open("config.json"))["architectures"]
-model = getattr(transformers, name).from_pretrained(".").eval()
-with torch.no_grad():
-    output = model(**case["inputs"])
-answer = output.logits if "logits" in output else output.pooler_output
-print((answer - case["expected"]).abs().max().item())
-"""
 
 
 def settings_of(family, name):
@@ -81,54 +69,65 @@ def export(source, out, *options):
     return out
 
 
-def write_case(model, folder, *options, given=None):
-    """Saves a model, what it computes, and its export."""
-    model.save_pretrained(folder / "model")
-    inputs, stock_inputs = given or inputs_of(model)
+def assert_same(out, given, expected):
+    """The model in a folder is one of transformers, and computes this."""
+    (name,) = json.loads((out / "config.json").read_text())["architectures"]
+    stock = getattr(transformers, name).from_pretrained(out, dtype="auto").eval()
+    assert type(stock.config).__module__.startswith("transformers.")
     with torch.no_grad():
-        expected = answer(model.eval()(**inputs))
-    torch.save({"inputs": stock_inputs, "expected": expected}, folder / "case.pt")
-    before = (folder / "model" / "model.safetensors").read_bytes()
-    out = export(folder / "model", folder / "out", *options)
-    assert (folder / "model" / "model.safetensors").read_bytes() == before
-    return out
+        torch.testing.assert_close(answer(stock(**given)), expected, atol=1e-5, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory):
-    """What programs print in one process without this package, by name: the largest difference of
-    each case, and what programs of READMEs say."""
-    folder, programs = tmp_path_factory.mktemp("stock-hf"), {}
-    for number, case in enumerate(CASES):
-        family, name = case
-        model = FAMILIES[family].build(settings_of(family, name))
-        out = write_case(model, folder / str(number))
-        programs[case] = (out, COMPARE, "")
-        if case in PROGRAMS:
-            programs[case, "program"] = (out, program_of(out), "5 6 7 8\n9 10 11 12")
+@pytest.mark.parametrize(("family", "name"), CASES, ids=lambda name: name)
+def test_stock_class_computes_the_same(family, name, tmp_path):
+    model = FAMILIES[family].build(settings_of(family, name))
+    model.save_pretrained(tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    out = export(tmp_path / "model", tmp_path / "out")
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+    inputs, for_stock = inputs_of(model)
+    with torch.no_grad():
+        assert_same(out, for_stock, answer(model(**inputs)))
+
+
+@pytest.mark.parametrize("name", ["cape", "abspos"])
+def test_images_of_another_size(name, tmp_path):
+    """Their image processor makes them."""
+    model, folder = FAMILIES["vit"].build(SETTINGS[name]), tmp_path / "model"
+    model.save_pretrained(folder)
+    square = {"height": 32, "width": 32}
+    settings = {"image_processor_type": "ViTImageProcessor", "size": square, "crop_size": square}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    out = export(folder, tmp_path / "out", "--image-size", 24, 40)
+    assert json.loads((out / "config.json").read_text())["image_size"] == [24, 40]
+    size = {"height": 24, "width": 40}
+    saved = json.loads((out / "preprocessor_config.json").read_text())
+    assert saved == {**settings, "size": size, "crop_size": size}
     images = {"pixel_values": torch.rand(2, 3, 24, 40)}
-    for name in ("cape", "abspos"):
-        model = FAMILIES["vit"].build(SETTINGS[name])
-        size = ("--image-size", 24, 40)
-        out = write_case(model, folder / name, *size, given=(images, images))
-        assert json.loads((out / "config.json").read_text())["image_size"] == [24, 40]
-        programs["vit", f"{name}, 24 x 40"] = (out, COMPARE, "")
-    words = torch.randint(4, 50, (2, 9))
-    frames = {"input_features": features(2, SEGMENT), "decoder_input_ids": words}
-    whisper = switched("cape", "cape").eval()
-    out = write_case(whisper, folder / "whisper", "--max-tokens", 30, given=(frames, frames))
+    with torch.no_grad():
+        assert_same(out, images, answer(model(**images)))
+
+
+def test_recordings_of_one_length(tmp_path):
+    """With the stock feature extractor."""
+    model, folder = switched("cape", "cape").eval(), tmp_path / "model"
+    model.save_pretrained(folder)
+    settings = {"feature_extractor_type": "CapeWhisperFeatureExtractor", "feature_size": 8}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    out = export(folder, tmp_path / "out", "--max-tokens", 30)
     assert json.loads((out / "config.json").read_text())["max_target_positions"] == 30
-    programs["whisper", "cape"] = (out, COMPARE, "")
-    programs[("whisper", "cape"), "program"] = (out, program_of(out), "")
-    marian = make_marian(folder / "marian")
-    programs["translations"] = (marian.out, program_of(marian.out), "\n".join(marian.lines))
-    results = run_without_package(programs.values(), folder)
-    return SimpleNamespace(by_name=dict(zip(programs, results, strict=True)), marian=marian)
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(out)
+    assert type(extractor) is transformers.WhisperFeatureExtractor
+    words = torch.randint(4, 50, (2, 9))
+    given = {"input_features": features(2, SEGMENT), "decoder_input_ids": words}
+    with torch.no_grad():
+        assert_same(out, given, answer(model(**given)))
 
 
-def make_marian(folder):
-    """A translation model with its tokenizer, what it translates, and its export."""
-    models = TinyModels(folder)
+@pytest.mark.slow
+def test_programs_of_readmes_run_without_this_package(tmp_path):
+    """One translates with its tokenizer as generate does."""
+    models = TinyModels(tmp_path / "marian")
     source, lines = models.hf("cape"), models.sources()
     model = hf_models.CapeMarianMTModel.from_pretrained(source).eval()
     model.generation_config.update(num_beams=5, max_length=30, early_stopping=True)
@@ -136,27 +135,18 @@ def make_marian(folder):
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     inputs = tokenizer(lines, padding=True, return_tensors="pt")
     expected = tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
-    out = export(source, folder / "out", "--max-tokens", 200)
-    return SimpleNamespace(lines=lines, expected=expected, out=out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [*CASES, *OF_SIZE], ids="-".join)
-def test_stock_class_computes_the_same_without_this_package(case, printed):
-    assert float(printed.by_name[case]) <= 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", PROGRAMS, ids="-".join)
-def test_programs_of_readmes_run(case, printed):
-    assert printed.by_name[case, "program"].startswith(("tensor(", "[["))
-
-
-@pytest.mark.slow
-def test_translations_by_the_program_of_the_readme_are_the_same(printed):
-    expected = printed.marian.expected
-    assert printed.by_name["translations"].splitlines() == expected
+    programs = [(export(source, tmp_path / "translator", "--max-tokens", 200), "\n".join(lines))]
+    for family in PROGRAMS:
+        place = tmp_path / family
+        whisper = family == "whisper"
+        model = switched("cape", "cape") if whisper else FAMILIES[family].build({"type": "cape"})
+        model.save_pretrained(place)
+        programs.append((export(place, tmp_path / f"{family}-out"), "5 6 7 8\n9 10 11 12"))
+    given = [(out, program_of(out), text) for out, text in programs]
+    translations, *printed = run_without_package(given, tmp_path)
+    assert translations.splitlines() == expected
     assert len(set(expected)) > 12
+    assert all(text.startswith(("tensor(", "[[")) for text in printed), printed
 
 
 def test_a_longer_table_and_its_end(tmp_path):
@@ -173,27 +163,6 @@ def test_a_longer_table_and_its_end(tmp_path):
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
     with pytest.raises(IndexError):
         stock(input_ids=torch.cat((bos, bos, ids), 1), decoder_input_ids=words)
-
-
-def test_image_processor_makes_images_of_the_new_size(tmp_path):
-    folder = tmp_path / "model"
-    FAMILIES["vit"].build({"type": "cape"}).save_pretrained(folder)
-    square = {"height": 32, "width": 32}
-    settings = {"image_processor_type": "ViTImageProcessor", "size": square, "crop_size": square}
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    out = export(folder, tmp_path / "out", "--image-size", 16, 24)
-    saved = json.loads((out / "preprocessor_config.json").read_text())
-    size = {"height": 16, "width": 24}
-    assert saved == {**settings, "size": size, "crop_size": size}
-
-
-def test_feature_extractor_is_the_stock_one(tmp_path):
-    switched("cape", "cape").save_pretrained(tmp_path / "model")
-    settings = {"feature_extractor_type": "CapeWhisperFeatureExtractor", "feature_size": 8}
-    (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(settings))
-    out = export(tmp_path / "model", tmp_path / "out")
-    extractor = transformers.AutoFeatureExtractor.from_pretrained(out)
-    assert type(extractor) is transformers.WhisperFeatureExtractor
 
 
 def test_program_goes_on_with_prompts_of_several_lengths(tmp_path, monkeypatch, capsys):
@@ -227,13 +196,13 @@ def test_half_precision_stays(family, dtype, tmp_path, capsys):
     model = FAMILIES[family].build(settings_of(family, "cape")).to(dtype).eval()
     model.save_pretrained(tmp_path / "model")
     out = export(tmp_path / "model", tmp_path / "out")
-    (stock_name,) = json.loads((out / "config.json").read_text())["architectures"]
-    stock = getattr(transformers, stock_name).from_pretrained(out, dtype="auto").eval()
-    assert {weight.dtype for weight in stock.parameters()} == {dtype}
     given, for_stock = (
         {key: v.to(dtype) if v.is_floating_point() else v for key, v in inputs.items()}
         for inputs in inputs_of(model)
     )
+    (name,) = json.loads((out / "config.json").read_text())["architectures"]
+    stock = getattr(transformers, name).from_pretrained(out, dtype="auto").eval()
+    assert {weight.dtype for weight in stock.parameters()} == {dtype}
     with torch.no_grad():
         expected, got = answer(model(**given)), answer(stock(**for_stock))
     assert torch.equal(got, expected)
