@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from cape_plugins import TYPES
-from cape_plugins.cli import main
-from tests.support.engines import program_of, run_program
+from tests.support.engines import export, program_of, refusal, run_program
 from tests.support.fairseq_models import PAD, encode, forced_scores, load
 from tests.support.served_fairseq import (
     ALPHA,
@@ -76,9 +75,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def exported(checkpoint, folder, *more):
-    main(["export", "ctranslate2", str(checkpoint), str(folder), *map(str, more)])
-    return str(folder)
+def served(*arguments):
+    """An engine with the folder of a checkpoint."""
+    return ctranslate2.Translator(str(export("ctranslate2", *arguments)))
 
 
 def words(count, seed=3):
@@ -91,7 +90,7 @@ def test_translations_are_those_of_fairseq(name, models, tmp_path, capsys):
     norm, flags, choice = SETTINGS[name]
     checkpoint = models.save(name, norm, *flags, **choice)
     rows = ("--max-source-tokens", CAP, "--max-target-tokens", CAP)
-    exported(checkpoint, tmp_path / "out", *rows, "--check", models.text)
+    export("ctranslate2", checkpoint, tmp_path / "out", *rows, "--check", models.text)
     report = capsys.readouterr().out
     same, ended, difference = re.search(
         r"check: (\d+) of (\d+) .* by at most (\S+?);?\s", report
@@ -128,7 +127,7 @@ def test_program_of_the_readme_needs_neither_torch_nor_this_package(
 def test_scores_at_2000_tokens_are_those_of_fairseq(name, models, tmp_path):
     checkpoint = models.save("long", "post-LN", *TYPE_FLAGS[name])
     rows = ("--max-source-tokens", 2002, "--max-target-tokens", 2001)
-    translator = ctranslate2.Translator(exported(checkpoint, tmp_path / "out", *rows))
+    translator = served(checkpoint, tmp_path / "out", *rows)
     source, target = words(2000), words(2000, seed=4)
     (scored,) = translator.score_batch([source], [target], max_input_length=0)
     model, task = load(checkpoint, models.data / "binary")
@@ -140,7 +139,7 @@ def test_scores_at_2000_tokens_are_those_of_fairseq(name, models, tmp_path):
 def test_table_is_used_to_its_end_and_no_further(models, tmp_path):
     checkpoint = models.save("limit", "post-LN", *CAPE)
     rows = ("--max-source-tokens", 12, "--max-target-tokens", 11)
-    translator = ctranslate2.Translator(exported(checkpoint, tmp_path / "out", *rows))
+    translator = served(checkpoint, tmp_path / "out", *rows)
     fits, too_long = words(10), words(11)  # with BOS and EOS; start and words in the target
     assert len(translator.score_batch([fits], [fits])[0].log_probs) == 11
     for source, target in ((too_long, fits), (fits, too_long)):
@@ -152,8 +151,8 @@ def test_relative_positions_alone_have_no_limit(models, tmp_path):
     """And the README names the padding, which has to be forbidden."""
     checkpoint = models.save("endless", "pre-LN", *RELPOS)
     rows = ("--max-source-tokens", 4, "--max-target-tokens", 4)
-    folder = exported(checkpoint, tmp_path / "out", *rows)
-    (scored,) = ctranslate2.Translator(folder).score_batch([words(60)], [words(60)])
+    folder = export("ctranslate2", checkpoint, tmp_path / "out", *rows)
+    (scored,) = ctranslate2.Translator(str(folder)).score_batch([words(60)], [words(60)])
     assert len(scored.log_probs) == 61
     readme = (tmp_path / "out" / "README.md").read_text("utf-8")
     assert readme.count("no table of positions") == 2
@@ -165,7 +164,7 @@ def test_attention_is_that_of_the_layer_and_heads_that_were_aligned(models, tmp_
     """Though relative positions beside others put a layer before the first."""
     aligned = ("--arch", "cape_transformer_align", "--alignment-layer", 0, "--alignment-heads", 1)
     checkpoint = models.save("attention", "pre-LN", *CAPE, *aligned, *RELATIVE)
-    translator = ctranslate2.Translator(exported(checkpoint, tmp_path / "out"))
+    translator = served(checkpoint, tmp_path / "out")
     source = words(6)
     (result,) = translator.translate_batch([source], return_attention=True, max_decoding_length=5)
     model, task = load(checkpoint, models.data / "binary")
@@ -196,7 +195,7 @@ def test_language_models_score_as_in_fairseq(name, models, tmp_path, capsys):
     norm = ("--decoder-normalize-before",) if len(name) % 2 else ()
     flags = (*flags_of(name, "decoder"), *norm)
     checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *flags)
-    folder = exported(checkpoint, tmp_path / "out", "--check", models.text)
+    folder = export("ctranslate2", checkpoint, tmp_path / "out", "--check", models.text)
     difference = re.search(r"differ by at most (\S+)", capsys.readouterr().out)[1]
     assert float(difference) <= 1e-5
 
@@ -206,7 +205,7 @@ def test_language_models_score_as_in_fairseq(name, models, tmp_path, capsys):
     with torch.no_grad():
         logits, _ = model(torch.cat((tokens[-1:], tokens[:-1]))[None])
     wanted = logits[0].log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    generator = ctranslate2.Generator(folder)
+    generator = ctranslate2.Generator(str(folder))
     (scored,) = generator.score_batch([["</s>", *text, "</s>"]], max_input_length=0)
     torch.testing.assert_close(torch.tensor(scored.log_probs), wanted, rtol=0, atol=1e-5)
 
@@ -217,7 +216,7 @@ def test_language_model_continues_as_in_fairseq(models, python, tmp_path):
     more = ("--add-bos-token", "--decoder-normalize-before", "--no-decoder-final-norm")
     flags = (*flags_of("cape", "decoder"), *more)
     checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *flags)
-    exported(checkpoint, tmp_path / "out", "--max-target-tokens", 30)
+    export("ctranslate2", checkpoint, tmp_path / "out", "--max-target-tokens", 30)
     text = tmp_path / "text"
     text.write_bytes(b"w1 w2\rw3\nw7\r\n")  # a carriage return is white space, and ends no line
     printed = run_program(python, program_of(tmp_path / "out"), tmp_path / "out", text)
@@ -253,16 +252,6 @@ def changed(checkpoint, folder, change):
     return folder / "model.pt"
 
 
-def refusal(capsys, checkpoint, out, *more, engine="ctranslate2"):
-    """The one line that the command prints."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["export", engine, str(checkpoint), str(out), *map(str, more)])
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert [path.name for path in out.parent.iterdir() if "out" in path.name] == []
-    return error
-
-
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -282,7 +271,7 @@ def refusal(capsys, checkpoint, out, *more, engine="ctranslate2"):
 def test_parts_that_the_engine_does_not_have(flags, told, models, tmp_path, capsys):
     shared = not {"--decoder-output-dim", "cape_nonautoregressive_transformer"} & {*flags}
     checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *flags, shared=shared)
-    assert told in refusal(capsys, checkpoint, tmp_path / "out")
+    assert told in refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +285,7 @@ def test_other_models_and_tasks(arch, task, told, tmp_path, capsys):
     cfg = {"model": {"arch": arch, "_name": arch}, "task": {"_name": task}}
     checkpoint = tmp_path / "model.pt"
     torch.save({"cfg": cfg, "model": {}}, checkpoint)
-    assert told in refusal(capsys, checkpoint, tmp_path / "out")
+    assert told in refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out")
 
 
 def test_dictionaries_are_needed_and_are_those_of_the_training(models, cape, tmp_path, capsys):
@@ -306,26 +295,26 @@ def test_dictionaries_are_needed_and_are_those_of_the_training(models, cape, tmp
     _, task = load(cape, models.data / "binary")
     state["task_state"] = task.state_dict()
     torch.save(state, checkpoint)
-    assert "give --data DIR" in refusal(capsys, checkpoint, out, "--data", tmp_path)
+    assert "give --data DIR" in refusal(capsys, "ctranslate2", checkpoint, out, "--data", tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "give --data DIR" in refusal(capsys, cape, out, "--data", empty)
+    assert "give --data DIR" in refusal(capsys, "ctranslate2", cape, out, "--data", empty)
     for data, told in ((256 * "n", "File name too long"), (checkpoint, "Not a directory")):
-        error = refusal(capsys, cape, out, "--data", data)
+        error = refusal(capsys, "ctranslate2", cape, out, "--data", data)
         assert f"needs the dictionaries of its training ({told}: {data}/dict" in error
     others = write_dictionaries(tmp_path / "others", "x", "x") / "binary"
-    assert "other units" in refusal(capsys, checkpoint, out, "--data", others)
-    main(["export", "ctranslate2", str(checkpoint), str(out)])  # where they were in training
+    assert "other units" in refusal(capsys, "ctranslate2", checkpoint, out, "--data", others)
+    export("ctranslate2", checkpoint, out)  # where they were in training
 
 
 def test_weights_that_do_not_fit_the_settings(cape, tmp_path, capsys):
     name = "decoder.layers.1.fc1.weight"
     checkpoint = changed(cape, tmp_path, lambda own: own.pop(name))
-    error = refusal(capsys, checkpoint, tmp_path / "out")
+    error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out")
     assert f"the weights of {checkpoint} do not fit its settings" in error
     assert name in error
     checkpoint = changed(cape, tmp_path, lambda own: own[name][3].fill_(math.inf))
-    error = refusal(capsys, checkpoint, tmp_path / "out")
+    error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out")
     assert f"the weights of {checkpoint} are not all finite: {name}" in error
 
 
@@ -338,7 +327,7 @@ def test_weights_that_do_not_fit_the_settings(cape, tmp_path, capsys):
 )
 def test_tables_that_no_memory_holds(engine, flag, cape, tmp_path, capsys):
     """They are refused before anything of their length is made."""
-    error = refusal(capsys, cape, tmp_path / "out", flag, 10**12, engine=engine)
+    error = refusal(capsys, engine, cape, tmp_path / "out", flag, 10**12)
     assert f"{flag} asks for a table of 1{12 * '0'} positions; allowed: up to 8388608" in error
 
 
@@ -346,10 +335,12 @@ def test_sentences_to_check_fit_the_table(cape, tmp_path, capsys):
     text = tmp_path / "text"
     text.write_text("w1 w2\nw1 w2 w3 w4\n", encoding="utf-8")
     more = ("--check", text, "--max-source-tokens", 5)
-    assert "a sentence has 6 tokens" in refusal(capsys, cape, tmp_path / "out", *more)
+    assert "a sentence has 6 tokens" in refusal(
+        capsys, "ctranslate2", cape, tmp_path / "out", *more
+    )
     text.write_text("w1 <blank>\n", encoding="utf-8")
     more = ("--check", text)
-    assert "has the symbol <blank>" in refusal(capsys, cape, tmp_path / "out", *more)
+    assert "has the symbol <blank>" in refusal(capsys, "ctranslate2", cape, tmp_path / "out", *more)
 
 
 def test_folder_that_computes_something_else(models, tmp_path, capsys, monkeypatch):
@@ -364,21 +355,19 @@ def test_folder_that_computes_something_else(models, tmp_path, capsys, monkeypat
     monkeypatch.setattr(exporter, "folded", wrong)
     checkpoint = models.save("shifted", "post-LN", *CAPE)
     more = ("--check", models.text, "--max-target-tokens", 48)
-    error = refusal(capsys, checkpoint, tmp_path / "out", *more)
+    error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out", *more)
     assert "computes something else than the model" in error
     # what is rounded cannot be told from what is wrong: it is reported
     rounded = ("--quantization", "int8")
-    main(
-        ["export", "ctranslate2", str(checkpoint), str(tmp_path / "out"), *map(str, more), *rounded]
-    )
+    export("ctranslate2", checkpoint, tmp_path / "out", *more, *rounded)
 
 
 def test_language_model_that_computes_something_else(models, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(exporter, "start_of", lambda source: "w1")
     checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *TYPE_FLAGS["sinpos"])
-    error = refusal(capsys, checkpoint, tmp_path / "out", "--check", models.text)
+    error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out", "--check", models.text)
     assert "computes something else than the model" in error
     text = tmp_path / "text"
     text.write_text("w1 <blank>\n", encoding="utf-8")
-    error = refusal(capsys, checkpoint, tmp_path / "out", "--check", text)
+    error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out", "--check", text)
     assert "has the symbol <blank>" in error

@@ -12,9 +12,8 @@ import torch
 from transformers import AutoProcessor, WhisperForConditionalGeneration
 
 import hf_models
-from cape_plugins.cli import main
 from hf_models.convert import convert
-from tests.support.engines import program_of, run_program
+from tests.support.engines import export, program_of, refusal, run_program
 from tests.support.whisper import save_with_processor
 
 pytest.importorskip("ctranslate2")
@@ -79,7 +78,7 @@ def trained(stock):
 
 @pytest.fixture(scope="module")
 def exported(trained):
-    return export(trained, trained.parent / "out", "--max-source-tokens", ROWS)
+    return export("ctranslate2", trained, trained.parent / "out", "--max-source-tokens", ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -105,19 +104,6 @@ def checked(capsys):
     return int(report[1]), int(report[2])
 
 
-def export(source, out, *options):
-    main(["export", "ctranslate2", str(source), str(out), *map(str, options)])
-    return out
-
-
-def refusal(capsys, source, out, *options):
-    """The line with which an export ends, with nothing written."""
-    with pytest.raises(SystemExit, match="2"):
-        export(source, out, *options)
-    assert not out.exists()
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 def with_positions(stock, folder, settings):
     torch.manual_seed(1)
     convert(str(stock), folder, settings)
@@ -141,7 +127,7 @@ def states(recognition, features):
 @pytest.mark.parametrize("name", NATURAL)
 def test_states_are_those_of_the_model_at_natural_length(name, stock, tmp_path):
     recognition = with_positions(stock, tmp_path / "model", NATURAL[name])
-    out = export(tmp_path / "model", tmp_path / "out", "--max-source-tokens", ROWS)
+    out = export("ctranslate2", tmp_path / "model", tmp_path / "out", "--max-source-tokens", ROWS)
     engine = ctranslate2.models.Whisper(str(out))
     for frames in (2, 130, 2 * ROWS):
         encoded = torch.from_numpy(np.array(engine.encode(view(noise(frames)))))
@@ -224,7 +210,7 @@ def test_faster_whisper_transcribes_what_the_model_would(trained, exported):
 
 def test_centred_positions_fit_recordings_of_one_length(stock, tmp_path):
     recognition = with_positions(stock, tmp_path / "model", {"type": "cape"})
-    out = export(tmp_path / "model", tmp_path / "out")
+    out = export("ctranslate2", tmp_path / "model", tmp_path / "out")
     readme = (out / "README.md").read_text("utf-8")
     assert "the table is for 3000 frames, 30 seconds" in readme
     assert "model.transcribe(recording" in readme
@@ -240,13 +226,13 @@ def test_models_in_half_precision_become_folders_in_float32(trained, check, tmp_
     shutil.copytree(trained, source)
     model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(trained)
     model.bfloat16().save_pretrained(source)
-    export(source, tmp_path / "out", *check)
+    export("ctranslate2", source, tmp_path / "out", *check)
     same, tokens = checked(capsys)
     assert same == tokens > 1
 
 
 def test_check_compares_a_text_that_does_not_end(endless, check, tmp_path, capsys):
-    export(endless, tmp_path / "out", *check)
+    export("ctranslate2", endless, tmp_path / "out", *check)
     assert checked(capsys) == (64, 64)
 
 
@@ -259,11 +245,13 @@ def test_check_refuses_other_positions(wrong, trained, check, tmp_path, capsys, 
         return table(loader, stack, side).roll(int(side == wrong), dims=0)
 
     monkeypatch.setattr(exporter.RecognitionLoader, "table", one_row_off)
-    assert "has not been written" in refusal(capsys, trained, tmp_path / "out", *check)
+    assert "has not been written" in refusal(
+        capsys, "ctranslate2", trained, tmp_path / "out", *check
+    )
 
 
 def test_the_program_writes_texts_as_long_as_the_model_does(endless, tmp_path, monkeypatch):
-    out = export(endless, tmp_path / "out", "--max-target-tokens", 448)
+    out = export("ctranslate2", endless, tmp_path / "out", "--max-target-tokens", 448)
     soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
     monkeypatch.setattr("sys.argv", ["program", str(out), str(tmp_path / "recording.wav")])
     names = {}
@@ -282,7 +270,7 @@ def test_conversion_to_int8_leaves_the_model_as_it_was(trained, tmp_path):
 
 def test_positions_that_are_drawn_in_evaluation_are_refused(stock, tmp_path, capsys):
     with_positions(stock, tmp_path / "model", {"type": "randpos", "random_evaluation": True})
-    error = refusal(capsys, tmp_path / "model", tmp_path / "out")
+    error = refusal(capsys, "ctranslate2", tmp_path / "model", tmp_path / "out")
     assert "the same positions in each call" in error
 
 
@@ -295,7 +283,7 @@ def test_decoder_whose_positions_the_engine_would_leave_out_is_refused(stock, tm
     )
     model.save_pretrained(tmp_path / "model")
     AutoProcessor.from_pretrained(stock).save_pretrained(tmp_path / "model")
-    error = refusal(capsys, tmp_path / "model", tmp_path / "out")
+    error = refusal(capsys, "ctranslate2", tmp_path / "model", tmp_path / "out")
     assert "relative_context=2 beside position embedding 'sinpos' is not allowed" in error
 
 
@@ -305,4 +293,4 @@ def test_classifiers_and_models_without_processor_are_refused(trained, tmp_path,
     classifier = hf_models.CapeWhisperForAudioClassification.from_pretrained(trained)
     classifier.save_pretrained(tmp_path / "classifier")
     for name, told in (("bare", "processor.save_pretrained"), ("classifier", "export onnx")):
-        assert told in refusal(capsys, tmp_path / name, tmp_path / "out")
+        assert told in refusal(capsys, "ctranslate2", tmp_path / name, tmp_path / "out")

@@ -9,7 +9,7 @@ import torch
 from hf_models.serving import onnx
 from tests.support.engines import program_of, run_program
 from tests.support.hf import EOS, PAD, sentences
-from tests.support.onnx_graphs import assert_close, export, greedy, run, small, up_to
+from tests.support.onnx_graphs import assert_close, export_saved, greedy, run, small, up_to
 from tests.support.whisper import GENERATION, LENGTHS, MASK, RAGGED, SPECIAL, switched
 
 pytestmark = pytest.mark.slow
@@ -28,13 +28,13 @@ def vit(tmp_path_factory):
     model = small("vit", "cape+relative")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx, "ONE_FILE", 0)
-        return model, export(model, tmp_path_factory.mktemp("vit"))
+        return model, export_saved(model, tmp_path_factory.mktemp("vit"))
 
 
 @pytest.fixture(scope="module")
 def ctc(tmp_path_factory):
     model = small("speech_ctc", "cape")
-    return model, export(model, tmp_path_factory.mktemp("ctc"))
+    return model, export_saved(model, tmp_path_factory.mktemp("ctc"))
 
 
 def test_images_of_any_size(vit):
@@ -89,7 +89,7 @@ def test_programs_of_the_readme_need_nothing_but_the_engine(vit, ctc, python, tm
 
 @pytest.mark.parametrize("family", ["bert", "speech_to_text"])
 def test_check_runs_both_at_other_sizes(family, tmp_path, capsys):
-    out = export(small(family, "cape"), tmp_path, "--check")
+    out = export_saved(small(family, "cape"), tmp_path, "--check")
     report = capsys.readouterr().out
     for path in out.glob("*.onnx"):
         assert f"{path.name}: differs by at most" in report
@@ -125,7 +125,7 @@ def translation(tmp_path_factory):
     with torch.no_grad():
         model.final_logits_bias[0, EOS] = 6.0
     model.generation_config.update(forced_eos_token_id=None, bad_words_ids=[[PAD]])
-    return model, export(model, tmp_path_factory.mktemp("marian"), "--opset", "18")
+    return model, export_saved(model, tmp_path_factory.mktemp("marian"), "--opset", "18")
 
 
 def generated(model, steps=STEPS, **given):
@@ -168,7 +168,7 @@ def whisper(tmp_path_factory):
     settings = model.generation_config
     settings.language, settings.task, settings.max_length = "en", "transcribe", None
     settings._from_model_config = False  # else what Whisper alone has is not loaded
-    return model, export(model, tmp_path_factory.mktemp("whisper"), "--check")
+    return model, export_saved(model, tmp_path_factory.mktemp("whisper"), "--check")
 
 
 def test_greedy_transcripts_are_those_of_the_model(whisper, python, tmp_path):
@@ -192,7 +192,7 @@ def test_greedy_transcripts_are_those_of_the_model(whisper, python, tmp_path):
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory):
     model = small("llama", "cape")
-    return model, export(model, tmp_path_factory.mktemp("llama"))
+    return model, export_saved(model, tmp_path_factory.mktemp("llama"))
 
 
 def test_texts_go_on_as_those_of_the_model(language_model, python):

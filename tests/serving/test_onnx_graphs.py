@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from cape_plugins.cli import main
 from hf_models import CapeMarianModel
-from tests.support.engines import program_in
+from tests.support.engines import export, program_in, refusal
 from tests.support.hf import EOS, FAMILIES, PAD
 from tests.support.onnx_graphs import assert_close, small
 from tests.support.whisper import switched
@@ -87,12 +86,12 @@ def test_check_sees_a_graph_that_is_right_at_times_only(wrong, tmp_path, capsys,
     monkeypatch.setattr("onnxruntime.InferenceSession", Session)
     monkeypatch.setattr(onnx, "readme", lambda *arguments: "")
     small("bert", "cape").save_pretrained(tmp_path / "source")
-    error = refuse(capsys, tmp_path / "source", tmp_path / "out", "--check")
+    error = refusal(capsys, "onnx", tmp_path / "source", tmp_path / "out", "--check")
     told = {"with padding": "padding left", "at one token": "'length': 1}"}[wrong]
     assert told in error
     assert "gives a logits that differs from that of the model" in error
     if wrong == "at one token":  # which the sample does not have
-        main(["export", "onnx", str(tmp_path / "source"), str(tmp_path / "out")])
+        export("onnx", tmp_path / "source", tmp_path / "out")
 
 
 def test_half_precision_becomes_float32(tmp_path):
@@ -161,14 +160,6 @@ def test_settings_that_the_program_does_not_have_are_told():
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def refuse(capsys, source, out, *options):
-    """The line with which an export ends, with nothing written."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["export", "onnx", str(source), str(out), *options])
-    assert not out.exists()
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("make", "options", "told"),
     [
@@ -201,4 +192,4 @@ def refuse(capsys, source, out, *options):
 )
 def test_models_without_a_graph_are_refused(make, options, told, tmp_path, capsys):
     make().save_pretrained(tmp_path / "source")
-    assert told in refuse(capsys, tmp_path / "source", tmp_path / "out", *options)
+    assert told in refusal(capsys, "onnx", tmp_path / "source", tmp_path / "out", *options)

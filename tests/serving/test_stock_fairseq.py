@@ -17,11 +17,10 @@ import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from omegaconf import OmegaConf
 
-from cape_plugins.cli import main
 from fairseq_user_dir.serving import stock_checkpoint
 from fairseq_user_dir.serving.folding import folded
 from fairseq_user_dir.serving.source_checkpoint import encoded, load_source, score
-from tests.support.engines import program_of
+from tests.support.engines import export, program_of, refusal
 from tests.support.fairseq_models import PAD
 from tests.support.fairseq_models import lines as interactive_lines
 from tests.support.served_fairseq import PRE_LN, TYPE_FLAGS
@@ -62,11 +61,6 @@ def translations(checkpoint, lines):
     return texts
 
 
-def export(source, out, *options):
-    main(["export", "stock", str(source), str(out), *map(str, options)])
-    return out
-
-
 @pytest.fixture(scope="module")
 def exported(models, tmp_path_factory):
     """For each model: its checkpoint, its translations, and what both exports give without this
@@ -77,10 +71,10 @@ def exported(models, tmp_path_factory):
         place = folder / name
         checkpoint = models.save(f"stock-{name}", norm, *flags, admin=name == "ADMIN")
         before = checkpoint.read_bytes()
-        outs = {"fairseq": export(checkpoint, place / "fairseq", "--max-tokens", TABLE)}
+        outs = {"fairseq": export("stock", checkpoint, place / "fairseq", "--max-tokens", TABLE)}
         if layout:
             to = ("--to", "hugging-face", "--max-tokens", TABLE)
-            outs["hugging-face"] = export(checkpoint, place / "hf", *to)
+            outs["hugging-face"] = export("stock", checkpoint, place / "hf", *to)
         assert checkpoint.read_bytes() == before
         expected = translations(checkpoint, lines)
         ended = [number for number, text in enumerate(expected) if len(text.split()) < TABLE - 1]
@@ -95,7 +89,7 @@ def exported(models, tmp_path_factory):
     programs += [(out, program_of(out), line) for out in ends for line in texts]
     checkpoint = save_language_model(models.lm_data, folder / "lm.pt", *CAPE[:2])
     scores = [sum(line[:-1]) for line in score(load_source(checkpoint), lines)]
-    out = export(checkpoint, folder / "lm")
+    out = export("stock", checkpoint, folder / "lm")
     programs.append((out, program_of(out), "\n".join(lines)))
     printed = iter(run_without_package(programs, folder))
     for name in MODELS:
@@ -164,7 +158,9 @@ def test_ctranslate2_converts_it_by_its_converter(exported, tmp_path):
 def test_language_model_scores_the_same_without_this_package(exported, tmp_path, capsys):
     result = exported["lm"]
     assert [*map(float, result.printed.split())] == pytest.approx(result.scores, abs=1e-4)
-    assert "language model" in refusal(capsys, result.checkpoint, tmp_path, "--to", "hugging-face")
+    assert "language model" in refusal(
+        capsys, "stock", result.checkpoint, tmp_path / "new" / "refused", "--to", "hugging-face"
+    )
 
 
 @pytest.mark.slow
@@ -187,16 +183,6 @@ def checkpoint(corpus, tmp_path):
     return save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
 
 
-def refusal(capsys, source, folder, *options):
-    """The line with which the command refuses, without anything written."""
-    before = sorted(folder.iterdir())
-    capsys.readouterr()
-    with pytest.raises(SystemExit, match="2"):
-        export(source, folder / "new" / "refused", *options)
-    assert sorted(folder.iterdir()) == before
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("flags", "options", "told"),
     [
@@ -212,14 +198,15 @@ def refusal(capsys, source, folder, *options):
 )
 def test_refusals(flags, options, told, corpus, tmp_path, capsys):
     path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE, *flags, shared=TIED not in flags)
-    error = refusal(capsys, path, tmp_path, *options)
-    assert error.startswith("error: ")
+    error = refusal(capsys, "stock", path, tmp_path / "new" / "refused", *options)
     assert told in error
 
 
 def test_a_stock_checkpoint_is_refused(corpus, tmp_path, capsys):
     path = save_fairseq(corpus, tmp_path / "checkpoint.pt", "--arch", "transformer")
-    assert "is a stock TransformerModel already" in refusal(capsys, path, tmp_path)
+    assert "is a stock TransformerModel already" in refusal(
+        capsys, "stock", path, tmp_path / "new" / "refused"
+    )
 
 
 def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path, capsys):
@@ -228,8 +215,10 @@ def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path, caps
         file.write("another 1\n")
     path = save_fairseq(tmp_path, tmp_path / "checkpoint.pt", *CAPE, shared=False)
     told = "no stock class for two dictionaries"
-    assert told in refusal(capsys, path, tmp_path, "--to", "hugging-face")
-    export(path, tmp_path / "out", "--max-tokens", 8)  # of fairseq there is one
+    assert told in refusal(
+        capsys, "stock", path, tmp_path / "new" / "refused", "--to", "hugging-face"
+    )
+    export("stock", path, tmp_path / "out", "--max-tokens", 8)  # of fairseq there is one
 
 
 def test_a_stock_model_that_computes_otherwise_is_not_written(
@@ -242,7 +231,9 @@ def test_a_stock_model_that_computes_otherwise_is_not_written(
         return copied
 
     monkeypatch.setattr(stock_checkpoint, "folded", wrong)
-    assert "gives other logits than the model" in refusal(capsys, checkpoint, tmp_path)
+    assert "gives other logits than the model" in refusal(
+        capsys, "stock", checkpoint, tmp_path / "new" / "refused"
+    )
 
 
 def test_the_file_holds_only_what_torch_loads_by_default(checkpoint, tmp_path):
@@ -254,7 +245,7 @@ def test_the_file_holds_only_what_torch_loads_by_default(checkpoint, tmp_path):
     state["cfg"].checkpoint.save_dir = str(tmp_path / "run")
     torch.save(state, checkpoint)
     assert b"Namespace" in checkpoint.read_bytes()
-    out = export(checkpoint, tmp_path / "out", "--max-tokens", 8)
+    out = export("stock", checkpoint, tmp_path / "out", "--max-tokens", 8)
     written = (out / "model.pt").read_bytes()
     assert not [name for name in (b"Namespace", b"omegaconf", b"position_") if name in written]
     assert str(tmp_path).encode() not in written
@@ -269,7 +260,7 @@ def test_languages_come_from_the_names_of_the_binarised_texts(corpus, checkpoint
         section.source_lang = section.target_lang = None
         section.data = str(tmp_path / "binary")
     torch.save(state, checkpoint)
-    out = export(checkpoint, tmp_path / "out")
+    out = export("stock", checkpoint, tmp_path / "out")
     assert "--source-lang en --target-lang de" in (out / "README.md").read_text(encoding="utf-8")
     _, _, task = load_model_ensemble_and_task([str(out / "model.pt")], {"data": str(out)})
     assert (task.args.source_lang, task.args.target_lang) == ("en", "de")
@@ -282,7 +273,7 @@ def test_dictionaries_of_another_training(corpus, checkpoint, tmp_path, capsys):
     for path in (corpus / "binary").glob("dict.*"):
         words = path.read_text(encoding="utf-8")
         (others / path.name).write_text(f"{words}more 1\n", encoding="utf-8")
-    line = refusal(capsys, checkpoint, tmp_path, "--data", others)
+    line = refusal(capsys, "stock", checkpoint, tmp_path / "new" / "refused", "--data", others)
     assert f"does not fit the dictionaries in {others} (size mismatch for" in line
     assert "give --data DIR" in line
 
@@ -293,7 +284,7 @@ def test_full_disk_leaves_nothing(options, checkpoint, tmp_path, capsys):
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
     try:
-        line = refusal(capsys, checkpoint, tmp_path, *options)
+        line = refusal(capsys, "stock", checkpoint, tmp_path / "new" / "refused", *options)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert re.search(

@@ -16,9 +16,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import MarianMTModel
 
 import hf_models
-from cape_plugins.cli import main
 from hf_models.switching.built import build_stock
-from tests.support.engines import program_of
+from tests.support.engines import export, program_of, refusal
 from tests.support.hf import ALPHA, FAMILIES, IMAGE, TEXT, answer
 from tests.support.stock import run_without_package
 from tests.support.translation_models import TinyModels
@@ -64,11 +63,6 @@ def inputs_of(model):
     return inputs, stock
 
 
-def export(source, out, *options):
-    main(["export", "stock", str(source), str(out), *map(str, options)])
-    return out
-
-
 def assert_same(out, given, expected):
     """The model in a folder is one of transformers, and computes this."""
     (name,) = json.loads((out / "config.json").read_text())["architectures"]
@@ -83,7 +77,7 @@ def test_stock_class_computes_the_same(family, name, tmp_path):
     model = FAMILIES[family].build(settings_of(family, name))
     model.save_pretrained(tmp_path / "model")
     before = (tmp_path / "model" / "model.safetensors").read_bytes()
-    out = export(tmp_path / "model", tmp_path / "out")
+    out = export("stock", tmp_path / "model", tmp_path / "out")
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
     inputs, for_stock = inputs_of(model)
     with torch.no_grad():
@@ -98,7 +92,7 @@ def test_images_of_another_size(name, tmp_path):
     square = {"height": 32, "width": 32}
     settings = {"image_processor_type": "ViTImageProcessor", "size": square, "crop_size": square}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    out = export(folder, tmp_path / "out", "--image-size", 24, 40)
+    out = export("stock", folder, tmp_path / "out", "--image-size", 24, 40)
     assert json.loads((out / "config.json").read_text())["image_size"] == [24, 40]
     size = {"height": 24, "width": 40}
     saved = json.loads((out / "preprocessor_config.json").read_text())
@@ -114,7 +108,7 @@ def test_recordings_of_one_length(tmp_path):
     model.save_pretrained(folder)
     settings = {"feature_extractor_type": "CapeWhisperFeatureExtractor", "feature_size": 8}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    out = export(folder, tmp_path / "out", "--max-tokens", 30)
+    out = export("stock", folder, tmp_path / "out", "--max-tokens", 30)
     assert json.loads((out / "config.json").read_text())["max_target_positions"] == 30
     extractor = transformers.AutoFeatureExtractor.from_pretrained(out)
     assert type(extractor) is transformers.WhisperFeatureExtractor
@@ -135,13 +129,15 @@ def test_programs_of_readmes_run_without_this_package(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     inputs = tokenizer(lines, padding=True, return_tensors="pt")
     expected = tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
-    programs = [(export(source, tmp_path / "translator", "--max-tokens", 200), "\n".join(lines))]
+    programs = [
+        (export("stock", source, tmp_path / "translator", "--max-tokens", 200), "\n".join(lines))
+    ]
     for family in PROGRAMS:
         place = tmp_path / family
         whisper = family == "whisper"
         model = switched("cape", "cape") if whisper else FAMILIES[family].build({"type": "cape"})
         model.save_pretrained(place)
-        programs.append((export(place, tmp_path / f"{family}-out"), "5 6 7 8\n9 10 11 12"))
+        programs.append((export("stock", place, tmp_path / f"{family}-out"), "5 6 7 8\n9 10 11 12"))
     given = [(out, program_of(out), text) for out, text in programs]
     translations, *printed = run_without_package(given, tmp_path)
     assert translations.splitlines() == expected
@@ -153,7 +149,7 @@ def test_a_longer_table_and_its_end(tmp_path):
     model = FAMILIES["bart"].build(settings_of("bart", "cape")).eval()
     model.save_pretrained(tmp_path / "model")
     rows = model.config.max_position_embeddings + 20
-    out = export(tmp_path / "model", tmp_path / "out", "--max-tokens", rows)
+    out = export("stock", tmp_path / "model", tmp_path / "out", "--max-tokens", rows)
     stock = transformers.BartForConditionalGeneration.from_pretrained(out).eval()
     ids, words = torch.randint(4, 30, (1, rows - 1)), torch.randint(4, 30, (1, rows))
     bos = torch.full((1, 1), model.get_encoder().bos_token)
@@ -177,7 +173,7 @@ def test_program_goes_on_with_prompts_of_several_lengths(tmp_path, monkeypatch, 
     lines = ["5 6 7 8 9 10 11 12", "13", "14 15 16"]
     with torch.no_grad():
         alone = [model.generate(**tokenizer(line, return_tensors="pt"))[0] for line in lines]
-    out = export(tmp_path / "model", tmp_path / "out")
+    out = export("stock", tmp_path / "model", tmp_path / "out")
     capsys.readouterr()
     monkeypatch.chdir(out)
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
@@ -195,7 +191,7 @@ def test_half_precision_stays(family, dtype, tmp_path, capsys):
     """The stock model computes the same in it, bit for bit: both round the same positions."""
     model = FAMILIES[family].build(settings_of(family, "cape")).to(dtype).eval()
     model.save_pretrained(tmp_path / "model")
-    out = export(tmp_path / "model", tmp_path / "out")
+    out = export("stock", tmp_path / "model", tmp_path / "out")
     given, for_stock = (
         {key: v.to(dtype) if v.is_floating_point() else v for key, v in inputs.items()}
         for inputs in inputs_of(model)
@@ -223,20 +219,11 @@ def test_other_heads_are_exported(family, head, name, tmp_path, capsys, monkeypa
     config = row.config(**row.sizes, position_embedding=settings_of(family, name))
     getattr(hf_models, f"Cape{head}")(config).save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path / "model")
-    out = export(".", tmp_path / "out")
+    out = export("stock", ".", tmp_path / "out")
     report = capsys.readouterr().out
     assert f"{head} of transformers, tables: " in report
     assert re.search(r"within \S+ of model\n", report)
     assert json.loads((out / "config.json").read_text())["architectures"] == [head]
-
-
-def refusal(source, capsys, *options):
-    out = source.parent / "refused"
-    with pytest.raises(SystemExit, match="2"):
-        export(source, out, *options)
-    assert not out.exists()
-    assert [path.name for path in source.parent.glob(".refused*")] == []
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -259,8 +246,7 @@ def refusal(source, capsys, *options):
 def test_refusals(family, settings, options, told, tmp_path, capsys):
     FAMILIES[family].build(settings).save_pretrained(tmp_path / "model")
     capsys.readouterr()
-    error = refusal(tmp_path / "model", capsys, *options)
-    assert error.startswith("error: ")
+    error = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out", *options)
     assert told in error.replace("--position-relative-context 3", "relative_context=3")
 
 
@@ -268,7 +254,9 @@ def test_a_head_that_cannot_be_given_the_hint_is_refused(tmp_path, capsys):
     row = FAMILIES["bart"]
     config = row.config(**row.sizes, position_embedding=settings_of("bart", "cape"))
     hf_models.CapeBartForSequenceClassification(config).save_pretrained(tmp_path / "model")
-    assert "heads that a caller can give the BOS hint" in refusal(tmp_path / "model", capsys)
+    assert "heads that a caller can give the BOS hint" in refusal(
+        capsys, "stock", tmp_path / "model", tmp_path / "out"
+    )
 
 
 def test_weights_that_were_untied_by_hand_are_refused(tmp_path, capsys):
@@ -276,7 +264,7 @@ def test_weights_that_were_untied_by_hand_are_refused(tmp_path, capsys):
     model = FAMILIES["marian"].build({"type": "sinpos"})
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     model.save_pretrained(tmp_path / "model")
-    told = refusal(tmp_path / "model", capsys)
+    told = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out")
     assert re.search(r"differs from the weight.*config\.tie_word_embeddings = False", told)
 
 
@@ -290,7 +278,9 @@ def test_weights_that_the_configuration_unties_are_kept():
 
 def test_a_stock_model_is_refused(tmp_path, capsys):
     FAMILIES["bert"].build_stock().save_pretrained(tmp_path / "model")
-    assert "a stock BertForMaskedLM already" in refusal(tmp_path / "model", capsys)
+    assert "a stock BertForMaskedLM already" in refusal(
+        capsys, "stock", tmp_path / "model", tmp_path / "out"
+    )
 
 
 @pytest.mark.slow

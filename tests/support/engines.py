@@ -1,4 +1,5 @@
-"""An interpreter that has the engines and nothing else, which must do for an exported folder."""
+"""Exports, their refusals, and an interpreter that has the engines and nothing else, which must do
+for an exported folder."""
 
 import re
 import subprocess
@@ -6,8 +7,31 @@ import venv
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+import pytest
+
+from cape_plugins.cli import main
+
 ABSENT = ("torch", "fairseq", "transformers", "cape_plugins", "fairseq_user_dir", "hf_models")
 ENGINES = ("ctranslate2", "faster-whisper", "onnxruntime", "sentencepiece", "tokenizers", "pillow")
+
+
+def export(engine, source, out, *options):
+    """The folder that ``cape-plugins export`` writes."""
+    main(["export", engine, str(source), str(out), *map(str, options)])
+    return out
+
+
+def refusal(capsys, engine, source, out, *options):
+    """The line with which an export ends, with nothing written."""
+    place = next(folder for folder in out.parents if folder.exists())
+    before = sorted(place.iterdir())
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        export(engine, source, out, *options)
+    assert sorted(place.iterdir()) == before
+    error = capsys.readouterr().err.splitlines()[-1]  # behind progress bars of transformers
+    assert error.startswith("error: ")
+    return error
 
 
 def engine_python(folder):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 
-import pytest
 import torch
 from sentencepiece import SentencePieceProcessor
 from tokenizers import ByteLevelBPETokenizer
@@ -17,7 +16,6 @@ from transformers import (
     PegasusTokenizer,
 )
 
-from cape_plugins.cli import main
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import spell
 from tests.support.hf import FAMILIES
@@ -111,12 +109,3 @@ def build(family, tokenizer, settings, **sizes):
         else:
             model.final_logits_bias.normal_(std=0.3)[0, model.config.eos_token_id] = 6.0
     return model
-
-
-def refusal(capsys, *arguments):
-    """The line with which an export to CTranslate2 ends."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["export", "ctranslate2", *map(str, arguments)])
-    *_, error = capsys.readouterr().err.splitlines()  # behind progress bars of transformers
-    assert error.startswith("error: ")
-    return error
