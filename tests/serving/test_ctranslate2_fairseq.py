@@ -18,6 +18,7 @@ from tests.support.served_fairseq import (
     TYPE_FLAGS,
     draw,
     flags_of,
+    spell,
     write_dictionaries,
 )
 from tests.support.translation_models import save_fairseq, save_language_model
@@ -81,8 +82,8 @@ def served(*arguments):
 
 
 def words(count, seed=3):
-    (line,) = draw(random.Random(seed), 1, count, count)
-    return line.split()
+    (row,) = draw(random.Random(seed), 1, count, count)
+    return spell(row).split()
 
 
 @pytest.mark.parametrize("name", SETTINGS)

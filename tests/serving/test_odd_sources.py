@@ -95,6 +95,7 @@ def test_stock_folder_of_a_self_contained_one_loads_with_remote_code_allowed(tmp
     assert type(model) is transformers.BertForMaskedLM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WRITERS)
 def test_a_full_disk_leaves_one_line_and_nothing_else(command, saved, capsys):
     """Whichever file is the first that has no room: a limit on the size of files does the same."""

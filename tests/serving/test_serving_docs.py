@@ -31,7 +31,7 @@ from recipes.vit.data import eight_bits
 from tests.support import served
 from tests.support.engines import run_program
 from tests.support.hf import VIT
-from tests.support.served_fairseq import let_end
+from tests.support.served_fairseq import train
 from tests.support.translation_models import save_fairseq, save_language_model
 from tests.support.whisper import save_with_processor
 
@@ -83,7 +83,7 @@ def place(corpus, tmp_path_factory):
 
 
 def save_models_of_fairseq(corpus, folder):
-    """A translation model and a language model, whose texts end and have no other symbols."""
+    """A translation model, and a language model whose texts have no symbols that are no words."""
     binary = folder / "binary"
     binary.mkdir()
     dictionary = Dictionary()
@@ -92,13 +92,16 @@ def save_models_of_fairseq(corpus, folder):
     for name in ("dict.en.txt", "dict.de.txt", "dict.txt"):
         dictionary.save(str(binary / name))
     flags = ("--position-embedding", "cape", "--position-source-scale", "1.25")
-    for path in (
-        save_fairseq(folder, folder / "checkpoint_best.pt", *flags),
-        save_language_model(binary, folder / "language_model.pt", "--position-embedding", "shape"),
-    ):
-        state = torch.load(path, weights_only=True)
-        let_end(state["model"])
-        torch.save(state, path)
+    path = save_fairseq(folder, folder / "checkpoint_best.pt", *flags, "--dropout", 0)
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "model": train(path, folder, updates=100)}, path)
+    words = ("--position-embedding", "shape")
+    path = save_language_model(binary, folder / "language_model.pt", *words)
+    state = torch.load(path, weights_only=True)
+    norm = state["model"]["decoder.layers.1.final_layer_norm.bias"]
+    for embedding in state["model"]["decoder.output_projection.weight"][:4]:
+        norm -= 12 * embedding / embedding.square().sum()
+    torch.save(state, path)
     shutil.copytree(binary, folder / "data-bin")
 
 

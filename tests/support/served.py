@@ -91,8 +91,8 @@ class Corpus:
 
 
 def build(family, tokenizer, settings, **sizes):
-    """A model for a tokenizer, in which scores differ clearly and many translations end by
-    themselves; sentences may be longer than learned tables."""
+    """A model for a tokenizer, which is not trained: many translations end by themselves, none has a
+    token twice behind itself or one that is no word; sentences may be longer than learned tables."""
     numbers = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
     start = numbers["eos"] if family in ("m2m_100", "bart") else numbers["pad"]
     if family == "mbart":  # a translation starts with the code of its language
@@ -100,12 +100,19 @@ def build(family, tokenizer, settings, **sizes):
     special = {f"{name}_token_id": number for name, number in numbers.items()}
     special |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
     words = 1 + max(*tokenizer.get_vocab().values(), *tokenizer.convert_tokens_to_ids(["__zu__"]))
-    sizes = {"vocab_size": words, "max_position_embeddings": 40, "init_std": 0.5, **sizes}
+    sizes = {"vocab_size": words, "max_position_embeddings": 40, "init_std": 0.3, **sizes}
     model = FAMILIES[family].build(settings, **{**special, **sizes})
     with torch.no_grad():
         if family == "m2m_100":  # which has no bias
             end = model.get_output_embeddings().weight[numbers["eos"]]
-            model.get_decoder().layer_norm.bias += 6 * end / end.square().sum()
+            model.get_decoder().layer_norm.bias += 4 * end / end.square().sum()
         else:
-            model.final_logits_bias.normal_(std=0.3)[0, model.config.eos_token_id] = 6.0
+            model.final_logits_bias.normal_(std=0.3)[0, model.config.eos_token_id] = 4.0
+    numbers = {*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
+    banned = {*range(words)} - numbers - {model.config.eos_token_id}
+    model.generation_config.update(
+        bad_words_ids=[[number] for number in sorted(banned)],
+        max_length=None,
+        no_repeat_ngram_size=2,
+    )
     return model

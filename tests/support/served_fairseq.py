@@ -1,7 +1,9 @@
-"""Translation models of fairseq with every position embedding, and texts to translate."""
+"""Translation models of fairseq with every position embedding that end their translations by
+themselves: one is trained for seconds, and the others begin with its parameters."""
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 from pathlib import Path
@@ -9,12 +11,14 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
+from torch.nn import functional as F
 
 from cape_plugins import TYPES, PositionConfig
-from tests.support.fairseq_models import EOS, FIRST_WORD
+from tests.support.fairseq_models import EOS, FIRST_WORD, PAD, load, pad
 from tests.support.translation_models import SIZES, save_fairseq
 
 WORDS = 20
+LONGEST = 8  # words of a source in training
 PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")
 NORMS = {"post-LN": (), "pre-LN": PRE_LN}
 ALPHA = "1.25"
@@ -39,7 +43,7 @@ TYPE_FLAGS = {name: flags_of(name) for name in TYPES}
 
 
 class ServedModels:
-    """Checkpoints of models that are not trained, and texts to translate.
+    """Checkpoints with trained parameters, and texts to translate.
 
     Args:
         folder: For all of them.
@@ -53,14 +57,24 @@ class ServedModels:
         self.lm_data.mkdir()
         shutil.copy(self.data / "binary" / "dict.en.txt", self.lm_data / "dict.txt")
         rng = random.Random(5)
-        self.lines = [*draw(rng, 20, 1, 8), *draw(rng, 20, 9, 16)]
+        self.lines = [*map(spell, [*draw(rng, 20, 1, LONGEST), *draw(rng, 20, LONGEST, 16)])]
         self.text = folder / "text.en"
         self.text.write_text("".join(f"{line}\n" for line in self.lines), encoding="utf-8")
+
+    @functools.cache  # noqa: B019 lives as long as the tests
+    def trained(self, norm: str) -> dict[str, torch.Tensor]:
+        """Parameters of a model that has learned the task halfway: no two sources have the same
+        translation, and most of those longer than in training end."""
+        path = self.folder / f"trained-{norm}.pt"
+        flags = (*TYPE_FLAGS["cape"], "--dropout", 0, *NORMS[norm])
+        save_fairseq(self.data, path, *flags)
+        return train(path, self.data, updates=150)
 
     def save(
         self, name: str, norm: str, *flags: object, separate: bool = False, admin: bool = False
     ) -> Path:
-        """A checkpoint with these flags.
+        """A checkpoint with these flags: begins with the trained parameters, where it has them, and
+        goes on for some updates, so that translations end here, too.
 
         Args:
             name: Of the file.
@@ -73,24 +87,16 @@ class ServedModels:
         path = self.folder / f"{name}-{norm}.pt"
         save_fairseq(corpus, path, *flags, *NORMS[norm], shared=not separate)
         state = torch.load(path, weights_only=True)
+        own = state["model"]
+        for parameter, value in self.trained(norm).items():
+            if parameter in own and own[parameter].shape[1:] == value.shape[1:]:
+                own[parameter][: len(value)] = value  # a dictionary may have more words
         if admin:
             _add_admin(state)
-        let_end(state["model"])
+        torch.save(state, path)
+        state["model"] = train(path, corpus, updates=15)
         torch.save(state, path)
         return path
-
-
-def let_end(parameters: dict[str, torch.Tensor]) -> None:
-    """Changes the last norm of a decoder so that scores differ clearly, many translations end by
-    themselves, and none has a symbol that is no word."""
-    norm = "decoder.layer_norm"
-    if f"{norm}.weight" not in parameters:
-        norm = f"decoder.layers.{SIZES['layers'] - 1}.final_layer_norm"
-    words = parameters["decoder.output_projection.weight"]
-    parameters[f"{norm}.weight"] *= 4
-    for index in range(FIRST_WORD):
-        score = 4 if index == EOS else -12
-        parameters[f"{norm}.bias"] += score * words[index] / words[index].square().sum()
 
 
 def _add_admin(state: dict[str, Any]) -> None:
@@ -114,9 +120,40 @@ def write_dictionaries(folder: Path, source: str, target: str) -> Path:
     return folder
 
 
-def draw(rng: random.Random, count: int, low: int, high: int) -> list[str]:
-    """Lines of words, `low` to `high` in each: ``w3 w14``."""
-    return [
-        " ".join(f"w{rng.randrange(WORDS)}" for _ in range(rng.randint(low, high)))
-        for _ in range(count)
-    ]
+def draw(
+    rng: random.Random, count: int, low: int, high: int, words: int = WORDS
+) -> list[list[int]]:
+    """Rows of numbers of words, `low` to `high` in each."""
+    return [[rng.randrange(words) for _ in range(rng.randint(low, high))] for _ in range(count)]
+
+
+def spell(row: list[int]) -> str:
+    """``w3 w14``"""
+    return " ".join(f"w{number}" for number in row)
+
+
+def train(path: Path, data: Path, updates: int) -> dict[str, torch.Tensor]:
+    """Trains the model of a checkpoint on sources of up to :data:`LONGEST` words, each of which
+    becomes the next word of the dictionary; gives its parameters."""
+    model, task = load(path, data / "binary")
+    model.train()
+    torch.manual_seed(1)
+    rng, rate = random.Random(0), 5e-3
+    count = len(task.source_dictionary) - FIRST_WORD
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    for update in range(updates):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1, (update + 1) / 30) * (1 - update / updates) ** 0.5
+        rows = draw(rng, 48, 1, LONGEST, count)
+        words = [[FIRST_WORD + (number + 1) % count for number in row] for row in rows]
+        rows = [[*(FIRST_WORD + number for number in row), EOS] for row in rows]
+        source = pad(rows, left=True)
+        logits, _ = model(
+            source, source.ne(PAD).sum(1), pad([[EOS, *row] for row in words], left=False)
+        )
+        wanted = pad([[*row, EOS] for row in words], left=False)
+        loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
