@@ -157,6 +157,7 @@ def test_source_and_target_may_have_vocabularies_of_their_own(corpus, tmp_path):
         decoder_start_token_id=target["<pad>"],
         pad_token_id=target["<pad>"],
     )
+    model.generation_config.bad_words_ids = None
     model.save_pretrained(source)
     out = export(source, tmp_path / "out")
     names = json.loads((out / "target_vocabulary.json").read_text("utf-8"))

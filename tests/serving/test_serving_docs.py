@@ -28,11 +28,10 @@ from fairseq_user_dir.serving.source_checkpoint import translate as translate_by
 from hf_models.convert import convert
 from recipes.lab.subwords import SentencePiece
 from recipes.vit.data import eight_bits
-from tests.support import served
 from tests.support.engines import run_program
 from tests.support.hf import VIT
 from tests.support.served_fairseq import train
-from tests.support.translation_models import save_fairseq, save_language_model
+from tests.support.translation_models import copy_to_hugging_face, save_fairseq, save_language_model
 from tests.support.whisper import save_with_processor
 
 for _engine in ("ctranslate2", "faster_whisper", "onnxruntime"):
@@ -63,10 +62,7 @@ def place(corpus, tmp_path_factory):
     pieces = SentencePiece(corpus.spm)
     lines = [pieces.encode(source) for source, _ in corpus.pairs[:20]]
     (folder / "test.en").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    tokenizer = corpus.tokenizer("marian")
-    settings = {"type": "cape", "source_scale": 1.25}
-    served.build("marian", tokenizer, settings).save_pretrained(folder / "marian")
-    tokenizer.save_pretrained(folder / "marian")
+    copy_to_hugging_face(folder, folder / "checkpoint_best.pt", folder / "marian")
     VIT.build({"type": "cape"}).save_pretrained(folder / "vit")
     # the model takes images of any size
     ViTImageProcessor(do_resize=False).save_pretrained(folder / "vit")

@@ -91,8 +91,9 @@ class Corpus:
 
 
 def build(family, tokenizer, settings, **sizes):
-    """A model for a tokenizer, which is not trained: many translations end by themselves, none has a
-    token twice behind itself or one that is no word; sentences may be longer than learned tables."""
+    """A model for a tokenizer, which is not trained: many translations end by themselves, none has
+    the same two tokens twice or a token that is no word; sentences may be longer than learned
+    tables."""
     numbers = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
     start = numbers["eos"] if family in ("m2m_100", "bart") else numbers["pad"]
     if family == "mbart":  # a translation starts with the code of its language
@@ -108,8 +109,8 @@ def build(family, tokenizer, settings, **sizes):
             model.get_decoder().layer_norm.bias += 4 * end / end.square().sum()
         else:
             model.final_logits_bias.normal_(std=0.3)[0, model.config.eos_token_id] = 4.0
-    numbers = {*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
-    banned = {*range(words)} - numbers - {model.config.eos_token_id}
+    known = {*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
+    banned = {*range(words)} - known - {model.config.eos_token_id}
     model.generation_config.update(
         bad_words_ids=[[number] for number in sorted(banned)],
         max_length=None,
