@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     BitImageProcessor,
+    GenerationConfig,
     ViTImageProcessor,
 )
 
@@ -29,6 +30,7 @@ from hf_models.convert import convert
 from recipes.lab.subwords import SentencePiece
 from recipes.vit.data import eight_bits
 from tests.support.engines import run_program
+from tests.support.fairseq_models import PAD
 from tests.support.hf import VIT
 from tests.support.served_fairseq import train
 from tests.support.translation_models import copy_to_hugging_face, save_fairseq, save_language_model
@@ -63,6 +65,9 @@ def place(corpus, tmp_path_factory):
     lines = [pieces.encode(source) for source, _ in corpus.pairs[:20]]
     (folder / "test.en").write_text("\n".join(lines) + "\n", encoding="utf-8")
     copy_to_hugging_face(folder, folder / "checkpoint_best.pt", folder / "marian")
+    settings = GenerationConfig.from_pretrained(folder / "marian")
+    settings.update(decoder_start_token_id=PAD, bad_words_ids=[[PAD]])  # as Marian's
+    settings.save_pretrained(folder / "marian")
     VIT.build({"type": "cape"}).save_pretrained(folder / "vit")
     # the model takes images of any size
     ViTImageProcessor(do_resize=False).save_pretrained(folder / "vit")
