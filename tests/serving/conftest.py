@@ -1,4 +1,4 @@
-"""What several files of these tests serve, and the interpreter that they serve it in."""
+"""What several files of these tests serve."""
 
 import pytest
 
@@ -17,11 +17,3 @@ def corpus(tmp_path_factory):
     from tests.support.served import Corpus
 
     return Corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="session")
-def python(tmp_path_factory):
-    """An interpreter that has the engines, and neither torch nor this package."""
-    from tests.support.engines import engine_python
-
-    return engine_python(tmp_path_factory.mktemp("engines") / "venv")

@@ -5,9 +5,8 @@ from itertools import pairwise
 import pytest
 
 from cape_plugins.serving.ctranslate2_check import Hypothesis, compare, read_sentences
-from cape_plugins.serving.ctranslate2_readme import LANGUAGE_MODEL, precision_notes, readme
+from cape_plugins.serving.ctranslate2_readme import precision_notes
 from cape_plugins.serving.templates import fill
-from cape_plugins.settings.arguments import FAIRSEQ
 
 LENGTHS = (7, 3)  # of the sources of HOST
 HOST = [Hypothesis(("a", "b"), -0.5, True), Hypothesis(("c",), -0.25, True)]
@@ -116,13 +115,3 @@ def test_a_precision_that_the_processor_does_not_have_is_told():
     assert "int8_bfloat16 is converted" in note
     assert precision_notes("int16", with_mkl) == precision_notes("int8", without) == []
     assert precision_notes(None, without) == precision_notes("float32", without) == []
-
-
-@pytest.mark.parametrize("quantization", [None, "int8", "int16"])
-def test_readme_tells_what_rounding_changes_and_where_int16_is_int8(quantization):
-    words = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "start": "</s>"}
-    more = {"title": "A model", "packages": "ctranslate2", **words}
-    text = readme(FAIRSEQ, LANGUAGE_MODEL, {"target": 9}, quantization, **more)
-    assert f"weights {quantization or 'float32'}." in text
-    assert ("Weights are rounded" in text) == (quantization not in (None, "float32"))
-    assert ("without MKL" in text) == (quantization == "int16")

@@ -1,7 +1,6 @@
 """Translation models of Hugging Face as folders for CTranslate2: the same tokens and scores, at any
 length, in an interpreter that has the engine alone; and what is refused."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -176,57 +175,12 @@ def test_source_and_target_may_have_vocabularies_of_their_own(corpus, tmp_path):
     torch.testing.assert_close(torch.tensor(result.log_probs[:3]), scores, atol=1e-5, rtol=0)
 
 
-# ---- length --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["abspos", "relpos"])
-def test_scores_of_thousands_of_tokens_are_those_of_the_model(name, saved, tmp_path):
-    source = saved("marian", TEXT[name], init_std=0.1)
-    rows = ("--max-source-tokens", "2001", "--max-target-tokens", "1501")
-    out = export(source, tmp_path / "out", *rows)
-    model, tokenizer = loaded(source)
-    generator = torch.Generator().manual_seed(0)
-    eos, start = model.config.eos_token_id, model.config.decoder_start_token_id
-    ids = [torch.randint(6, 50, (size,), generator=generator) for size in (1999, 1500)]
-    ids = [torch.cat((row, torch.tensor([eos]))) for row in ids]
-    with torch.no_grad():
-        given = torch.cat((torch.tensor([start]), ids[1][:-1]))
-        logits = model(ids[0][None], decoder_input_ids=given[None]).logits[0]
-    banned = [number for (number,) in model.generation_config.bad_words_ids]
-    bias = torch.zeros(logits.shape[1])
-    bias[banned] = -torch.inf
-    expected = (logits + bias).log_softmax(-1)[torch.arange(len(given)), ids[1]]
-    texts = [[tokenizer.convert_ids_to_tokens(row.tolist())] for row in ids]
-    texts[1] = [texts[1][0][:-1]]  # the engine adds EOS
-    translator = ctranslate2.Translator(str(out))
-    (result,) = translator.score_batch(*texts, max_input_length=0)
-    torch.testing.assert_close(torch.tensor(result.log_probs), expected, atol=1e-5, rtol=1e-5)
-    (cut,) = translator.score_batch(*texts)  # both sides, without a word
-    assert len(cut.log_probs) == 1024
-    assert (torch.tensor(cut.log_probs[:1000]) - expected[:1000]).abs().max() > 1e-3
-
-
-def test_a_table_ends_with_an_error(marian):
-    _, out = marian
-    translator = ctranslate2.Translator(str(out))
-    longest = [*["▁f"] * (ROWS - 2), "</s>"]  # and the BOS hint
-    options = {"max_input_length": 0, "max_decoding_length": 5}
-    assert translator.translate_batch([longest], **options)
-    with pytest.raises(RuntimeError, match="No position encodings are defined"):
-        translator.translate_batch([["▁f", *longest]], **options)
-    endless = {"beam_size": 1, "min_decoding_length": ROWS}
-    (result,) = translator.translate_batch([["▁f"]], max_decoding_length=ROWS, **endless)
-    assert len(result.hypotheses[0]) == ROWS
-    with pytest.raises(RuntimeError, match="No position encodings are defined"):
-        translator.translate_batch([["▁f"]], max_decoding_length=ROWS + 1, **endless)
-
-
 # ---- the folder ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["marian", "m2m_100", "mbart"])
-def test_the_program_of_the_readme_runs_with_the_engine_alone(family, saved, python, tmp_path):
+def test_the_program_of_the_readme_runs_with_the_engine_alone(family, saved, tmp_path):
     """With pieces of sentencepiece, a prefix of the target, and tokenizers."""
     source, file = saved(family, TEXT["cape"]), tmp_path / "text"
     translation, options = loaded(source), {}
@@ -244,7 +198,7 @@ def test_the_program_of_the_readme_runs_with_the_engine_alone(family, saved, pyt
     assert not list(out.glob("*.safetensors"))
     texts = sentences(10)
     file.write_text("\n".join(texts) + "\n", "utf-8")
-    printed = run_program(python, program_of(out), out, file).splitlines()
+    printed = run_program(program_of(out), out, file).splitlines()
     host, _ = both(source, out, texts, **options)
     ended = [number for number, hypothesis in enumerate(host) if hypothesis.ended]
     for number in ended:
@@ -290,20 +244,6 @@ def test_models_in_half_precision_become_folders_in_float32(marian, tmp_path, ca
     assert sizes[0] > 0.99 * sizes[1]
 
 
-def test_quantization_is_checked_but_not_refused(marian, tmp_path, capsys):
-    source, out = marian
-    files = {path: hashlib.sha256(path.read_bytes()).digest() for path in source.iterdir()}
-    (tmp_path / "text").write_text("\n".join(sentences(10)), "utf-8")
-    check = ("--check", str(tmp_path / "text"))
-    small = export(source, tmp_path / "out", "--quantization", "int8", *check)
-    report = re.search(r"check: (\d+) of (\d+) translations of sources", capsys.readouterr().out)
-    assert int(report[2]) > 5
-    assert "weights int8" in (small / "README.md").read_text("utf-8")
-    sizes = [(folder / "model.bin").stat().st_size for folder in (small, out)]
-    assert sizes[0] < 0.8 * sizes[1]
-    assert files == {p: hashlib.sha256(p.read_bytes()).digest() for p in source.iterdir()}
-
-
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -333,13 +273,6 @@ def test_stock_models_damaged_ones_and_those_without_tokenizer_are_refused(
     assert "tokenizer.save_pretrained" in refusal(capsys, "ctranslate2", bare, tmp_path / "out")
     (bare / "model.safetensors").write_bytes(b"damaged")
     assert "cannot be read" in refusal(capsys, "ctranslate2", bare, tmp_path / "out")
-
-
-def test_sentences_longer_than_the_table_are_not_checked(marian, tmp_path, capsys):
-    (tmp_path / "text").write_text(" ".join(sentences(5)), "utf-8")
-    check = ("--check", tmp_path / "text", "--max-source-tokens", "20")
-    error = refusal(capsys, "ctranslate2", marian[0], tmp_path / "out", *check)
-    assert "give --max-source-tokens" in error
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ faster-whisper and by the engine alone."""
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -180,9 +179,9 @@ def greedy(model, features, prompt, eos):
 
 
 @pytest.mark.slow
-def test_the_program_of_the_readme_runs_with_the_engine_alone(trained, exported, python, tmp_path):
+def test_the_program_of_the_readme_runs_with_the_engine_alone(trained, exported, tmp_path):
     soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
-    told = run_program(python, program_of(exported), exported, tmp_path / "recording.wav")
+    told = run_program(program_of(exported), exported, tmp_path / "recording.wav")
     assert told.strip() == read(trained, 1)[1].strip()
 
 
@@ -219,16 +218,6 @@ def test_centred_positions_fit_recordings_of_one_length(stock, tmp_path):
         encoded = torch.from_numpy(np.array(engine.encode(view(noise(frames)))))
         difference = (states(recognition, noise(frames)) - encoded).abs().max()
         assert (difference < 1e-5) == (frames == 3000)
-
-
-def test_models_in_half_precision_become_folders_in_float32(trained, check, tmp_path, capsys):
-    source = tmp_path / "model"
-    shutil.copytree(trained, source)
-    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(trained)
-    model.bfloat16().save_pretrained(source)
-    export("ctranslate2", source, tmp_path / "out", *check)
-    same, tokens = checked(capsys)
-    assert same == tokens > 1
 
 
 def test_check_compares_a_text_that_does_not_end(endless, check, tmp_path, capsys):

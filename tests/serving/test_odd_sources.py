@@ -126,16 +126,6 @@ def test_a_configuration_that_names_no_class(command, tmp_path, capsys):
     assert "holds a model without architecture" in refusal(command, source, capsys)
 
 
-def test_int16_is_told_to_be_int8_where_there_is_no_mkl(saved, tmp_path, capsys, monkeypatch):
-    engine = pytest.importorskip("ctranslate2")
-    for number, types in enumerate(({"int8"}, {"int8", "int16"})):
-        monkeypatch.setattr(engine, "get_supported_compute_types", lambda _, types=types: types)
-        words = [str(saved), str(tmp_path / str(number)), "--quantization", "int16"]
-        main(["export", "ctranslate2", *words])
-        said = capsys.readouterr().out
-        assert ("int16 is computed in int8 on this machine" in said) == ("int16" not in types)
-
-
 class Foreign:
     """What no file of weights has, and torch refuses to load."""
 

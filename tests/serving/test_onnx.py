@@ -68,23 +68,23 @@ def test_recordings_of_any_length(ctc, frames):
         assert (other["logits"] - actual["logits"]).abs().max() > 1e-3
 
 
-def test_programs_of_the_readme_need_nothing_but_the_engine(vit, ctc, python, tmp_path):
+def test_programs_of_the_readme_need_nothing_but_the_engine(vit, ctc, tmp_path):
     model, out = vit
     image = np.random.default_rng(1).normal(size=(3, 24, 56)).astype(np.float32)
     np.save(tmp_path / "image.npy", image)
-    printed = run_program(python, program_of(out), tmp_path / "image.npy", cwd=out)
+    printed = run_program(program_of(out), tmp_path / "image.npy", cwd=out)
     with torch.no_grad():
         assert int(printed) == model(torch.from_numpy(image)[None]).logits.argmax().item()
     model, out = ctc
     frames = np.random.default_rng(1).normal(size=(1, 61, 8)).astype(np.float32)
     np.save(tmp_path / "frames.npy", frames)
-    printed = run_program(python, program_of(out), tmp_path / "frames.npy", cwd=out)
+    printed = run_program(program_of(out), tmp_path / "frames.npy", cwd=out)
     with torch.no_grad():
         best = model(torch.from_numpy(frames)).logits[0].argmax(-1)
     best = [token for token in torch.unique_consecutive(best).tolist() if token != 0]
     assert best
     assert [int(token) for token in printed.split()] == best
-    assert run_program(python, program_of(out), cwd=out)  # as it stands
+    assert run_program(program_of(out), cwd=out)  # as it stands
 
 
 @pytest.mark.parametrize("family", ["bert", "speech_to_text"])
@@ -150,14 +150,14 @@ def test_greedy_translations_are_those_of_the_model(translation, side):
         assert greedy(out, alone, [PAD], EOS, STEPS, never=[PAD]) == [tokens]
 
 
-def test_program_of_the_readme_translates_with_the_engine_alone(translation, python):
+def test_program_of_the_readme_translates_with_the_engine_alone(translation):
     model, out = translation
     for length in SENTENCES[:2]:
         given = sentences(lengths=(length,))
         (expected,) = generated(model, 256, **given)
-        printed = run_program(python, program_of(out), *given["input_ids"][0].tolist(), cwd=out)
+        printed = run_program(program_of(out), *given["input_ids"][0].tolist(), cwd=out)
         assert up_to([int(token) for token in printed.split()], EOS) == expected
-    assert run_program(python, program_of(out), cwd=out)  # as it stands
+    assert run_program(program_of(out), cwd=out)  # as it stands
     files = {"README.md", "decoder.onnx", "encoder.onnx", "generation_config.json"}
     assert {path.name for path in out.iterdir()} == files
 
@@ -171,7 +171,7 @@ def whisper(tmp_path_factory):
     return model, export_saved(model, tmp_path_factory.mktemp("whisper"), "--check")
 
 
-def test_greedy_transcripts_are_those_of_the_model(whisper, python, tmp_path):
+def test_greedy_transcripts_are_those_of_the_model(whisper, tmp_path):
     """Of recordings with padding, at their natural length, and of one by the README's program."""
     model, out = whisper
     end, pad = SPECIAL["eos_token_id"], SPECIAL["pad_token_id"]
@@ -185,7 +185,7 @@ def test_greedy_transcripts_are_those_of_the_model(whisper, python, tmp_path):
     prompt = [57, GENERATION["lang_to_id"]["<|en|>"], GENERATION["task_to_id"]["transcribe"], 60]
     assert greedy(out, given, prompt, end, 12) == expected
     np.save(tmp_path / "frames.npy", RAGGED[1:2, :, : LENGTHS[1]].numpy())
-    printed = run_program(python, program_of(out), tmp_path / "frames.npy", cwd=out)
+    printed = run_program(program_of(out), tmp_path / "frames.npy", cwd=out)
     assert up_to([int(token) for token in printed.split()], end)[:12] == expected[1]
 
 
@@ -195,7 +195,7 @@ def language_model(tmp_path_factory):
     return model, export_saved(model, tmp_path_factory.mktemp("llama"))
 
 
-def test_texts_go_on_as_those_of_the_model(language_model, python):
+def test_texts_go_on_as_those_of_the_model(language_model):
     """Of a batch that is padded on the left, and of one text by the README's program."""
     model, out = language_model
     given = sentences(True, (9, 6, 1))
@@ -213,5 +213,5 @@ def test_texts_go_on_as_those_of_the_model(language_model, python):
         seen, mask = torch.cat((seen, mask), 1), torch.ones_like(new)
         chosen.append(new)
     assert [up_to(row, EOS) for row in torch.cat(chosen, 1).tolist()] == expected
-    printed = run_program(python, program_of(out), *given["input_ids"][0].tolist(), cwd=out)
+    printed = run_program(program_of(out), *given["input_ids"][0].tolist(), cwd=out)
     assert up_to([int(token) for token in printed.split()], EOS)[:20] == expected[0]

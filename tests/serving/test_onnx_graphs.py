@@ -2,7 +2,6 @@
 export: its check compares a graph with its part, and these tests the part with the model; and what
 is refused."""
 
-import json
 import sys
 from types import SimpleNamespace
 
@@ -100,20 +99,6 @@ def test_half_precision_becomes_float32(tmp_path):
     assert {weight.dtype for weight in onnx.load(tmp_path).parameters()} == {torch.float32}
 
 
-def test_extractor_of_this_package_becomes_the_stock_one(tmp_path):
-    source, out = tmp_path / "source", tmp_path / "out"
-    source.mkdir()
-    out.mkdir()
-    settings = {"feature_extractor_type": "CapeWhisperFeatureExtractor", "feature_size": 8}
-    for name in ("preprocessor_config.json", "config.json"):
-        (source / name).write_text(json.dumps(settings), "utf-8")
-    onnx.copy_other_files(source, out)
-    onnx.choose_extractor(out, at_natural_length=False)
-    assert [path.name for path in out.iterdir()] == ["preprocessor_config.json"]
-    saved = json.loads((out / "preprocessor_config.json").read_text("utf-8"))
-    assert saved["feature_extractor_type"] == "WhisperFeatureExtractor"
-
-
 def test_program_of_the_readme_follows_the_settings_of_generation(monkeypatch, capsys):
     """With an engine that wants the tokens 7, 8, 9 and the end, in this order."""
     model = small("marian", "cape")
@@ -146,15 +131,6 @@ def test_program_of_the_readme_follows_the_settings_of_generation(monkeypatch, c
     exec(program_in(readme(model, files, 20)), {})
     assert calls[1:] == [[[PAD, 5]], [[9]], [[8]]]
     assert capsys.readouterr().out.split() == ["9", "8", str(EOS)]
-
-
-def test_settings_that_the_program_does_not_have_are_told():
-    model = small("marian", "cape")
-    model.generation_config.update(num_beams=4, no_repeat_ngram_size=3)
-    inputs = [("input_ids", "", []), ("past_0_key", "", ["batch", 4, "past", 8])]
-    text = readme(model, [Described("e", inputs[:1], []), Described("d", inputs, [])], 20)
-    told = "except that generation_config.json has num_beams=4, no_repeat_ngram_size=3, which it"
-    assert told in " ".join(text.split())
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -110,8 +110,8 @@ def save_models_of_fairseq(corpus, folder):
 
 
 @pytest.mark.slow
-def test_translator_gives_the_translations_of_fairseq(place, python):
-    printed = run_program(python, program("translate_batch"), cwd=place).splitlines()
+def test_translator_gives_the_translations_of_fairseq(place):
+    printed = run_program(program("translate_batch"), cwd=place).splitlines()
     pieces = SentencePiece(place / "sentencepiece.model")
     source = load_source(place / "checkpoint_best.pt", str(place / "data-bin"))
     lines = [pieces.encode(sentence) for sentence in SENTENCES]
@@ -121,8 +121,8 @@ def test_translator_gives_the_translations_of_fairseq(place, python):
 
 
 @pytest.mark.slow
-def test_generator_continues_and_scores_texts(place, python):
-    text, score = run_program(python, program("generate_batch"), cwd=place).splitlines()
+def test_generator_continues_and_scores_texts(place):
+    text, score = run_program(program("generate_batch"), cwd=place).splitlines()
     source = load_source(place / "language_model.pt", str(place / "data-bin"))
     assert text
     (expected,) = score_by_fairseq(source, [text])
@@ -131,13 +131,13 @@ def test_generator_continues_and_scores_texts(place, python):
 
 
 @pytest.mark.slow
-def test_transcription_has_times_and_text(place, python):
-    printed = run_program(python, program("faster_whisper"), cwd=place)
+def test_transcription_has_times_and_text(place):
+    printed = run_program(program("faster_whisper"), cwd=place)
     assert re.match(r"\d+\.\d\d \d+\.\d\d ", printed)
 
 
 @pytest.mark.slow
-def test_graphs_translate_as_the_model_does(place, python):
+def test_graphs_translate_as_the_model_does(place):
     code = program("encoder, decoder")
     (sentence,) = re.findall(r'encode\("(.*?)"', code)
     model = AutoModelForSeq2SeqLM.from_pretrained(place / "marian")
@@ -147,11 +147,11 @@ def test_graphs_translate_as_the_model_does(place, python):
     assert 2 < len(tokens) < 256
     assert tokens[-1] == tokenizer.eos_token_id
     expected = tokenizer.decode(tokens, skip_special_tokens=True)
-    assert run_program(python, code, cwd=place).strip() == expected
+    assert run_program(code, cwd=place).strip() == expected
 
 
 @pytest.mark.slow
-def test_graph_classifies_an_image_as_the_model_does(place, python, tmp_path):
+def test_graph_classifies_an_image_as_the_model_does(place, tmp_path):
     """Though it was turned by a camera."""
     image = Image.open(place / "image.png").convert("RGB")
     exif = Image.Exif()
@@ -164,7 +164,7 @@ def test_graph_classifies_an_image_as_the_model_does(place, python, tmp_path):
     best, second = scores.topk(2).values
     assert best - second > 1e-2
     (tmp_path / "classifier").symlink_to(place / "classifier")
-    printed = run_program(python, program("image.png"), cwd=tmp_path)
+    printed = run_program(program("image.png"), cwd=tmp_path)
     assert int(printed) == scores.argmax()
 
 

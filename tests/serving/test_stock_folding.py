@@ -30,6 +30,8 @@ def test_folded_copy_computes_the_same(name, options):
     source, previous = batch()
     inputs = (source, source.ne(PAD).sum(1), previous)
     torch.testing.assert_close(copied(*inputs)[0], model(*inputs)[0], atol=1e-5, rtol=0)
+    pointers = {value.data_ptr() for value in model.state_dict().values() if value.numel()}
+    assert not pointers & {value.data_ptr() for value in copied.state_dict().values()}
     assert not [key for key in copied.state_dict() if ".admin." in key]
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 

@@ -145,22 +145,6 @@ def test_programs_of_readmes_run_without_this_package(tmp_path):
     assert all(text.startswith(("tensor(", "[[")) for text in printed), printed
 
 
-def test_a_longer_table_and_its_end(tmp_path):
-    model = FAMILIES["bart"].build(settings_of("bart", "cape")).eval()
-    model.save_pretrained(tmp_path / "model")
-    rows = model.config.max_position_embeddings + 20
-    out = export("stock", tmp_path / "model", tmp_path / "out", "--max-tokens", rows)
-    stock = transformers.BartForConditionalGeneration.from_pretrained(out).eval()
-    ids, words = torch.randint(4, 30, (1, rows - 1)), torch.randint(4, 30, (1, rows))
-    bos = torch.full((1, 1), model.get_encoder().bos_token)
-    with torch.no_grad():
-        expected = model(input_ids=ids, decoder_input_ids=words).logits
-        got = stock(input_ids=torch.cat((bos, ids), 1), decoder_input_ids=words).logits
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
-    with pytest.raises(IndexError):
-        stock(input_ids=torch.cat((bos, bos, ids), 1), decoder_input_ids=words)
-
-
 def test_program_goes_on_with_prompts_of_several_lengths(tmp_path, monkeypatch, capsys):
     """As the model goes on with each of them alone."""
     model = FAMILIES["llama"].build({"type": "cape"}).eval()

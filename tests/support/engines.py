@@ -1,18 +1,28 @@
-"""Exports, their refusals, and an interpreter that has the engines and nothing else, which must do
-for an exported folder."""
+"""Exports, their refusals, and an interpreter that has the engines alone, which must do for an
+exported folder."""
 
 import re
 import subprocess
-import venv
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+import sys
 from pathlib import Path
 
 import pytest
 
 from cape_plugins.cli import main
 
-ABSENT = ("torch", "fairseq", "transformers", "cape_plugins", "fairseq_user_dir", "hf_models")
-ENGINES = ("ctranslate2", "faster-whisper", "onnxruntime", "sentencepiece", "tokenizers", "pillow")
+_ALONE = """
+import sys
+
+class Refuses:
+    def find_spec(self, name, *more):
+        if name.split(".")[0] in (
+            *("torch", "fairseq", "transformers", "safetensors"),
+            *("cape_plugins", "fairseq_user_dir", "hf_models", "recipes"),
+        ):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Refuses())
+"""
 
 
 def export(engine, source, out, *options):
@@ -34,22 +44,6 @@ def refusal(capsys, engine, source, out, *options):
     return error
 
 
-def engine_python(folder):
-    """The interpreter of a new virtual environment that has the engines and what they require,
-    linked to the installed ones: made in a second and without a network."""
-    venv.create(folder, with_pip=False, symlinks=True)
-    (packages,) = Path(folder).glob("lib/python*/site-packages")
-    for known in _with_requirements(ENGINES):
-        for top in {file.parts[0] for file in known.files or () if ".." not in file.parts}:
-            place = Path(known.locate_file(top))
-            if top != "__pycache__" and not (packages / top).exists():
-                (packages / top).symlink_to(place)
-    python = Path(folder, "bin", "python")
-    look = f"from importlib.util import find_spec; print([*filter(find_spec, {ABSENT})])"
-    assert run_program(python, look).strip() == "[]"
-    return python
-
-
 def program_of(folder):
     """The Python program in the README of an exported folder."""
     return program_in(Path(folder, "README.md").read_text(encoding="utf-8"))
@@ -61,26 +55,13 @@ def program_in(readme):
     return program
 
 
-def run_program(python, text, *args, cwd=None):
-    """What a Python program prints, in an interpreter of :func:`engine_python`."""
+def run_program(text, *args, cwd=None):
+    """What a Python program prints where nothing but the engines can be imported."""
     done = subprocess.run(
-        [python, "-I", "-c", text, *map(str, args)], capture_output=True, text=True, cwd=cwd
+        [sys.executable, "-I", "-c", _ALONE + text, *map(str, args)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def _with_requirements(names) -> list[Distribution]:
-    known, waiting = {}, list(names)
-    while waiting:
-        name = waiting.pop()
-        if name in known:
-            continue
-        try:
-            known[name] = distribution(name)
-        except PackageNotFoundError:
-            continue  # for another platform or Python
-        for required in known[name].requires or ():
-            if "extra ==" not in required:
-                waiting.append(re.match(r"[\w.-]+", required).group().lower())
-    return list(known.values())
