@@ -5,10 +5,7 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
-import time
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -141,54 +138,24 @@ def test_other_errors_are_not_called_a_full_disk(tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["of the other"]
 
 
-WAITING = """
-import signal, sys, time
-from pathlib import Path
-from cape_plugins.serving.output import complete_folder
-
-if sys.argv[2:]:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-with complete_folder(Path(sys.argv[1])) as folder:
-    (folder / "half").touch()
-    while not Path(sys.argv[1] + ".go").exists():
-        time.sleep(0.01)
-"""
-
-
-@pytest.fixture
-def waiting(tmp_path):
-    """Starts a process that writes a folder, and waits for it in the midst of that."""
-    processes = []
-
-    def start(*words):
-        command = [sys.executable, "-c", WAITING, tmp_path / "new" / "out", *words]
-        processes.append(subprocess.Popen(command))
-        while not list(tmp_path.glob("new/.out.*/half")):
-            assert processes[-1].poll() is None
-            time.sleep(0.01)
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.slow
-def test_a_process_that_is_told_to_end_leaves_nothing(waiting, tmp_path):
-    process = waiting()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
+def test_a_process_that_is_told_to_end_leaves_nothing(tmp_path):
+    with pytest.raises(SystemExit) as ended, complete_folder(tmp_path / "new" / "out") as folder:
+        (folder / "half").touch()
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_signal_that_is_ignored_stays_so(waiting, tmp_path):
-    process = waiting("nohup")
-    process.send_signal(signal.SIGHUP)
-    (tmp_path / "new" / "out.go").touch()
-    assert process.wait(60) == 0
-    assert [path.name for path in (tmp_path / "new" / "out").iterdir()] == ["half"]
+def test_a_signal_that_is_ignored_stays_so(tmp_path):
+    """As nohup wants it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with complete_folder(tmp_path / "out") as folder:
+            signal.raise_signal(signal.SIGHUP)
+            (folder / "file").touch()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (tmp_path / "out" / "file").exists()
 
 
 def test_folders_are_written_in_threads_too(tmp_path):

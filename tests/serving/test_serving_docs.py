@@ -241,13 +241,6 @@ def test_images_of_more_than_8_bits_are_scaled_as_in_the_recipe(name, tmp_path, 
     np.testing.assert_allclose(Session.given, expected, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_every_command_has_written_a_folder_with_its_readme(place):
-    folders = [shlex.split(command)[3] for command in commands()]
-    assert len({*folders}) == len(folders) >= 8
-    assert all((place / folder / "README.md").is_file() for folder in folders)
-
-
 def test_no_program_cuts_inputs_without_a_word():
     """By its default CTranslate2 does, after 1024 tokens."""
     calls = re.findall(r"\.(?:translate|score)_batch\((.*?)\)\n", PAGE.read_text("utf-8"), re.S)
