@@ -139,9 +139,13 @@ def test_other_errors_are_not_called_a_full_disk(tmp_path):
 
 
 def test_a_process_that_is_told_to_end_leaves_nothing(tmp_path):
-    with pytest.raises(SystemExit) as ended, complete_folder(tmp_path / "new" / "out") as folder:
-        (folder / "half").touch()
-        signal.raise_signal(signal.SIGTERM)
+    def write():
+        with complete_folder(tmp_path / "new" / "out") as folder:
+            (folder / "half").touch()
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        write()
     assert ended.value.code == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
 
