@@ -88,7 +88,7 @@ def exported(models, tmp_path_factory):
     texts = [" ".join(["w1"] * count) for count in (TABLE - 2, TABLE - 1)]
     programs += [(out, program_of(out), line) for out in ends for line in texts]
     checkpoint = save_language_model(models.lm_data, folder / "lm.pt", *CAPE[:2])
-    scores = [sum(line[:-1]) for line in score(load_source(checkpoint), lines)]
+    scores = [sum(line) for line in score(load_source(checkpoint), lines)]
     out = export("stock", checkpoint, folder / "lm")
     programs.append((out, program_of(out), "\n".join(lines)))
     printed = iter(run_without_package(programs, folder))
