@@ -1,4 +1,4 @@
-"""Models that several files of these tests serve."""
+"""What several files of these tests serve."""
 
 import pytest
 
@@ -9,3 +9,11 @@ def models(tmp_path_factory):
     from tests.support.served_fairseq import ServedModels
 
     return ServedModels(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """Texts and pieces of them."""
+    from tests.support.served import Corpus
+
+    return Corpus(tmp_path_factory.mktemp("corpus"))

@@ -1,10 +1,12 @@
-"""The comparison of translations by a host and by ctranslate2."""
+"""The comparison of translations by a host and by ctranslate2, and READMEs of exported folders."""
 
 from itertools import pairwise
 
 import pytest
 
 from cape_plugins.serving.ctranslate2_check import Hypothesis, compare, read_sentences
+from cape_plugins.serving.ctranslate2_readme import precision_notes
+from cape_plugins.serving.templates import fill
 
 LENGTHS = (7, 3)  # of the sources of HOST
 HOST = [Hypothesis(("a", "b"), -0.5, True), Hypothesis(("c",), -0.25, True)]
@@ -21,14 +23,6 @@ def test_a_difference_is_an_error_unless_weights_were_rounded(values):
         with pytest.raises(ValueError, match="computes something else than the model"):
             compare(HOST, changed(**values), LENGTHS, quantization)
     assert "scores differ by at most" in compare(HOST, changed(**values), LENGTHS, "int8")
-
-
-def test_report_has_the_share_and_the_largest_difference():
-    other = changed(tokens=("d",), score=-0.25001)
-    assert compare(HOST, other, LENGTHS) == (
-        "check: 1 of 2 translations of sources of up to 7 tokens are the same, scores differ by at "
-        "most 1.0e-05"
-    )
 
 
 def test_what_did_not_end_is_counted_and_not_compared():
@@ -85,3 +79,39 @@ def test_a_check_of_nothing_is_refused():
     ended = Hypothesis(("a",), -1.0, True)
     with pytest.raises(ValueError, match="of 2 none did"):
         compare([open_end, open_end], [open_end, ended], LENGTHS, "int8")
+
+
+# ---- READMEs ------------------------------------------------------------------------------------
+
+SECTIONS = """a $first
+<!-- if outer -->
+b
+<!-- if not inner -->
+c $second
+<!-- end -->
+<!-- end -->
+d {first}
+"""
+
+
+def test_sections_and_values_of_a_template(tmp_path):
+    template = tmp_path / "template.md"
+    template.write_text(SECTIONS, "utf-8")
+    values = {"first": "{1}", "second": 2}
+    assert fill(template, outer=1, inner=0, **values) == "a {1}\nb\nc 2\nd {first}\n"
+    assert fill(template, outer=1, inner=1, **values) == "a {1}\nb\nd {first}\n"
+    assert fill(template, outer=None, first=1) == "a 1\nd {first}\n"
+    for missing in ({"outer": True, **values}, {"outer": True, "inner": False, "first": 1}):
+        with pytest.raises(KeyError):
+            fill(template, **missing)
+
+
+def test_a_precision_that_the_processor_does_not_have_is_told():
+    """CTranslate2 computes in int16 by MKL alone, and elsewhere in int8, which rounds more."""
+    without, with_mkl = {"float32", "int8"}, {"float32", "int8", "int16"}
+    (note,) = precision_notes("int16", without)
+    assert "int16 is computed in int8 on this machine" in note
+    (note,) = precision_notes("int8_bfloat16", without)
+    assert "int8_bfloat16 is converted" in note
+    assert precision_notes("int16", with_mkl) == precision_notes("int8", without) == []
+    assert precision_notes(None, without) == precision_notes("float32", without) == []

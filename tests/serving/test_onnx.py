@@ -1,56 +1,51 @@
 """``cape-plugins export onnx``: graphs of images, recordings and texts at sizes that the export has
-not seen, in a process without torch; and what is refused."""
-
-import json
+not seen, and greedy tokens with a cache, in a process without torch."""
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from transformers import ViTConfig, ViTForImageClassification
 
-from cape_plugins.cli import main
-from cape_plugins.mathematics import positions
-from hf_models import CapeMarianModel
 from hf_models.serving import onnx
-from tests.support.engines import engine_python, program_of, run_program
-from tests.support.onnx_graphs import assert_close, export, run, small
+from tests.support.engines import program_of, run_program
+from tests.support.hf import EOS, PAD, sentences
+from tests.support.onnx_graphs import assert_close, export_saved, greedy, run, small, up_to
+from tests.support.whisper import GENERATION, LENGTHS, MASK, RAGGED, SPECIAL, switched
 
 pytestmark = pytest.mark.slow
-PATCH = 8
-IMAGE_SIZES = (
-    *((8, 8), (8, 40), (56, 8), (32, 32), (9, 17), (16, 8)),
-    *((24, 96), (97, 50), (128, 128), (40, 41)),
-)
-FRAMES = (1, 2, 3, 4, 7, 20, 61, 100, 299, 300)
+IMAGE_SIZES = ((8, 8), (8, 40), (9, 17), (97, 50), (128, 128))
+FRAMES = (1, 3, 7, 300)
+STEPS = 60
+SENTENCES = (3, 1, 9, 30, 17, 90, 2, 25, 12, 44)
+
+
+# ---- one graph -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory):
-    model = small("vit", "cape")
-    return model, export(model, tmp_path_factory.mktemp("vit"))
+    """Its weights stand beside the graph, as large ones do."""
+    model = small("vit", "cape+relative")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx, "ONE_FILE", 0)
+        return model, export_saved(model, tmp_path_factory.mktemp("vit"))
 
 
 @pytest.fixture(scope="module")
 def ctc(tmp_path_factory):
     model = small("speech_ctc", "cape")
-    return model, export(model, tmp_path_factory.mktemp("ctc"))
+    return model, export_saved(model, tmp_path_factory.mktemp("ctc"))
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    return engine_python(tmp_path_factory.mktemp("engine"), "onnxruntime")
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("size", IMAGE_SIZES)
-def test_images_of_any_size(vit, size, batch):
+def test_images_of_any_size(vit):
     model, out = vit
-    images = torch.randn(batch, 3, *size)
-    with torch.no_grad():
-        expected = model(images).logits
-    assert_close(run(out, "model", pixel_values=images)["logits"], expected)
-    assert expected.abs().max() > 0.1
+    assert {path.name for path in out.iterdir()} == {"README.md", "model.onnx", "model.onnx.data"}
+    for number, size in enumerate(IMAGE_SIZES):
+        images = torch.randn(1 + 2 * (number % 2), 3, *size)
+        with torch.no_grad():
+            expected = model(images).logits
+        assert_close(run(out, "model", pixel_values=images)["logits"], expected)
+        assert expected.abs().max() > 0.1
 
 
 @pytest.mark.parametrize("frames", FRAMES)
@@ -73,28 +68,28 @@ def test_recordings_of_any_length(ctc, frames):
         assert (other["logits"] - actual["logits"]).abs().max() > 1e-3
 
 
-def test_programs_of_the_readme_need_nothing_but_the_engine(vit, ctc, python, tmp_path):
+def test_programs_of_the_readme_need_nothing_but_the_engine(vit, ctc, tmp_path):
     model, out = vit
     image = np.random.default_rng(1).normal(size=(3, 24, 56)).astype(np.float32)
     np.save(tmp_path / "image.npy", image)
-    printed = run_program(python, program_of(out), tmp_path / "image.npy", cwd=out)
+    printed = run_program(program_of(out), tmp_path / "image.npy", cwd=out)
     with torch.no_grad():
         assert int(printed) == model(torch.from_numpy(image)[None]).logits.argmax().item()
     model, out = ctc
     frames = np.random.default_rng(1).normal(size=(1, 61, 8)).astype(np.float32)
     np.save(tmp_path / "frames.npy", frames)
-    printed = run_program(python, program_of(out), tmp_path / "frames.npy", cwd=out)
+    printed = run_program(program_of(out), tmp_path / "frames.npy", cwd=out)
     with torch.no_grad():
         best = model(torch.from_numpy(frames)).logits[0].argmax(-1)
     best = [token for token in torch.unique_consecutive(best).tolist() if token != 0]
     assert best
     assert [int(token) for token in printed.split()] == best
-    assert run_program(python, program_of(out), cwd=out)  # as it stands
+    assert run_program(program_of(out), cwd=out)  # as it stands
 
 
 @pytest.mark.parametrize("family", ["bert", "speech_to_text"])
 def test_check_runs_both_at_other_sizes(family, tmp_path, capsys):
-    out = export(small(family, "cape"), tmp_path, "--check")
+    out = export_saved(small(family, "cape"), tmp_path, "--check")
     report = capsys.readouterr().out
     for path in out.glob("*.onnx"):
         assert f"{path.name}: differs by at most" in report
@@ -102,39 +97,14 @@ def test_check_runs_both_at_other_sizes(family, tmp_path, capsys):
     assert "in 18 batches" in report or "in 12 batches" in report
 
 
-def test_check_finds_a_graph_that_holds_at_some_sizes_only(tmp_path, monkeypatch, capsys):
-    """With a branch that an export fixes: one patch is wrong then."""
-    whole = positions._axis
-
-    def branching(size, device):
-        if size == 1:
-            return torch.zeros(1, device=device)
-        return whole(size, device) * torch.sym_max(size - 1, 1) / (size - 1)
-
-    monkeypatch.setattr(positions, "_axis", branching)
-    with pytest.raises(SystemExit, match="2"):
-        export(small("vit", "cape"), tmp_path, "--check")
-    error = capsys.readouterr().err
-    assert "error: the model at {'batch': 1, 'height': 8, 'width': 8}" in error
-    assert "that differs from that of the model by nan; allowed: 0.0001" in error
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-
-
-@pytest.mark.parametrize("route", ["torch", "transformers"])
-def test_plain_exporters_take_models_with_relative_positions(route, tmp_path):
-    """Of torch and of transformers, with absolute and relative positions of patches."""
+def test_plain_exporter_takes_a_model_with_relative_positions(tmp_path):
+    """By torch.onnx.export, which transformers.exporters call as well."""
     model, sample = small("vit", "cape+relative"), torch.randn(2, 3, 24, 40)
     path = tmp_path / "model.onnx"
-    if route == "torch":
-        sizes = {0: "batch", 2: "height", 3: "width"}
-        torch.onnx.export(
-            *(model, (sample,), path), dynamo=True, dynamic_shapes={"pixel_values": sizes}
-        )
-    else:
-        exporters = pytest.importorskip("transformers.exporters")
-        settings = exporters.OnnxConfig(dynamic=True)
-        exported = exporters.OnnxExporter().export(model, {"pixel_values": sample}, settings)
-        exported.save_pretrained(tmp_path)
+    sizes = {0: "batch", 2: "height", 3: "width"}
+    torch.onnx.export(
+        *(model, (sample,), path), dynamo=True, dynamic_shapes={"pixel_values": sizes}
+    )
     session = onnxruntime.InferenceSession(path)
     for size in IMAGE_SIZES:
         images = torch.randn(1, 3, *size)
@@ -143,66 +113,105 @@ def test_plain_exporters_take_models_with_relative_positions(route, tmp_path):
             assert_close(torch.from_numpy(actual), model(images).logits)
 
 
-def test_large_weights_stand_beside_the_graph(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx, "ONE_FILE", 0)
-    model = small("vit", "sinpos")
-    out = export(model, tmp_path)
-    assert {path.name for path in out.iterdir()} == {"README.md", "model.onnx", "model.onnx.data"}
-    images = torch.randn(1, 3, 40, 8)
+# ---- encoder and decoder -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def translation(tmp_path_factory):
+    """A table of 40 rows with relative keys and values, both traced at a length that they cover,
+    and a BOS hint; scores that differ clearly, and hypotheses of which many end by themselves."""
+    settings = {"type": "abspos", "relative_context": 3, "relative_values": True}
+    model = small("marian", {**settings, "source_bos": True}, init_std=0.5)
     with torch.no_grad():
-        expected = model(images).logits
-    assert_close(run(out, "model", pixel_values=images)["logits"], expected)
+        model.final_logits_bias[0, EOS] = 6.0
+    model.generation_config.update(forced_eos_token_id=None, bad_words_ids=[[PAD]])
+    return model, export_saved(model, tmp_path_factory.mktemp("marian"), "--opset", "18")
 
 
-def refuse(source, out, *options):
-    with pytest.raises(SystemExit, match="2"):
-        main(["export", "onnx", str(source), str(out), *options])
-    assert not out.exists()
+def generated(model, steps=STEPS, **given):
+    tokens = model.generate(**given, num_beams=1, do_sample=False, max_new_tokens=steps)
+    return [up_to(row[1:], EOS) for row in tokens.tolist()]
 
 
-@pytest.mark.parametrize("opset", [17, 24])
-def test_opset_that_would_become_another_is_refused(opset, vit, tmp_path, capsys):
-    _, out = vit
-    refuse(out.parent / "checkpoint", tmp_path / "out", "--opset", str(opset))
-    assert f"error: --opset {opset} is not allowed; allowed: 18 to 23" in capsys.readouterr().err
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_greedy_translations_are_those_of_the_model(translation, side):
+    """Of a batch with padding, and of its sentences alone: the table begins anew, and distances go
+    on."""
+    model, out = translation
+    given = sentences(side == "left", SENTENCES)
+    expected = generated(model, **given)
+    assert greedy(out, given, [PAD], EOS, STEPS, never=[PAD]) == expected
+    assert len({*map(tuple, expected)}) > 8
+    assert sum(0 < len(tokens) < STEPS for tokens in expected) > 4  # ended by themselves
+    assert max(map(len, expected)) > 40
+    for ids, mask, tokens in zip(*given.values(), expected, strict=True):
+        ids = ids[mask.bool()][None]
+        alone = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        assert greedy(out, alone, [PAD], EOS, STEPS, never=[PAD]) == [tokens]
 
 
-def stock_model():
-    sizes = {"image_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
-    return ViTForImageClassification(
-        ViTConfig(**sizes, patch_size=8, num_attention_heads=1, intermediate_size=8)
+def test_program_of_the_readme_translates_with_the_engine_alone(translation):
+    model, out = translation
+    for length in SENTENCES[:2]:
+        given = sentences(lengths=(length,))
+        (expected,) = generated(model, 256, **given)
+        printed = run_program(program_of(out), *given["input_ids"][0].tolist(), cwd=out)
+        assert up_to([int(token) for token in printed.split()], EOS) == expected
+    assert run_program(program_of(out), cwd=out)  # as it stands
+    files = {"README.md", "decoder.onnx", "encoder.onnx", "generation_config.json"}
+    assert {path.name for path in out.iterdir()} == files
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    model = switched("cape", encoder_layers=1, decoder_layers=1, init_std=1.0)
+    settings = model.generation_config
+    settings.language, settings.task, settings.max_length = "en", "transcribe", None
+    settings._from_model_config = False  # else what Whisper alone has is not loaded
+    return model, export_saved(model, tmp_path_factory.mktemp("whisper"), "--check")
+
+
+def test_greedy_transcripts_are_those_of_the_model(whisper, tmp_path):
+    """Of recordings with padding, at their natural length, and of one by the README's program."""
+    model, out = whisper
+    end, pad = SPECIAL["eos_token_id"], SPECIAL["pad_token_id"]
+    tokens = model.generate(
+        RAGGED, attention_mask=MASK, return_timestamps=False, num_beams=1, max_new_tokens=12
     )
+    expected = [up_to(row, pad) for row in tokens.tolist()]
+    assert len({*map(len, expected)}) > 1  # some ended by themselves
+    hop = torch.full((len(LENGTHS),), 10_000_000)
+    given = {"input_features": RAGGED, "attention_mask": MASK, "hop_nanoseconds": hop}
+    prompt = [57, GENERATION["lang_to_id"]["<|en|>"], GENERATION["task_to_id"]["transcribe"], 60]
+    assert greedy(out, given, prompt, end, 12) == expected
+    np.save(tmp_path / "frames.npy", RAGGED[1:2, :, : LENGTHS[1]].numpy())
+    printed = run_program(program_of(out), tmp_path / "frames.npy", cwd=out)
+    assert up_to([int(token) for token in printed.split()], end)[:12] == expected[1]
 
 
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (stock_model, "holds a ViTForImageClassification, which is no model of this package"),
-        (
-            lambda: CapeMarianModel(small("marian", "cape").config),
-            "export onnx has no graph for CapeMarianModel; allowed: ",
-        ),
-        (
-            lambda: small("dinov2_with_registers", "abspos"),
-            "the learned table of CapeDinov2WithRegistersForImageClassification is smoothed",
-        ),
-        (
-            lambda: small("beit", "cape"),
-            "use_relative_position_bias=True is not allowed for export onnx; allowed: False",
-        ),
-    ],
-)
-def test_models_without_a_graph_are_refused(make, told, tmp_path, capsys):
-    make().save_pretrained(tmp_path / "source")
-    refuse(tmp_path / "source", tmp_path / "out")
-    assert told in capsys.readouterr().err
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    model = small("llama", "cape")
+    return model, export_saved(model, tmp_path_factory.mktemp("llama"))
 
 
-def test_positions_that_are_drawn_in_evaluation_are_refused(tmp_path, capsys):
-    small("bert", "randpos").save_pretrained(tmp_path / "source")
-    config = json.loads((tmp_path / "source" / "config.json").read_text())
-    config["position_embedding"]["random_evaluation"] = True
-    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
-    refuse(tmp_path / "source", tmp_path / "out")
-    error = capsys.readouterr().err
-    assert "draws positions in evaluation, too, and a graph draws none; allowed: models" in error
+def test_texts_go_on_as_those_of_the_model(language_model):
+    """Of a batch that is padded on the left, and of one text by the README's program."""
+    model, out = language_model
+    given = sentences(True, (9, 6, 1))
+    expected = generated(model, 20, **given)
+    expected = [tokens[8:] for tokens in expected]
+    assert len({*map(tuple, expected)}) == 3
+    new, mask = given["input_ids"], given["attention_mask"]
+    cache = dict.fromkeys(("past_0_key", "past_0_value"), torch.zeros(3, 2, 0, 8))
+    seen, chosen = mask[:, :0], []
+    for _ in range(20):
+        state = {"input_ids": new, "attention_mask": mask, "cache_mask": seen, **cache}
+        output = run(out, "model", **state)
+        cache = {name: output[name.replace("past", "present")] for name in cache}
+        new = output["logits"][:, -1:].argmax(-1)
+        seen, mask = torch.cat((seen, mask), 1), torch.ones_like(new)
+        chosen.append(new)
+    assert [up_to(row, EOS) for row in torch.cat(chosen, 1).tolist()] == expected
+    printed = run_program(program_of(out), *given["input_ids"][0].tolist(), cwd=out)
+    assert up_to([int(token) for token in printed.split()], EOS)[:20] == expected[0]

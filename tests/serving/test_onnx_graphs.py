@@ -1,7 +1,7 @@
 """Parts of models as ``cape-plugins export onnx`` traces them, and READMEs of graphs, without an
-export: its check compares a graph with its part, and these the part with the model."""
+export: its check compares a graph with its part, and these tests the part with the model; and what
+is refused."""
 
-import json
 import sys
 from types import SimpleNamespace
 
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.engines import program_in
-from tests.support.hf import EOS, PAD
+from hf_models import CapeMarianModel
+from tests.support.engines import export, program_in, refusal
+from tests.support.hf import EOS, FAMILIES, PAD
 from tests.support.onnx_graphs import assert_close, small
 from tests.support.whisper import switched
 
@@ -58,38 +59,44 @@ def test_texts_with_types_of_tokens_have_the_scores_of_the_model():
         assert_close(graph.module(*values)[0], model(**given).logits)
 
 
-def test_check_sees_a_graph_that_is_right_without_padding_only():
-    (graph,) = onnx.graphs(small("bert", "cape").eval())
-
+@pytest.mark.parametrize("wrong", ["with padding", "at one token"])
+def test_check_sees_a_graph_that_is_right_at_times_only(wrong, tmp_path, capsys, monkeypatch):
     class Session:
+        graph = None
+
+        def __init__(self, path, providers):
+            pass
+
+        def get_inputs(self):
+            return []
+
+        get_outputs = get_inputs
+
         def run(self, names, given):
             values = {name: torch.from_numpy(value) for name, value in given.items()}
-            values["attention_mask"] = torch.ones_like(values["attention_mask"])
+            if wrong == "with padding":
+                values["attention_mask"] = torch.ones_like(values["attention_mask"])
             with torch.no_grad():
-                return [output.numpy() for output in graph.module(*values.values())]
+                outputs = [output.numpy() for output in Session.graph.module(*values.values())]
+            one = wrong == "at one token" and values["input_ids"].shape[1] == 1
+            return [output * np.nan for output in outputs] if one else outputs
 
-    with pytest.raises(ValueError, match="padding left, gives a logits that differs"):
-        onnx.compared(graph, Session(), [graph.sample])
+    monkeypatch.setattr(onnx, "write", lambda graph, *more: setattr(Session, "graph", graph))
+    monkeypatch.setattr("onnxruntime.InferenceSession", Session)
+    monkeypatch.setattr(onnx, "readme", lambda *arguments: "")
+    small("bert", "cape").save_pretrained(tmp_path / "source")
+    error = refusal(capsys, "onnx", tmp_path / "source", tmp_path / "out", "--check")
+    told = {"with padding": "padding left", "at one token": "'length': 1}"}[wrong]
+    assert told in error
+    assert "gives a logits that differs from that of the model" in error
+    if wrong == "at one token":  # which the sample does not have
+        export("onnx", tmp_path / "source", tmp_path / "out")
 
 
 def test_half_precision_becomes_float32(tmp_path):
     """ONNX Runtime has not all operators of bfloat16."""
     small("bert", "cape").bfloat16().save_pretrained(tmp_path)
     assert {weight.dtype for weight in onnx.load(tmp_path).parameters()} == {torch.float32}
-
-
-def test_extractor_of_this_package_becomes_the_stock_one(tmp_path):
-    source, out = tmp_path / "source", tmp_path / "out"
-    source.mkdir()
-    out.mkdir()
-    settings = {"feature_extractor_type": "CapeWhisperFeatureExtractor", "feature_size": 8}
-    for name in ("preprocessor_config.json", "config.json"):
-        (source / name).write_text(json.dumps(settings), "utf-8")
-    onnx.copy_other_files(source, out)
-    onnx.choose_extractor(out, at_natural_length=False)
-    assert [path.name for path in out.iterdir()] == ["preprocessor_config.json"]
-    saved = json.loads((out / "preprocessor_config.json").read_text("utf-8"))
-    assert saved["feature_extractor_type"] == "WhisperFeatureExtractor"
 
 
 def test_program_of_the_readme_follows_the_settings_of_generation(monkeypatch, capsys):
@@ -126,10 +133,39 @@ def test_program_of_the_readme_follows_the_settings_of_generation(monkeypatch, c
     assert capsys.readouterr().out.split() == ["9", "8", str(EOS)]
 
 
-def test_settings_that_the_program_does_not_have_are_told():
-    model = small("marian", "cape")
-    model.generation_config.update(num_beams=4, no_repeat_ngram_size=3)
-    inputs = [("input_ids", "", []), ("past_0_key", "", ["batch", 4, "past", 8])]
-    text = readme(model, [Described("e", inputs[:1], []), Described("d", inputs, [])], 20)
-    told = "except that generation_config.json has num_beams=4, no_repeat_ngram_size=3, which it"
-    assert told in " ".join(text.split())
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "told"),
+    [
+        (FAMILIES["vit"].build_stock, (), "holds a ViTForImageClassification, which is no model"),
+        (
+            lambda: CapeMarianModel(small("marian", "cape").config),
+            (),
+            "export onnx has no graph for CapeMarianModel; allowed: ",
+        ),
+        (
+            lambda: small("dinov2_with_registers", "abspos"),
+            (),
+            "the learned table of CapeDinov2WithRegistersForImageClassification is smoothed",
+        ),
+        (
+            lambda: small("beit", "cape"),
+            (),
+            "use_relative_position_bias=True is not allowed for export onnx; allowed: False",
+        ),
+        (
+            lambda: small("bert", {"type": "randpos", "random_evaluation": True}),
+            (),
+            "draws positions in evaluation, too, and a graph draws none; allowed: models",
+        ),
+        *(
+            (lambda: small("bert", "cape"), ("--opset", opset), "is not allowed; allowed: 18 to 23")
+            for opset in ("17", "24")  # torch would write another
+        ),
+    ],
+)
+def test_models_without_a_graph_are_refused(make, options, told, tmp_path, capsys):
+    make().save_pretrained(tmp_path / "source")
+    assert told in refusal(capsys, "onnx", tmp_path / "source", tmp_path / "out", *options)

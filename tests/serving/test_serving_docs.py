@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from fairseq import options, tasks
 from fairseq.data import Dictionary
-from fairseq.data.data_utils import collate_tokens
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from PIL import ExifTags, Image
-from torch.nn import functional as F
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     BitImageProcessor,
+    GenerationConfig,
     ViTImageProcessor,
 )
 
@@ -32,19 +29,17 @@ from fairseq_user_dir.serving.source_checkpoint import translate as translate_by
 from hf_models.convert import convert
 from recipes.lab.subwords import SentencePiece
 from recipes.vit.data import eight_bits
-from tests.support import served
-from tests.support.engines import engine_python, run_program
-from tests.support.fairseq_models import EOS, PAD, encode, load
+from tests.support.engines import run_program
+from tests.support.fairseq_models import PAD
 from tests.support.hf import VIT
-from tests.support.translation_models import SIZES, save_fairseq
+from tests.support.served_fairseq import train
+from tests.support.translation_models import copy_to_hugging_face, save_fairseq, save_language_model
 from tests.support.whisper import save_with_processor
 
-ENGINES = ("ctranslate2", "faster_whisper", "onnxruntime")
-for _engine in ENGINES:
+for _engine in ("ctranslate2", "faster_whisper", "onnxruntime"):
     pytest.importorskip(_engine)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
-DISTRIBUTIONS = (*(name.replace("_", "-") for name in ENGINES), "sentencepiece", "pillow")
-SENTENCES = ["three, forty-one.", "seventeen."]  # of the kind that the models are trained on
+SENTENCES = ["three, forty-one.", "seventeen."]
 
 
 def commands():
@@ -60,21 +55,22 @@ def program(word):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(corpus, tmp_path_factory):
     """A folder with everything that the page names, and what its commands have written."""
     folder = tmp_path_factory.mktemp("serving")
-    corpus = served.Corpus(folder)
     shutil.copy(corpus.spm, folder / "sentencepiece.model")
-    save_dictionaries(corpus, folder / "binary")
-    save_translation(corpus, folder / "checkpoint_best.pt")
-    save_language_model(corpus, folder / "binary", folder / "language_model.pt")
-    shutil.copytree(folder / "binary", folder / "data-bin")
+    save_models_of_fairseq(corpus, folder)
     (folder / "input.en").write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
     pieces = SentencePiece(corpus.spm)
-    lines = [pieces.encode(source) for source, _ in corpus.train[:5]]
+    lines = [pieces.encode(source) for source, _ in corpus.pairs[:20]]
     (folder / "test.en").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    save_marian(corpus, folder / "marian")
-    save_vit(folder / "vit")
+    copy_to_hugging_face(folder, folder / "checkpoint_best.pt", folder / "marian")
+    settings = GenerationConfig.from_pretrained(folder / "marian")
+    settings.update(decoder_start_token_id=PAD, bad_words_ids=[[PAD]])  # as Marian's
+    settings.save_pretrained(folder / "marian")
+    VIT.build({"type": "cape"}).save_pretrained(folder / "vit")
+    # the model takes images of any size
+    ViTImageProcessor(do_resize=False).save_pretrained(folder / "vit")
     save_with_processor(folder / "whisper-stock")
     convert(str(folder / "whisper-stock"), folder / "whisper", {"type": "sinpos"})
     rng = np.random.default_rng(0)
@@ -87,117 +83,46 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    return engine_python(tmp_path_factory.mktemp("engines") / "venv", *DISTRIBUTIONS)
-
-
-# ---- models --------------------------------------------------------------------------------------
-
-
-def save_dictionaries(corpus, folder):
-    folder.mkdir()
+def save_models_of_fairseq(corpus, folder):
+    """A translation model, and a language model whose texts have no symbols that are no words."""
+    binary = folder / "binary"
+    binary.mkdir()
     dictionary = Dictionary()
     for piece in corpus.pieces:
         dictionary.add_symbol(piece)
     for name in ("dict.en.txt", "dict.de.txt", "dict.txt"):
-        dictionary.save(str(folder / name))
-
-
-def shifted(rows):
-    """What a decoder reads before each token."""
-    return collate_tokens(rows, PAD, EOS, move_eos_to_beginning=True)
-
-
-def teach(model, loss):
-    """Trains for seconds on batches of 32 rows."""
-    optimizer = torch.optim.Adam(model.train().parameters(), 4e-3)
-    for step in range(80):
-        optimizer.zero_grad()
-        loss(range(32 * step, 32 * step + 32)).backward()
-        optimizer.step()
-
-
-def save_translation(corpus, path):
-    """Trains for seconds, so that translations end."""
-    flags = ("--position-embedding", "cape", "--position-source-scale", "1.25", "--dropout", 0)
-    save_fairseq(corpus.folder, path, *flags)
-    model, task = load(path, corpus.folder / "binary")
-    pieces = SentencePiece(corpus.spm)
-    rows = [
-        [encode(task.source_dictionary, pieces.encode(text)) for text in pair]
-        for pair in corpus.train
-    ]
-
-    def loss(numbers):
-        batch = [rows[number % len(rows)] for number in numbers]
-        source = collate_tokens([row for row, _ in batch], PAD, left_pad=True)
-        target = collate_tokens([row for _, row in batch], PAD)
-        before = shifted([row for _, row in batch])
-        logits, _ = model(source, source.ne(PAD).sum(1), before)
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD)
-
-    teach(model, loss)
+        dictionary.save(str(binary / name))
+    flags = ("--position-embedding", "cape", "--position-source-scale", "1.25")
+    path = save_fairseq(folder, folder / "checkpoint_best.pt", *flags, "--dropout", 0)
     state = torch.load(path, weights_only=True)
-    torch.save({**state, "model": model.state_dict()}, path)
-
-
-def save_language_model(corpus, data, path):
-    """Trains for seconds, so that no text has padding or another symbol that is no token."""
-    sizes = [f"--decoder-{name}={value}" for name, value in SIZES.items()]
-    argv = [str(data), "--arch", "cape_transformer_lm", "--position-embedding", "shape", *sizes]
-    parser = options.get_training_parser("language_modeling")
-    words = options.parse_args_and_arch(parser, [*argv, "--max-tokens", "100"])
-    cfg = convert_namespace_to_omegaconf(words)
-    task = tasks.setup_task(cfg.task)
-    model, pieces = task.build_model(cfg.model), SentencePiece(corpus.spm)
-    rows = [encode(task.dictionary, pieces.encode(text)) for _, text in corpus.train]
-
-    def loss(numbers):
-        batch = [rows[number % len(rows)] for number in numbers]
-        target = collate_tokens(batch, PAD)
-        logits, _ = model(shifted(batch))
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD)
-
-    teach(model, loss)
-    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
-    state = {"args": None, "cfg": cfg, "model": model.state_dict()}
-    state["optimizer_history"] = [{**history, "num_updates": 1}]
-    torch.save({**state, "extra_state": {"train_iterator": {"epoch": 1}}}, path)
-
-
-def save_marian(corpus, folder):
-    tokenizer = corpus.tokenizer("marian")
-    model = served.build("marian", tokenizer, {"type": "cape", "source_scale": 1.25})
-    model = served.train(model, tokenizer, corpus.train, 80)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def save_vit(folder):
-    VIT.build({"type": "cape"}).save_pretrained(folder)
-    # the model takes images of any size
-    ViTImageProcessor(do_resize=False).save_pretrained(folder)
+    torch.save({**state, "model": train(path, folder, updates=100)}, path)
+    words = ("--position-embedding", "shape")
+    path = save_language_model(binary, folder / "language_model.pt", *words)
+    state = torch.load(path, weights_only=True)
+    norm = state["model"]["decoder.layers.1.final_layer_norm.bias"]
+    for embedding in state["model"]["decoder.output_projection.weight"][:4]:
+        norm -= 12 * embedding / embedding.square().sum()
+    torch.save(state, path)
+    shutil.copytree(binary, folder / "data-bin")
 
 
 # ---- programs ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_translator_gives_the_translations_of_fairseq(place, python):
-    printed = run_program(python, program("translate_batch"), cwd=place).splitlines()
+def test_translator_gives_the_translations_of_fairseq(place):
+    printed = run_program(program("translate_batch"), cwd=place).splitlines()
     pieces = SentencePiece(place / "sentencepiece.model")
     source = load_source(place / "checkpoint_best.pt", str(place / "data-bin"))
     lines = [pieces.encode(sentence) for sentence in SENTENCES]
     hypotheses = translate_by_fairseq(source, lines, 200)
     assert all(hypothesis.ended and hypothesis.tokens for hypothesis in hypotheses)
     assert printed == [pieces.decode(" ".join(hypothesis.tokens)) for hypothesis in hypotheses]
-    assert printed[0] != printed[1]
 
 
 @pytest.mark.slow
-def test_generator_continues_and_scores_texts(place, python):
-    text, score = run_program(python, program("generate_batch"), cwd=place).splitlines()
+def test_generator_continues_and_scores_texts(place):
+    text, score = run_program(program("generate_batch"), cwd=place).splitlines()
     source = load_source(place / "language_model.pt", str(place / "data-bin"))
     assert text
     (expected,) = score_by_fairseq(source, [text])
@@ -206,13 +131,13 @@ def test_generator_continues_and_scores_texts(place, python):
 
 
 @pytest.mark.slow
-def test_transcription_has_times_and_text(place, python):
-    printed = run_program(python, program("faster_whisper"), cwd=place)
+def test_transcription_has_times_and_text(place):
+    printed = run_program(program("faster_whisper"), cwd=place)
     assert re.match(r"\d+\.\d\d \d+\.\d\d ", printed)
 
 
 @pytest.mark.slow
-def test_graphs_translate_as_the_model_does(place, python):
+def test_graphs_translate_as_the_model_does(place):
     code = program("encoder, decoder")
     (sentence,) = re.findall(r'encode\("(.*?)"', code)
     model = AutoModelForSeq2SeqLM.from_pretrained(place / "marian")
@@ -222,46 +147,24 @@ def test_graphs_translate_as_the_model_does(place, python):
     assert 2 < len(tokens) < 256
     assert tokens[-1] == tokenizer.eos_token_id
     expected = tokenizer.decode(tokens, skip_special_tokens=True)
-    assert run_program(python, code, cwd=place).strip() == expected
-
-
-def turned(image, path):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6  # a quarter to the right
-    image.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
-
-
-def wide(image, path):
-    Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257).save(path)
-
-
-def floats(image, path):
-    Image.fromarray(np.asarray(image.convert("L")) / np.float32(255)).save(path, "TIFF")
-
-
-WRITERS = {
-    "8 bits": (lambda image, path: image.save(path), "RGB"),
-    "turned by EXIF": (turned, "RGB"),
-    "16 bits": (wide, "L"),
-    "floats": (floats, "L"),
-}
+    assert run_program(code, cwd=place).strip() == expected
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WRITERS)
-def test_graph_classifies_an_image_as_the_model_does(place, python, name, tmp_path):
-    write, mode = WRITERS[name]
+def test_graph_classifies_an_image_as_the_model_does(place, tmp_path):
+    """Though it was turned by a camera."""
     image = Image.open(place / "image.png").convert("RGB")
-    write(image, tmp_path / "image.png")
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # a quarter to the right
+    image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "image.png", exif=exif)
     processor = AutoImageProcessor.from_pretrained(place / "vit")
-    seen = image.convert(mode).convert("RGB")
-    given = processor(seen, do_resize=False, return_tensors="pt")
+    given = processor(image, do_resize=False, return_tensors="pt")
     with torch.no_grad():
         scores = AutoModelForImageClassification.from_pretrained(place / "vit")(**given).logits[0]
     best, second = scores.topk(2).values
     assert best - second > 1e-2
     (tmp_path / "classifier").symlink_to(place / "classifier")
-    printed = run_program(python, program("image.png"), cwd=tmp_path)
+    printed = run_program(program("image.png"), cwd=tmp_path)
     assert int(printed) == scores.argmax()
 
 
@@ -278,16 +181,15 @@ class Session:
 
 SQUARE, BORDERS = {"height": 24, "width": 24}, {"height": 48, "width": 20}
 PREPARED = {
-    "of one size": ViTImageProcessor(size={"height": 32, "width": 16}),
-    "bicubic": ViTImageProcessor(size=SQUARE, resample=Image.Resampling.BICUBIC),
+    "of one size": ViTImageProcessor(
+        size={"height": 32, "width": 16}, resample=Image.Resampling.BICUBIC
+    ),
     "of their size": ViTImageProcessor(do_resize=False),
     "not normalised": ViTImageProcessor(size=SQUARE, do_normalize=False),
-    "not scaled": ViTImageProcessor(size=SQUARE, do_rescale=False),
     "as they come": ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False),
     "of another scale": ViTImageProcessor(size=SQUARE, rescale_factor=1 / 127.5),
     "short edge, cut": BitImageProcessor(size={"shortest_edge": 27}, crop_size=SQUARE),
     "cut and padded": BitImageProcessor(size={"shortest_edge": 29}, crop_size=BORDERS),
-    "cut alone": BitImageProcessor(do_resize=False, crop_size=SQUARE),
 }
 
 
@@ -311,11 +213,9 @@ def test_images_are_prepared_as_the_image_processor_says(processor, tmp_path, mo
 RAMP = np.arange(240).reshape(12, 20)
 WIDE = {
     "16 bits": (RAMP * 257).astype(np.uint16),
-    "32 bits": (RAMP * 257).astype(np.int32),
     "floats up to 1": (RAMP / 255).astype(np.float32),
     "floats up to 255": RAMP.astype(np.float32),
     "too large": RAMP.astype(np.int32) * 1000,
-    "too large, floats": RAMP.astype(np.float32) * 257,
     "below 0": (RAMP / 255 - 0.5).astype(np.float32),
     "no number": np.where(RAMP > 9, np.nan, RAMP).astype(np.float32),
 }
@@ -339,13 +239,6 @@ def test_images_of_more_than_8_bits_are_scaled_as_in_the_recipe(name, tmp_path, 
     exec(program("image.png"), {})
     expected = processor(scaled, return_tensors="np")["pixel_values"]
     np.testing.assert_allclose(Session.given, expected, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_every_command_has_written_a_folder_with_its_readme(place):
-    folders = [shlex.split(command)[3] for command in commands()]
-    assert len({*folders}) == len(folders) >= 8
-    assert all((place / folder / "README.md").is_file() for folder in folders)
 
 
 def test_no_program_cuts_inputs_without_a_word():

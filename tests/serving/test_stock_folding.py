@@ -9,16 +9,17 @@ from tests.support.admin import scatter_omegas
 from tests.support.fairseq_models import PAD, VARIANTS, batch, build
 
 
-@pytest.mark.parametrize("name", ["cape", "abspos", "nopos", "relpos", "shape", "rfs"])
+# what takes the weight at the entry, and what the stack adds
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        {},
-        {"share_all_embeddings": True},
-        {"layernorm_embedding": True},
-        {"decoder_input_dim": 24, "decoder_output_dim": 24},
+        ("cape", {}),
+        ("nopos", {}),
+        ("relpos", {"share_all_embeddings": True}),
+        ("abspos", {"layernorm_embedding": True}),
+        ("shape", {"decoder_input_dim": 24, "decoder_output_dim": 24}),
+        ("rfs", {}),
     ],
-    ids=lambda options: "-".join(options) or "plain",
 )
 def test_folded_copy_computes_the_same(name, options):
     model = build(**{**VARIANTS[name], **options})
@@ -29,6 +30,8 @@ def test_folded_copy_computes_the_same(name, options):
     source, previous = batch()
     inputs = (source, source.ne(PAD).sum(1), previous)
     torch.testing.assert_close(copied(*inputs)[0], model(*inputs)[0], atol=1e-5, rtol=0)
+    pointers = {value.data_ptr() for value in model.state_dict().values() if value.numel()}
+    assert not pointers & {value.data_ptr() for value in copied.state_dict().values()}
     assert not [key for key in copied.state_dict() if ".admin." in key]
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 

@@ -4,7 +4,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from cape_plugins.cli import main
+from tests.support.engines import export
 from tests.support.hf import FAMILIES, OF_FAMILY
 
 
@@ -16,12 +16,10 @@ def small(family, name, **sizes):
     return FAMILIES[family].build(settings, **sizes)
 
 
-def export(model, folder, *options):
+def export_saved(model, folder, *options):
     """The folder with the graphs of a model, whose checkpoint stands beside it."""
-    source, out = folder / "checkpoint", folder / "out"
-    model.save_pretrained(source)
-    main(["export", "onnx", str(source), str(out), *options])
-    return out
+    model.save_pretrained(folder / "checkpoint")
+    return export("onnx", folder / "checkpoint", folder / "out", *options)
 
 
 def run(out, name, **given):

@@ -1,11 +1,10 @@
-"""Tiny trained translation models of the Hugging Face families, with their own tokenizers."""
+"""Tiny translation models of the Hugging Face families, with their tokenizers."""
 
 from __future__ import annotations
 
 import json
 import random
 
-import pytest
 import torch
 from sentencepiece import SentencePieceProcessor
 from tokenizers import ByteLevelBPETokenizer
@@ -17,7 +16,6 @@ from transformers import (
     PegasusTokenizer,
 )
 
-from cape_plugins.cli import main
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import spell
 from tests.support.hf import FAMILIES
@@ -36,13 +34,13 @@ def pairs(seed, size, shortest, longest):
 
 
 class Corpus:
-    """Lists of one or two numbers for training, and pieces of them."""
+    """Lists of one or two numbers, and pieces of them."""
 
     def __init__(self, folder):
         self.folder = folder
-        self.train = pairs(0, 4000, 1, 2)
+        self.pairs = pairs(0, 400, 1, 2)
         self.text = folder / "train.txt"
-        self.text.write_text("\n".join(line for pair in self.train[:400] for line in pair), "utf-8")
+        self.text.write_text("\n".join(line for pair in self.pairs for line in pair), "utf-8")
         self.spm = folder / "pieces.model"
         SentencePiece.train([self.text], self.spm, 60)
         known = SentencePieceProcessor(model_file=str(self.spm))
@@ -59,22 +57,30 @@ class Corpus:
         return str(path)
 
     def _marian(self):
-        spm = str(self.spm)
-        return MarianTokenizer(source_spm=spm, target_spm=spm, vocab=self._vocabulary())
+        """With other pieces on the target side."""
+        target = self.folder / "target.model"
+        if not target.exists():
+            SentencePiece.train([self.text], target, 40)
+        vocabulary = self._vocabulary()
+        return MarianTokenizer(source_spm=str(self.spm), target_spm=str(target), vocab=vocabulary)
 
     def _m2m_100(self):
         return M2M100Tokenizer(self._vocabulary(), str(self.spm), src_lang="en", tgt_lang="de")
 
     def _mbart(self):
+        """That cuts texts where it is not told otherwise, as many that are saved after training."""
         codes = [("en_XX", 0.0), ("de_DE", 0.0)]
+        vocabulary = [*self._ranked(), *codes]
+        tokenizer = MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="de_DE")
+        tokenizer.backend_tokenizer.enable_truncation(200)
+        return tokenizer
+
+    def _ranked(self):
         ranked = [(piece, -1.0 - i / 10) for i, piece in enumerate(self.pieces)]
-        vocabulary = [*((token, 0.0) for token in SPECIAL), *ranked, *codes]
-        return MBartTokenizer(vocab=vocabulary, src_lang="en_XX", tgt_lang="de_DE")
+        return [*((token, 0.0) for token in SPECIAL), *ranked]
 
     def _pegasus(self):
-        ranked = [(piece, -1.0 - i / 10) for i, piece in enumerate(self.pieces)]
-        vocabulary = [*((token, 0.0) for token in SPECIAL), *ranked]
-        return PegasusTokenizer(vocab=vocabulary, offset=2)
+        return PegasusTokenizer(vocab=self._ranked(), offset=2)
 
     def _bart(self):
         trained = ByteLevelBPETokenizer()
@@ -85,7 +91,9 @@ class Corpus:
 
 
 def build(family, tokenizer, settings, **sizes):
-    """A model for a tokenizer; sentences may be longer than learned tables."""
+    """A model for a tokenizer, which is not trained: many translations end by themselves, none has
+    the same two tokens twice or a token that is no word; sentences may be longer than learned
+    tables."""
     numbers = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
     start = numbers["eos"] if family in ("m2m_100", "bart") else numbers["pad"]
     if family == "mbart":  # a translation starts with the code of its language
@@ -93,36 +101,19 @@ def build(family, tokenizer, settings, **sizes):
     special = {f"{name}_token_id": number for name, number in numbers.items()}
     special |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
     words = 1 + max(*tokenizer.get_vocab().values(), *tokenizer.convert_tokens_to_ids(["__zu__"]))
-    sizes = {"vocab_size": words, "max_position_embeddings": 40, "init_std": 0.1, **sizes}
-    return FAMILIES[family].build(settings, **{**special, **sizes})
-
-
-def train(model, tokenizer, examples, steps, batch=32, rate=4e-3):
-    """Trains for some seconds."""
-    model.train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1, (step + 1) / 30) * min(1, 4 * (1 - step / steps))
-        rows = [examples[(step * batch + i) % len(examples)] for i in range(batch)]
-        sources, targets = zip(*rows, strict=True)
-        inputs = tokenizer(
-            list(sources), text_target=list(targets), padding=True, return_tensors="pt"
-        )
-        inputs.pop("token_type_ids", None)
-        labels = inputs["labels"]
-        labels[labels == tokenizer.pad_token_id] = -100
-        optimizer.zero_grad()
-        model(**inputs).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return model.eval()
-
-
-def refusal(capsys, *arguments):
-    """The line with which an export to CTranslate2 ends."""
-    with pytest.raises(SystemExit, match="2"):
-        main(["export", "ctranslate2", *map(str, arguments)])
-    *_, error = capsys.readouterr().err.splitlines()  # behind progress bars of transformers
-    assert error.startswith("error: ")
-    return error
+    sizes = {"vocab_size": words, "max_position_embeddings": 40, "init_std": 0.3, **sizes}
+    model = FAMILIES[family].build(settings, **{**special, **sizes})
+    with torch.no_grad():
+        if family == "m2m_100":  # which has no bias
+            end = model.get_output_embeddings().weight[numbers["eos"]]
+            model.get_decoder().layer_norm.bias += 4 * end / end.square().sum()
+        else:
+            model.final_logits_bias.normal_(std=0.3)[0, model.config.eos_token_id] = 4.0
+    known = {*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
+    banned = {*range(words)} - known - {model.config.eos_token_id}
+    model.generation_config.update(
+        bad_words_ids=[[number] for number in sorted(banned)],
+        max_length=None,
+        no_repeat_ngram_size=2,
+    )
+    return model

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.data.data_utils import collate_tokens
 from torch.nn import functional as F
 
 from cape_plugins import TYPES, PositionConfig
-from tests.support.fairseq_models import EOS, FIRST_WORD, PAD, load
+from tests.support.fairseq_models import EOS, FIRST_WORD, PAD, load, pad
 from tests.support.translation_models import SIZES, save_fairseq
 
 WORDS = 20
@@ -58,10 +57,9 @@ class ServedModels:
         self.lm_data.mkdir()
         shutil.copy(self.data / "binary" / "dict.en.txt", self.lm_data / "dict.txt")
         rng = random.Random(5)
-        short, long = (1, LONGEST), (LONGEST + 1, 2 * LONGEST)
-        rows = [row for lengths in (short, long) for row in draw(rng, 100, *lengths)]
+        self.lines = [*map(spell, [*draw(rng, 20, 1, LONGEST), *draw(rng, 20, LONGEST, 16)])]
         self.text = folder / "text.en"
-        self.text.write_text("".join(f"{spell(row)}\n" for row in rows), encoding="utf-8")
+        self.text.write_text("".join(f"{line}\n" for line in self.lines), encoding="utf-8")
 
     @functools.cache  # noqa: B019 lives as long as the tests
     def trained(self, norm: str) -> dict[str, torch.Tensor]:
@@ -122,48 +120,40 @@ def write_dictionaries(folder: Path, source: str, target: str) -> Path:
     return folder
 
 
-def draw(rng: random.Random, count: int, low: int, high: int) -> list[list[int]]:
+def draw(
+    rng: random.Random, count: int, low: int, high: int, words: int = WORDS
+) -> list[list[int]]:
     """Rows of numbers of words, `low` to `high` in each."""
-    return [[rng.randrange(WORDS) for _ in range(rng.randint(low, high))] for _ in range(count)]
+    return [[rng.randrange(words) for _ in range(rng.randint(low, high))] for _ in range(count)]
 
 
-def translation(row: list[int]) -> list[int]:
-    """What the models learn: each word becomes the next one."""
-    return [(number + 1) % WORDS for number in row]
-
-
-def spell(row: list[int], letter: str = "w") -> str:
+def spell(row: list[int]) -> str:
     """``w3 w14``"""
-    return " ".join(f"{letter}{number}" for number in row)
+    return " ".join(f"w{number}" for number in row)
 
 
 def train(path: Path, data: Path, updates: int) -> dict[str, torch.Tensor]:
-    """Trains the model of a checkpoint on sources of up to :data:`LONGEST` words; gives its
-    parameters."""
-    model, _ = load(path, data / "binary")
+    """Trains the model of a checkpoint on sources of up to :data:`LONGEST` words, each of which
+    becomes the next word of the dictionary; gives its parameters."""
+    model, task = load(path, data / "binary")
     model.train()
     torch.manual_seed(1)
     rng, rate = random.Random(0), 5e-3
+    count = len(task.source_dictionary) - FIRST_WORD
     optimizer = torch.optim.Adam(model.parameters(), rate)
     for update in range(updates):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, (update + 1) / 30) * (1 - update / updates) ** 0.5
-        rows = draw(rng, 48, 1, LONGEST)
-        source = _batch([[*row, EOS] for row in map(_indices, rows)], left_pad=True)
-        words = [_indices(translation(row)) for row in rows]
-        previous = _batch([[EOS, *row] for row in words])
-        logits, _ = model(source, source.ne(PAD).sum(1), previous)
-        wanted = _batch([[*row, EOS] for row in words])
+        rows = draw(rng, 48, 1, LONGEST, count)
+        words = [[FIRST_WORD + (number + 1) % count for number in row] for row in rows]
+        rows = [[*(FIRST_WORD + number for number in row), EOS] for row in rows]
+        source = pad(rows, left=True)
+        logits, _ = model(
+            source, source.ne(PAD).sum(1), pad([[EOS, *row] for row in words], left=False)
+        )
+        wanted = pad([[*row, EOS] for row in words], left=False)
         loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def _indices(row: list[int]) -> list[int]:
-    return [FIRST_WORD + number for number in row]
-
-
-def _batch(rows: list[list[int]], left_pad: bool = False) -> torch.Tensor:
-    return collate_tokens([torch.tensor(row) for row in rows], PAD, left_pad=left_pad)
