@@ -305,9 +305,8 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--preset",
         choices=CORPORA,
-        help="a CTC model from scratch as in CAPE Appendix C.2: 36 layers, dropout, layer drop "
-        "and learned table of this corpus, and its scale of cape; --model-config changes "
-        "fields",
+        help="a CTC model from scratch as in CAPE Appendix C.2: 36 layers; dropout, layer drop, "
+        "learned table and scale of cape for this corpus; --model-config changes fields",
     )
     parser.add_argument(
         "--hop-seconds",
@@ -319,8 +318,7 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--language",
         metavar="NAME",
-        help="language of the speech, for a Whisper of many languages (default: the language of "
-        "its tokenizer)",
+        help="language of the speech for a multilingual Whisper (default: as in its tokenizer)",
     )
     return parser
 

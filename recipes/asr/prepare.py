@@ -207,37 +207,42 @@ def make_parser() -> argparse.ArgumentParser:
         default="20k",
         help="words in the prompts of validation and test (default: 20k)",
     )
+    _add_string_options(commands.choices)
+    return parser
+
+
+def _add_string_options(commands: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Adds options of the corpora that are made here from strings of words."""
     for name, counts in STRINGS.items():
-        add_shared(commands.choices[name], "seed", default=0)
+        add_shared(commands[name], "seed", default=0)
         for split, count in counts.items():
             text = f"number of {split} recordings"
             text += " for each range of lengths" if split == "test" else ""
             text += f" (default: {count})" if count else ""
-            commands.choices[name].add_argument(
+            commands[name].add_argument(
                 f"--{split}-strings", type=positive, default=count, metavar="N", help=text
             )
-    commands.choices["digits"].add_argument(
+    commands["digits"].add_argument(
         "--test-takes",
         type=positive,
         default=5,
         metavar="N",
         help="recordings with an index below N are for the test (default: 5)",
     )
-    commands.choices["digits"].add_argument(
+    commands["digits"].add_argument(
         "--valid-takes",
         type=positive,
         default=5,
         metavar="N",
         help="the next N indices are for validation (default: 5)",
     )
-    commands.choices["synthetic"].add_argument(
+    commands["synthetic"].add_argument(
         "--words",
         type=word_file,
         default=[*DIGITS],
         metavar="FILE",
         help="text file of words to be spoken (default: zero to nine)",
     )
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -93,6 +93,30 @@ def make_parser() -> command_line.Parser:
     add_shared(parser, "jobs", default=1)
     add_shared(parser, "work", shown="build/RECIPE")
     add_shared(parser, "device")
+    _add_changes(parser)
+    cores = available_cores()
+    add_shared(parser, "threads", default=cores)
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        default=cores,
+        metavar="N",
+        help=f"processes for preparation (default: {cores})",
+    )
+    parser.add_argument(
+        "--sample", action="store_true", help="check of the whole recipe at a tiny scale"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the commands of train, select and decode, whatever stages are named; run "
+        "nothing",
+    )
+    return parser
+
+
+def _add_changes(parser: command_line.Parser) -> None:
+    """Adds options that replace settings of the recipe."""
     parser.add_argument(
         "--devices",
         type=positive,
@@ -120,25 +144,6 @@ def make_parser() -> command_line.Parser:
     parser.add_argument(
         "--average", type=positive, help="number of checkpoints for --select average"
     )
-    cores = available_cores()
-    add_shared(parser, "threads", default=cores)
-    parser.add_argument(
-        "--workers",
-        type=positive,
-        default=cores,
-        metavar="N",
-        help=f"processes for preparation (default: {cores})",
-    )
-    parser.add_argument(
-        "--sample", action="store_true", help="check of the whole recipe at a tiny scale"
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the commands of train, select and decode, whatever stages are named; run "
-        "nothing",
-    )
-    return parser
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

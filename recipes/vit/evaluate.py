@@ -83,6 +83,15 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument("--image-column", metavar="NAME", help="default: one of a usual name")
     parser.add_argument("--label-column", metavar="NAME", help="default: one of a usual name")
     command_line.add_shared(parser, "limit", note="evenly spread")
+    _add_measurements(parser)
+    _add_computation(parser)
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the measurements of an interrupted run"
+    )
+    return parser
+
+
+def _add_measurements(parser: argparse.ArgumentParser) -> None:
     pixels = {"type": command_line.positive, "metavar": "PIXELS"}
     parser.add_argument(
         "--sizes",
@@ -136,6 +145,9 @@ def make_options() -> argparse.ArgumentParser:
         metavar="N",
         help=f"largest batch of --throughput to try (default: {CPU_BATCH}, on cuda {CUDA_BATCH})",
     )
+
+
+def _add_computation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=command_line.positive, default=64, help="(default: 64)"
     )
@@ -147,10 +159,6 @@ def make_options() -> argparse.ArgumentParser:
         metavar="N",
         help="threads that read images (default: 1 on cpu, else one for each core, at most 16)",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="keep the measurements of an interrupted run"
-    )
-    return parser
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -71,6 +71,11 @@ def make_options() -> argparse.ArgumentParser:
         help="one random size of --train-sizes per update; default: 128 to 320 in steps of 32, for "
         "the digits: 16 to 48",
     )
+    _add_regularisation(parser)
+    return parser
+
+
+def _add_regularisation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--crop",
         nargs=2,
@@ -121,7 +126,6 @@ def make_options() -> argparse.ArgumentParser:
         metavar="P",
         help="stochastic depth: rate of the last layer (default: 0, or as in the checkpoint)",
     )
-    return parser
 
 
 def read_options(
