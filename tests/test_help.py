@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import io
+import re
 import runpy
 import shlex
 import sys
@@ -112,3 +113,39 @@ def test_a_seed_that_is_given_twice_is_no_second_seed(actions):
         with pytest.raises(argparse.ArgumentError) as error:
             action(None, argparse.Namespace(), [1, 2, 1])
         assert str(error.value) == "argument --seeds: 1 2 1: give each once", name
+
+
+COMMAND = re.compile(
+    r"\b(python3? (?:-m )?(?:recipes|hf_models|cape_plugins|fairseq_user_dir|benchmarks)[\w./]*"
+    r"|accelerate launch recipes[\w./]*|cape-plugins|cape-average-checkpoints)( [^`|;&\n]*)"
+)
+OPTION = re.compile(
+    r"(?<= )--[a-z][a-z-]*(?=[ =]|$)"
+)  # other scripts spell theirs with underscores
+INSTALLED = {command: module for module, command in COMMANDS.items()}
+OF_HOSTS = {"--bf16", "--seed"}  # TrainingArguments and fairseq-train
+
+
+def commands_of(page):
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for start, rest in COMMAND.findall(text):
+        target = start.split()[-1]
+        name = INSTALLED.get(target) or module_of(target)
+        yield name, rest.split(" -- ")[0]
+
+
+def test_options_of_the_commands_in_the_documents_exist(parsers):
+    """An option that was renamed has to follow in every command that a page shows."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*/*.md")]
+    checked, unknown = 0, []
+    for page in pages:
+        for name, words in commands_of(page):
+            for word in words.split():  # a subcommand has its own parser
+                name = f"{name} {word}" if f"{name} {word}" in parsers else name
+            options = set(OPTION.findall(words)) - OF_HOSTS
+            if name in parsers:  # hf_models.run hands all options to the script of the user
+                checked += len(options)
+                missing = options - set(parsers[name]._option_string_actions)
+                unknown += [(page.name, name, option) for option in missing]
+    assert unknown == []
+    assert checked > 200
