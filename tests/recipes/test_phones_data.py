@@ -201,12 +201,6 @@ def test_other_folders_are_split_reproducibly(tmp_path):
     assert read_folder(tmp_path).fingerprint() != first.fingerprint()
 
 
-def test_a_folder_with_test_alone_is_split_like_any_other(tmp_path):
-    for number in range(4):
-        write_recording(tmp_path / "test", f"r{number}")
-    assert [len(items) for items in read_folder(tmp_path).splits.values()] == [2, 1, 1]
-
-
 def test_a_folder_without_enough_for_training(tmp_path):
     write_recording(tmp_path / "train", "a")
     write_recording(tmp_path / "test", "b")

@@ -17,15 +17,6 @@ from recipes.phones.model import Sizes
 from recipes.phones.report import COUNTS, TABLES, Result, write_results
 from tests.support.tables import read_csv
 
-
-def test_settings_of_one_type_are_compared_in_folders_of_their_own():
-    names = ["cape", "cape:max_global_shift=0.2"]
-    configs = run.position_configs(run.parse_arguments(["--compare", *names]))
-    assert list(configs) == names
-    assert [config.max_global_shift for config in configs.values()] == [30.0, 0.2]
-    assert len({Result(name, 0).folder() for name in names}) == 2
-
-
 TINY = (
     *("--train-size", 6, "--dev-size", 2, "--test-size", 3, "--epochs", 1, "--dim", 24),
     *("--layers", 1, "--similarity-length", 40),
@@ -176,14 +167,6 @@ def test_settings_are_those_of_the_thesis(tmp_path, monkeypatch):
     assert frames[2].item() == pytest.approx(np.cos(10000 ** (-2 / 768)), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "drawn"), [(12, [2, 4, 8, 12]), (40, [5, 15, 25, 40]), (1, [1])]
-)
-def test_attention_is_drawn_at_the_thesis_shares_of_shorter_trainings(epochs, drawn):
-    args = run.parse_arguments(["--epochs", str(epochs)])
-    assert args.attention_epochs == drawn
-
-
 def test_learning_rates_follow_the_optimizer():
     sgd, adamw = (run.parse_arguments(["--optimizer", name]) for name in ("sgd", "adamw"))
     assert (sgd.learning_rate, sgd.final_learning_rate) == (0.1, 0.001)
@@ -221,16 +204,6 @@ def test_speech_is_joined_and_cut():
     assert [item.name for item in pieces.splits["dev"]] == ["dev0", "dev0", "dev1"]
     assert pieces.splits["test"] is pieces.lengths[0.04]
     assert pieces.fingerprint() != corpus.fingerprint()
-
-
-def test_either_length_may_be_left_out():
-    corpus = make_corpus((3, 2, 5))
-    assert join_and_cut(corpus, None, ()) is corpus
-    tested = join_and_cut(corpus, None, [0.1])
-    assert tested.splits == corpus.splits
-    assert [len(item.labels) for item in tested.lengths[0.1]] == [10, 10, 10]
-    trained = join_and_cut(corpus, 0.1, ())
-    assert [len(items) for items in trained.splits.values()] == [2, 1, 3]
 
 
 @pytest.mark.parametrize(

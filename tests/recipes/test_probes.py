@@ -1,6 +1,5 @@
 """Stacked and swapped sentences: the text functions, and the loss by position."""
 
-import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,6 @@ from recipes.mt.analysis.stack import (
     estimate,
     position_rows,
     stack_for,
-    stack_pairs,
     stack_sentences,
 )
 from recipes.mt.analysis.swap import first_to_end, last_to_front
@@ -26,22 +24,6 @@ def test_junctions_get_a_comma_and_lower_case():
     pieces = stack_sentences(["\u2581Ja .", "\u2581Das \u2581geht"])  # of sentencepiece
     assert pieces == "\u2581Ja , \u2581das \u2581geht"
     assert stack_sentences(["", "A .", ""]).split() == ["a", ","]
-
-
-def test_stacking_keeps_every_token_in_order():
-    """Differences are the case of first letters and full stops at junctions."""
-    rng = random.Random(0)
-    words = ["Ein", "hund", "läuft", "Über", "die", "U.S.A.", "3.5", "?", "Straße"]
-    pairs = [tuple(" ".join(rng.choices(words, k=rng.randint(1, 9))) + end for _ in range(2))
-             for end in (".", " .", "!", "") * 9]  # fmt: skip
-    stacked = list(stack_pairs(pairs, lambda text: len(text.split()), 25))
-    assert 3 < len(stacked) < 12
-    for side in (0, 1):
-        expected = " ".join(pair[side] for pair in pairs).lower().replace(",", ".").split()
-        words = " ".join(pair[side] for pair in stacked).lower().replace(",", ".").split()
-        assert words == expected[: len(words)]
-        rest = len(expected) - len(words)
-        assert rest < 25 + 10
 
 
 def test_stacks_of_each_number_hold_all_of_the_text():

@@ -8,7 +8,6 @@ import pytest
 from cape_plugins.speech.manifest import read_manifest
 from fairseq_user_dir.asr.manifest import read_config
 from recipes.asr import corpora
-from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError, matches, read_written, record, step, write_lines
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.lm.data import read_texts
@@ -17,7 +16,6 @@ from recipes.mt.corpus import (
     SEPARATOR,
     Moses,
     join_neighbours,
-    languages_of,
     map_columns,
     read_lines,
     read_pairs,
@@ -60,12 +58,6 @@ def test_unequal_line_counts_name_the_shorter_file(tmp_path):
     (tmp_path / "short").write_text("a\nb\n")
     with pytest.raises(CommandError, match="short ends after 2 lines but .*long goes on"):
         list(read_pairs(tmp_path / "long", tmp_path / "short", "--data"))
-
-
-def test_languages_are_read_off_file_names(tmp_path):
-    assert languages_of(tmp_path / "train.en.gz", tmp_path / "train.de") == ("en", "de")
-    assert languages_of(tmp_path / "a.txt", tmp_path / "b.txt") == ("source", "target")
-    assert languages_of(tmp_path / "a.en", tmp_path / "b.en") == ("source", "target")
 
 
 def test_split_off_pairs_do_not_stay_in_training():
@@ -212,13 +204,6 @@ def test_token_accuracy_counts_missing_and_extra_tokens():
     assert token_accuracy(["b", "a"], ["a", "b"]) == 0
 
 
-def test_score_of_a_group_has_count_matches_and_accuracy():
-    result = score(["eins", "zwei drei"], ["eins", "zwei vier"], [["1"], ["2", "3"]], [["1"]] * 2)
-    assert result["count"] == 2
-    assert result["exact_match"] == 0.5
-    assert result["token_accuracy"] == 0.5
-
-
 def test_bleu_of_chinese_counts_characters():
     """By words a line without spaces is right or wrong as a whole."""
     words = ["今天天气很好"], ["今天天气很好吗"]
@@ -329,11 +314,6 @@ def test_lines_of_a_manifest_end_at_line_feeds_alone(recordings, encoding):
 def test_parallel_text_is_read_by_its_mark(tmp_path, encoding):
     (tmp_path / "train.de").write_bytes(f"grün\n{ODD}\r\n".encode(encoding))
     assert list(read_lines(tmp_path / "train.de", "--train")) == ["grün", ODD]
-
-
-def test_text_keeps_its_line_ends(tmp_path):
-    (tmp_path / "a.txt").write_bytes(f"{ODD}\r\nx\n".encode())
-    assert read_text(tmp_path / "a.txt") == f"{ODD}\r\nx\n"
 
 
 def test_lines_of_labels_end_at_line_feeds_alone():
