@@ -173,7 +173,6 @@ def test_tables_that_cannot_be_used_are_refused(rows, message, tmp_path):
 
 @pytest.fixture
 def photos(tmp_path):
-    """A folder of images of two classes."""
     for number, label in enumerate(("dark", "light")):
         folder = tmp_path / "photos" / label
         folder.mkdir(parents=True)

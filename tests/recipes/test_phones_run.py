@@ -113,6 +113,11 @@ LITTLE = "--train-size 3 --dev-size 1 --test-size 1"
         ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
         ("--position-embedding nopos --conditions inc", "nopos has no positions to put in"),
         ("--device abacus", "--device abacus: not available here"),
+        ("--test-lengths 1 --conditions exc", "--conditions exc: sinpos is tested with positions"),
+        ("--test-lengths 1 --attention-epochs 2", "--attention-epochs has no effect"),
+        ("--train-length 2 --test-lengths 0.5 1", "shorter than --train-length 2"),
+        ("--attention-epochs 3 13", "--attention-epochs 13: allowed: 1 to 12"),
+        ("--paper --optimizer adamw", "--optimizer adamw with --paper has no learning rates"),
     ],
 )
 def test_mistakes_of_the_caller_are_named_and_write_nothing(tmp_path, monkeypatch, words, message):
@@ -239,21 +244,3 @@ def test_command_tests_by_length(tmp_path, monkeypatch, capsys):
         assert words in page
     assert head in capsys.readouterr().out
     assert (output / "lengths.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--test-lengths 1 --conditions exc", "--conditions exc: sinpos is tested with positions"),
-        ("--test-lengths 1 --attention-epochs 2", "--attention-epochs has no effect"),
-        ("--train-length 2 --test-lengths 0.5 1", "shorter than --train-length 2"),
-        ("--attention-epochs 3 13", "--attention-epochs 13: allowed: 1 to 12"),
-        ("--paper --optimizer adamw", "--optimizer adamw with --paper has no learning rates"),
-    ],
-)
-def test_options_that_do_not_fit_are_named(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandError) as error:
-        run.main(words.split())
-    assert message in str(error.value)
-    assert not any(tmp_path.iterdir())
