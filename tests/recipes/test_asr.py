@@ -102,15 +102,6 @@ def test_hub_layout_needs_no_torchcodec(tmp_path, monkeypatch):
 # ---- batches -------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_read_is_not_scored():
-    items = [Utterance("0", None, "a b", 0.5), Utterance("1", None, "x y", 0.9)]
-    rows = {row["duration"]: row for row in asr.scored(items, ["a c", None])}
-    assert {name: (row["wer"], row["count"]) for name, row in rows.items()} == {
-        "0-1 s": (50.0, 1),
-        "all": (50.0, 1),
-    }
-
-
 def test_what_ctc_cannot_align_is_left_out(capsys):
     texts = ("aab", "abc", "abcd", "xyz")
     items = [Utterance("0", np.full(1600, n, "f"), text, 0.1) for n, text in enumerate(texts)]
@@ -188,8 +179,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ended_loaders")
-def test_interrupted_training_ends_alike(tmp_path, run_cli, repo_root, main, folder):
+def test_interrupted_training_ends_alike(tmp_path, run_cli, repo_root, folder):
     """Positions, dropout, masks, batches, skipped frames, and what takes the place of a recording
     with a broken body; stopped in the middle of an epoch."""
     flac = folder / "train/011.flac"
@@ -207,7 +197,7 @@ def test_interrupted_training_ends_alike(tmp_path, run_cli, repo_root, main, fol
     assert "Another one takes its place (1 of 20 so far)" in done.stderr
     assert "batches without padding; sorted batches of 4 s would have" in done.stdout
     for steps in (4, 8):
-        main(*command, "--max_steps", steps, "--output", "again")
+        run_cli(*program, "--max_steps", steps, "--output", "again", cwd=tmp_path)
     whole, again = (
         load_file(tmp_path / name / "cape/model.safetensors") for name in ("whole", "again")
     )

@@ -11,7 +11,7 @@ import soundfile
 
 from recipes.asr import corpora, manifest, stretch
 from recipes.asr.corpora import tedlium_words, wsj_words
-from recipes.asr.manifest import read_manifest, unicode_words
+from recipes.asr.manifest import read_manifest
 from recipes.lab.steps import CommandError
 from tests.support.speech_data import (
     RATE,
@@ -32,12 +32,6 @@ def test_examples_in_docstrings_are_true(module):
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0
     assert outcome.failed == 0
-
-
-def test_unicode_words_keep_every_script():
-    assert unicode_words("Überraschung Nr. 3: L’été!") == "überraschung nr 3 l'été"
-    assert unicode_words("हिन्दी, привет") == "हिन्दी привет"  # vowel signs are marks, not letters
-    assert unicode_words("e\u0301te\u0301") == "été"  # one spelling of one word
 
 
 @pytest.mark.parametrize(

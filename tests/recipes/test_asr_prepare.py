@@ -100,12 +100,11 @@ def test_word_units_are_the_words_of_train(single_digits, tmp_path):
 # ---- synthetic speech ----------------------------------------------------------------------------
 
 
-def test_synthetic_speech_is_reproducible_and_says_the_given_words(tmp_path):
+def test_synthetic_speech_says_the_given_words(tmp_path):
     pytest.importorskip("espeakng_loader")
     write_text(tmp_path / "words.txt", "Alpha beta", "Gamma")
     counts = ("--train-strings", 12, "--valid-strings", 3, "--test-strings", 1)
-    for name in ("a", "b"):
-        run("synthetic", "--output", tmp_path / name, *counts, "--words", tmp_path / "words.txt")
+    run("synthetic", "--output", tmp_path / "a", *counts, "--words", tmp_path / "words.txt")
     lengths = [len(text.split()) for text in texts(tmp_path / "a", "test").values()]
     assert len(lengths) == 6
     assert lengths[0] <= 4
@@ -116,9 +115,6 @@ def test_synthetic_speech_is_reproducible_and_says_the_given_words(tmp_path):
     entry = read_manifest(tmp_path / "a/valid.tsv")[0]
     info = soundfile.info(entry.audio)
     assert (info.samplerate, info.subtype, info.format) == (16000, "PCM_16", "WAV")
-    for split in ("train", "valid", "test"):
-        tables = [(tmp_path / name / f"{split}.tsv").read_text() for name in "ab"]
-        assert tables[0] == tables[1]
     train, valid = (list(texts(tmp_path / "a", split).values()) for split in ("train", "valid"))
     assert train[: len(valid)] != valid  # drawn by different seeds
 

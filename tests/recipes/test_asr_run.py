@@ -66,16 +66,6 @@ def test_durations_of_training_are_those_that_begin_below_its_longest(longest, c
 # ---- what is compared ----------------------------------------------------------------------------
 
 
-def test_every_study_has_its_models_and_flags():
-    types = ["nopos", "sinpos", "abspos", "relpos", "shape", "cape"]
-    assert list(STUDIES["types"].models) == types
-    assert len(STUDIES["augmentation"].models) == 4
-    for study, row in STUDIES.items():
-        flags = [(model.flags, model.head) for model in models(study)]
-        assert len(flags) == len(set(flags)) == len(row.models) * len(row.batches) >= 2
-    assert list(BATCHES) == ["padded", "padding-free"]
-
-
 def models(study, *words):
     """As if there were data, so that none are made."""
     names = () if words else ("--compare", *STUDIES[study].models)

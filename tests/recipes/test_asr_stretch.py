@@ -39,18 +39,16 @@ def test_manifest_is_read_as_written(tmp_path):
     ("content", "message"),
     [
         (None, "no such manifest"),
-        ("", "test.tsv is empty"),
         ("id\n", "has the columns id and 0 lines below; needed: audio and tgt_text"),
         ("id\taudio\ttgt_text\na\ta.wav\tx\n", "line 2: a.wav: no such file"),
         ("id\taudio\tseconds\ttgt_text\na\ta.wav\t1\n", "(1 without a text). line 2: a.wav"),
         ("id\taudio\tseconds\ttgt_text\na\ta.wav\tlong\tx\n", "line 2: seconds 'long'"),
-        (b"\x89PNG\r\n\xff\xfe", "line 1 is not UTF-8 text"),
     ],
 )
 def test_bad_manifests_are_refused(content, message, tmp_path):
     path = tmp_path / "test.tsv"
     if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.write_text(content)
     with pytest.raises(CommandError) as error:
         stretch.main([str(path), "--seconds", "10"])
     assert message in str(error.value).replace(f"{tmp_path}/a.wav", "a.wav")

@@ -61,15 +61,6 @@ def test_names_that_are_not_understood(words, message):
         compared("--compare", *words)
 
 
-def test_flags_of_settings_are_those_of_fairseq():
-    settings = {"type": "shape", "max_offset": 3, "synchronize": True, "source_scale": 1.5}
-    assert command_line.position_flags(settings) == (
-        "--position-embedding shape --position-max-offset 3 --position-synchronize true "
-        "--position-source-scale 1.5"
-    )
-    assert folder_name("cape:max_global_scale=1,a (b)") == "cape-max_global_scale-1-a-(b)"
-
-
 def test_models_are_named_by_their_folder(tmp_path, monkeypatch):
     for name in ("a/last.pt", "b/last.pt", "c-1/last.pt", "c-2/last.pt"):
         (tmp_path / name).parent.mkdir()

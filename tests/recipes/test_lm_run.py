@@ -62,17 +62,6 @@ def test_settings_follow_from_the_lengths():
         assert not getattr(expected, "mean_normalize", False), "shifts cover half as much then"
 
 
-def test_a_variant_has_settings_of_its_own_beside_those_that_follow():
-    names = ("cape:max_global_shift=256", "cape:max_global_scale=2", "relpos:relative_context=4")
-    known = parsed(*LENGTHS, "--compare", *names)
-    shifted, scaled, narrow = map(config, known.values())
-    assert shifted.max_global_shift == 256
-    assert (scaled.max_global_shift, scaled.max_global_scale) == (896, 2)
-    assert narrow.relative_context == 4
-    (alone,) = map(config, parsed(*LENGTHS, "--position-max-local-shift", "0").values())
-    assert (alone.type, alone.max_global_shift, alone.max_local_shift) == ("cape", 896, 0)
-
-
 def test_trainings_are_those_of_the_hugging_face_recipe():
     """Blocks, updates and schedule, read off the options of the Trainer."""
     finetune_hf = pytest.importorskip("recipes.lm.finetune_hf")

@@ -1,4 +1,4 @@
-"""Data of the caller: whole, of several forms, and broken."""
+"""Data of the caller: whole, of several forms, and broken; tables beside images."""
 
 import argparse
 import csv
@@ -10,7 +10,6 @@ import shutil
 import pytest
 
 pytest.importorskip("transformers")
-
 import datasets
 import numpy as np
 import torch
@@ -22,10 +21,9 @@ from recipes.mt import finetune_hf as mt
 from recipes.vit import data as vit_data
 from recipes.vit import evaluate
 from recipes.vit import finetune_hf as vit
-from recipes.vit.classifier import Classifier
 from recipes.vit.data import digits
-from recipes.vit.measure import View
 from tests.support.image_models import save
+from tests.support.tables import read_csv
 
 
 @pytest.fixture(autouse=True)
@@ -54,21 +52,12 @@ def test_folders_of_datasets_are_read(splits, tmp_path):
 def test_single_file_is_tested_whole(tmp_path):
     """Tests all of it, not the part that training would split off."""
     path = save(tmp_path / "digits", names=digits()[1].names, channels=1)
-    chosen = [digits()[1][number] for number in range(40)]
-    pixels = [(255 * image[0]).round().to(torch.uint8).numpy() for image, _ in chosen]
-    rows = {"image": [Image.fromarray(image) for image in pixels], "label": [n for _, n in chosen]}
+    rows = {"image": [Image.new("L", (8, 8), n) for n in range(40)], "label": [*range(10)] * 4}
     datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "pages.parquet")
     words = ["--model", path, "--dataset", str(tmp_path / "pages.parquet"), "--sizes", "16"]
     evaluate.main([*words, "--device", "cpu", "--output", str(tmp_path / "out")])
-    with open(tmp_path / "out/accuracy.csv", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = read_csv(tmp_path / "out/accuracy.csv")
     assert row["images"] == "40"
-    view = View("crop", 16)
-    images = torch.stack([view(torch.from_numpy(image)[None] / 255) for image in pixels])
-    with torch.no_grad():
-        logits = Classifier(path).model((images - 0.5) / 0.5).logits
-    right = logits.argmax(-1) == torch.tensor(rows["label"])
-    assert float(row["top1"]) == pytest.approx(100 * right.double().mean().item(), abs=1e-4)
 
 
 TABLES = {
@@ -153,6 +142,12 @@ def test_tables_are_read_by_their_byte_order_mark(encoding, tmp_path):
     assert read_rows(tmp_path / "a.csv") == [["grün", "größer"]]
 
 
+def test_json_of_another_encoding_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"en": "grün"}\n'.encode("utf-16"))
+    with pytest.raises(CommandError, match=r"a\.jsonl: is in UTF-16; convert it to UTF-8"):
+        read_rows(tmp_path / "a.jsonl")
+
+
 @pytest.mark.parametrize(("suffix", "folder"), FILES)
 def test_a_byte_of_a_table_that_is_no_text_is_named_by_its_line(suffix, folder, tmp_path):
     path = tmp_path / "tables" / f"train{suffix}"
@@ -178,7 +173,6 @@ def test_tables_that_cannot_be_used_are_refused(rows, message, tmp_path):
 
 @pytest.fixture
 def photos(tmp_path):
-    """A folder of images of two classes."""
     for number, label in enumerate(("dark", "light")):
         folder = tmp_path / "photos" / label
         folder.mkdir(parents=True)
@@ -212,10 +206,8 @@ def test_broken_image_in_a_worker_process_is_named(photos, capsys):
 RAMP = np.arange(256).reshape(16, 16)
 WIDE = {
     "16 bits": ((RAMP * 257).astype(np.uint16), "PNG"),
-    "16 bits, tiff": ((RAMP * 257).astype(np.uint16), "TIFF"),
     "16 bits, big-endian": ((RAMP * 257).astype(">u2"), "TIFF"),
     "32 bits": ((RAMP * 257).astype(np.int32), "TIFF"),
-    "32 bits, pgm": ((RAMP * 257).astype(np.int32), "PPM"),
     "floats up to 1": ((RAMP / 255).astype(np.float32), "TIFF"),
     "floats up to 255": (RAMP.astype(np.float32), "TIFF"),
 }
@@ -325,3 +317,84 @@ def test_images_of_fewer_than_two_classes_are_refused(classes, photos, tmp_path)
     message = "--label-column is missing: .*two classes" if classes else "--dataset .* cannot be"
     with pytest.raises(CommandError, match=message):
         vit.main(["--dataset", str(photos), "--output", str(tmp_path / "out")])
+
+
+# ---- tables beside images ------------------------------------------------------------------------
+
+
+LABELS = ["null", "NA", "None", "nan", "a\u2028b", "good"]
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    """A folder of images, the brightness of each is its number."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(len(LABELS)):
+        Image.new("RGB", (8, 8), (number,) * 3).save(folder / f"{number}.png")
+    return folder
+
+
+def describe(folder, words=LABELS, name="metadata.csv", encoding="utf-8", between=","):
+    rows = [("file_name", "label"), *((f"{n}.png", word) for n, word in enumerate(words))]
+    text = "".join(f"{between.join(row)}\n" for row in rows)
+    (folder / name).write_bytes(text.encode(encoding))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_words_for_nothing_in_metadata_are_texts(numbered, encoding):
+    describe(numbered, encoding=encoding)
+    (rows,) = data.open_dataset(str(numbered)).values()
+    assert rows["label"] == LABELS
+    assert [image.getpixel((0, 0))[0] for image in rows["image"]] == list(range(len(LABELS)))
+
+
+def test_metadata_that_cannot_be_read_are_refused(numbered):
+    describe(numbered, name="metadata.tsv", between="\t")
+    with pytest.raises(CommandError, match=r"metadata\.tsv is not read; write it as metadata\.csv"):
+        data.open_dataset(str(numbered))
+    (numbered / "metadata.csv").write_text("name,label\n0.png,a\n")
+    with pytest.raises(CommandError, match=r"metadata\.csv: needs the column file_name"):
+        data.open_dataset(str(numbered))
+
+
+@pytest.mark.parametrize("file", ["gone.png", "../x.png", "/x.png", ""])
+def test_a_file_that_metadata_name_and_is_not_there_is_named(numbered, file):
+    (numbered / "metadata.csv").write_text(f"file_name,label\n0.png,a\n{file},b\n")
+    with pytest.raises(CommandError, match=r"metadata\.csv: row 2 .* file .* below its folder"):
+        data.open_dataset(str(numbered))
+
+
+def test_an_image_without_a_label_is_refused(numbered):
+    describe(numbered, ["", "a", "b"])
+    names = argparse.Namespace(image_column=None, label_column=None)
+    (rows,) = data.open_dataset(str(numbered)).values()
+    with pytest.raises(CommandError, match="--label-column label: row 1 .* has none"):
+        vit_data.read_images(names, rows, rows, 3)
+
+
+@pytest.mark.parametrize("text", ["001", "1e5", "True", "0x1", "2020-01-01"])
+@pytest.mark.parametrize(("suffix", "folder"), [(".csv", False), (".tsv", True)])
+def test_columns_of_texts_hold_texts(suffix, folder, text, tmp_path):
+    """Also where all would be numbers; the pair of an empty cell is left out."""
+    path = tmp_path / "tables" / f"train{suffix}"
+    path.parent.mkdir()
+    between = {".csv": ",", ".tsv": "\t"}[suffix]
+    path.write_text(f"en{between}de\n{text}{between}{text}\n{between}{text}\n")
+    words = ["--dataset", str(path.parent)] if folder else ["--train-file", str(path)]
+    options = [*words, "--test-split", "train", "--output", str(tmp_path / "out")]
+    assert mt.given_data(mt.read_options(options)[0])["train"] == [(text, text)]
+
+
+@pytest.mark.parametrize("type", [np.int32, np.uint16])
+@pytest.mark.parametrize("largest", [255, 4095])
+def test_images_of_fewer_bits_than_their_file_has_are_reported(type, largest):
+    dark = Image.fromarray(np.full((8, 8), largest, type))
+    with pytest.warns(UserWarning, match="at most 4095, nearly black .* multiplied by 257 or 16"):
+        assert np.asarray(vit_data.eight_bits(dark)).max() == round(largest / 257)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("values", [0, 4096])
+def test_black_and_grey_images_are_not_reported(values):
+    vit_data.eight_bits(Image.fromarray(np.full((8, 8), values, np.uint16)))

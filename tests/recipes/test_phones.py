@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 pytest.importorskip("soundfile")
-from cape_plugins import TYPES, PositionConfig
+from cape_plugins import TYPES
 from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
 from recipes.phones import pictures
@@ -131,14 +131,6 @@ def test_padding_changes_nothing(name, condition):
         for batch, alone in zip(output.weights, weights, strict=True):
             assert torch.allclose(batch[index, :, :length, :length], alone, atol=1e-5)
             assert (batch[index, :, :length, length:] == 0).all()
-
-
-def test_relative_positions_in_the_first_layer_only():
-    positions = PositionConfig("relpos", "audio", relative_context=4, relative_layers="first")
-    model = PhoneClassifier(3, positions, SIZES, 30)
-    assert len(model.relative) == 1
-    model(torch.randn(1, 20, BANDS)).logits.sum().backward()
-    assert model.relative[0].keys.grad.abs().sum() > 0
 
 
 def test_predictions_of_scrambled_frames_stand_in_natural_order():

@@ -17,15 +17,6 @@ from recipes.phones.model import Sizes
 from recipes.phones.report import COUNTS, TABLES, Result, write_results
 from tests.support.tables import read_csv
 
-
-def test_settings_of_one_type_are_compared_in_folders_of_their_own():
-    names = ["cape", "cape:max_global_shift=0.2"]
-    configs = run.position_configs(run.parse_arguments(["--compare", *names]))
-    assert list(configs) == names
-    assert [config.max_global_shift for config in configs.values()] == [30.0, 0.2]
-    assert len({Result(name, 0).folder() for name in names}) == 2
-
-
 TINY = (
     *("--train-size", 6, "--dev-size", 2, "--test-size", 3, "--epochs", 1, "--dim", 24),
     *("--layers", 1, "--similarity-length", 40),
@@ -122,6 +113,11 @@ LITTLE = "--train-size 3 --dev-size 1 --test-size 1"
         ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
         ("--position-embedding nopos --conditions inc", "nopos has no positions to put in"),
         ("--device abacus", "--device abacus: not available here"),
+        ("--test-lengths 1 --conditions exc", "--conditions exc: sinpos is tested with positions"),
+        ("--test-lengths 1 --attention-epochs 2", "--attention-epochs has no effect"),
+        ("--train-length 2 --test-lengths 0.5 1", "shorter than --train-length 2"),
+        ("--attention-epochs 3 13", "--attention-epochs 13: allowed: 1 to 12"),
+        ("--paper --optimizer adamw", "--optimizer adamw with --paper has no learning rates"),
     ],
 )
 def test_mistakes_of_the_caller_are_named_and_write_nothing(tmp_path, monkeypatch, words, message):
@@ -176,14 +172,6 @@ def test_settings_are_those_of_the_thesis(tmp_path, monkeypatch):
     assert frames[2].item() == pytest.approx(np.cos(10000 ** (-2 / 768)), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "drawn"), [(12, [2, 4, 8, 12]), (40, [5, 15, 25, 40]), (1, [1])]
-)
-def test_attention_is_drawn_at_the_thesis_shares_of_shorter_trainings(epochs, drawn):
-    args = run.parse_arguments(["--epochs", str(epochs)])
-    assert args.attention_epochs == drawn
-
-
 def test_learning_rates_follow_the_optimizer():
     sgd, adamw = (run.parse_arguments(["--optimizer", name]) for name in ("sgd", "adamw"))
     assert (sgd.learning_rate, sgd.final_learning_rate) == (0.1, 0.001)
@@ -223,16 +211,6 @@ def test_speech_is_joined_and_cut():
     assert pieces.fingerprint() != corpus.fingerprint()
 
 
-def test_either_length_may_be_left_out():
-    corpus = make_corpus((3, 2, 5))
-    assert join_and_cut(corpus, None, ()) is corpus
-    tested = join_and_cut(corpus, None, [0.1])
-    assert tested.splits == corpus.splits
-    assert [len(item.labels) for item in tested.lengths[0.1]] == [10, 10, 10]
-    trained = join_and_cut(corpus, 0.1, ())
-    assert [len(items) for items in trained.splits.values()] == [2, 1, 3]
-
-
 @pytest.mark.parametrize(
     ("train", "tests", "message"),
     [
@@ -266,21 +244,3 @@ def test_command_tests_by_length(tmp_path, monkeypatch, capsys):
         assert words in page
     assert head in capsys.readouterr().out
     assert (output / "lengths.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--test-lengths 1 --conditions exc", "--conditions exc: sinpos is tested with positions"),
-        ("--test-lengths 1 --attention-epochs 2", "--attention-epochs has no effect"),
-        ("--train-length 2 --test-lengths 0.5 1", "shorter than --train-length 2"),
-        ("--attention-epochs 3 13", "--attention-epochs 13: allowed: 1 to 12"),
-        ("--paper --optimizer adamw", "--optimizer adamw with --paper has no learning rates"),
-    ],
-)
-def test_options_that_do_not_fit_are_named(tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandError) as error:
-        run.main(words.split())
-    assert message in str(error.value)
-    assert not any(tmp_path.iterdir())

@@ -1,30 +1,37 @@
-"""Text in and out: reading with checks, tokens, subwords, filters, scores."""
+"""Text in and out: reading with checks, tokens, subwords, filters, scores, stacked sentences."""
 
 import gzip
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from cape_plugins.speech.manifest import read_manifest
 from fairseq_user_dir.asr.manifest import read_config
 from recipes.asr import corpora
-from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError, matches, read_written, record, step, write_lines
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.lm.data import read_texts
 from recipes.mt import scoring
+from recipes.mt.analysis.length import stack_all
+from recipes.mt.analysis.stack import (
+    estimate,
+    position_rows,
+    stack_for,
+    stack_sentences,
+)
+from recipes.mt.analysis.swap import first_to_end, last_to_front
 from recipes.mt.corpus import (
     SEPARATOR,
     Moses,
     join_neighbours,
-    languages_of,
     map_columns,
     read_lines,
     read_pairs,
     split_pairs,
 )
 from recipes.mt.prepare import Cleaning
-from recipes.mt.quickstart import length_bins
 from recipes.mt.reports import read_curve
 from recipes.mt.scoring import score, token_accuracy
 from recipes.phones.data import LabelError, parse_phn, read_labels
@@ -62,12 +69,6 @@ def test_unequal_line_counts_name_the_shorter_file(tmp_path):
         list(read_pairs(tmp_path / "long", tmp_path / "short", "--data"))
 
 
-def test_languages_are_read_off_file_names(tmp_path):
-    assert languages_of(tmp_path / "train.en.gz", tmp_path / "train.de") == ("en", "de")
-    assert languages_of(tmp_path / "a.txt", tmp_path / "b.txt") == ("source", "target")
-    assert languages_of(tmp_path / "a.en", tmp_path / "b.en") == ("source", "target")
-
-
 def test_split_off_pairs_do_not_stay_in_training():
     pairs = [(str(n // 2), str(n // 2)) for n in range(100)]  # each comes twice
     splits = split_pairs(pairs, {"valid": 10, "test": 20})
@@ -81,23 +82,11 @@ def test_split_off_pairs_do_not_stay_in_training():
 # ---- steps -------------------------------------------------------------------------------------
 
 
-def test_finished_step_is_kept_half_finished_one_redone(tmp_path):
-    calls = []
-
-    def make(folder):
-        (folder / "first").touch()
-        calls.append(1)
-        if len(calls) == 1:
-            raise RuntimeError("killed")
-        (folder / "second").touch()
-
-    with pytest.raises(RuntimeError):
-        step(tmp_path / "data", {"size": 1}, make)
-    assert not (tmp_path / "data").exists()
-    step(tmp_path / "data", {"size": 1}, make)
-    step(tmp_path / "data", {"size": 1}, make)
-    assert len(calls) == 2
-    assert {path.name for path in (tmp_path / "data").iterdir()} >= {"first", "second"}
+def test_a_finished_step_is_kept(tmp_path):
+    made = []
+    for _ in range(2):
+        step(tmp_path / "data", {"size": 1}, made.append)
+    assert len(made) == 1
 
 
 def test_other_settings_are_an_error_that_says_which(tmp_path):
@@ -193,15 +182,6 @@ def test_neighbours_are_joined_without_losing_any():
     assert len(joined) == 3
 
 
-@pytest.mark.parametrize("limit", [1, 2, 13])
-def test_length_bins_cover_every_length_once(limit):
-    bins = length_bins(limit)
-    for length in range(1, 4 * limit + 5):
-        assert sum(low <= length <= high for _, low, high in bins) == 1
-    assert sum(high <= limit for *_, high in bins) in (1, 2)
-    assert all(label in (f"{low}-{high}", f"over {low - 1}") for label, low, high in bins)
-
-
 # ---- scores ------------------------------------------------------------------------------------
 
 
@@ -210,13 +190,6 @@ def test_token_accuracy_counts_missing_and_extra_tokens():
     assert token_accuracy(["a", "b"], ["a", "b", "c"]) == pytest.approx(2 / 3)
     assert token_accuracy(["a", "b", "c", "d"], ["a", "b"]) == 0.5
     assert token_accuracy(["b", "a"], ["a", "b"]) == 0
-
-
-def test_score_of_a_group_has_count_matches_and_accuracy():
-    result = score(["eins", "zwei drei"], ["eins", "zwei vier"], [["1"], ["2", "3"]], [["1"]] * 2)
-    assert result["count"] == 2
-    assert result["exact_match"] == 0.5
-    assert result["token_accuracy"] == 0.5
 
 
 def test_bleu_of_chinese_counts_characters():
@@ -331,11 +304,6 @@ def test_parallel_text_is_read_by_its_mark(tmp_path, encoding):
     assert list(read_lines(tmp_path / "train.de", "--train")) == ["grün", ODD]
 
 
-def test_text_keeps_its_line_ends(tmp_path):
-    (tmp_path / "a.txt").write_bytes(f"{ODD}\r\nx\n".encode())
-    assert read_text(tmp_path / "a.txt") == f"{ODD}\r\nx\n"
-
-
 def test_lines_of_labels_end_at_line_feeds_alone():
     assert [phone.name for phone in parse_phn("0 100 a\x0c\r\n100 200 b\n", 16000)] == ["a", "b"]
     with pytest.raises(LabelError, match="line 2, "):
@@ -355,3 +323,68 @@ def test_a_log_with_odd_characters_has_its_curve(tmp_path):
     (tmp_path / "train.log").write_text("\n".join(lines))
     (point,) = read_curve(tmp_path / "train.log").points
     assert (point.update, point.perplexity) == (50, 90.5)
+
+
+# ---- stacked and swapped sentences ---------------------------------------------------------------
+
+
+def test_junctions_get_a_comma_and_lower_case():
+    stacked = stack_sentences(["Das ist gut .", "Er kommt !", "Wer ?"])
+    assert stacked == "Das ist gut , er kommt ! wer ?"
+    assert stack_sentences(["Plain text.", "Next one."]) == "Plain text, next one."
+    pieces = stack_sentences(["\u2581Ja .", "\u2581Das \u2581geht"])  # of sentencepiece
+    assert pieces == "\u2581Ja , \u2581das \u2581geht"
+    assert stack_sentences(["", "A .", ""]).split() == ["a", ","]
+
+
+def test_stacks_of_each_number_hold_all_of_the_text():
+    """But for a rest that is too short for one more."""
+    pairs = [(f"S{n} .", f"T{n} .") for n in range(5)]
+    stacked, groups = stack_all(pairs, [1, 2])
+    assert groups == ["1"] * 5 + ["2"] * 2
+    assert stacked == [*pairs, ("S0 , s1 .", "T0 , t1 ."), ("S2 , s3 .", "T2 , t3 .")]
+    for counts in ([2, 1], [1, 1], [1, 6]):
+        with pytest.raises(CommandError, match="--stack .* increasing numbers up to 5"):
+            stack_all(pairs, counts)
+
+
+def test_loss_is_averaged_over_the_sentences_that_reach_a_position():
+    rows = position_rows([np.array([1.0, 2.0, 3.0]), np.array([3.0])], 2)
+    assert [tuple(row.values()) for row in rows] == [(0, 2.0, 2, 0), (1, 2.0, 1, 0), (2, 3.0, 1, 1)]
+
+
+def test_standard_errors_are_those_of_resampled_sentences():
+    """Sentences differ in length; the bootstrap needs no formula."""
+    rng = np.random.default_rng(2)
+    losses = [rng.normal(4, 1) + rng.normal(0, 0.5, rng.integers(5, 30)) for _ in range(300)]
+    _, (spread,) = estimate([losses], 40)
+    resampled = [
+        np.concatenate([losses[row] for row in rng.integers(0, 300, 300)]).mean()
+        for _ in range(1000)
+    ]
+    assert spread == pytest.approx(np.std(resampled), rel=0.1)
+
+
+def test_bands_of_several_seeds_are_over_seeds():
+    """Means 1, 2, 3."""
+    mean, spread = estimate([[np.full(4, value), np.full(4, value)] for value in (1, 2, 3.0)], 4)
+    assert mean == pytest.approx([2.0])
+    assert spread == pytest.approx([1.0])
+
+
+def test_stacks_reach_their_length_in_the_subwords_of_every_model():
+    lengths = (len, lambda text: len(text.split()))
+    models = [SimpleNamespace(target_length=length) for length in lengths]
+    pairs = [(f"s{n} .", f"t{n} .") for n in range(9)]
+    (first, second) = stack_for(models, pairs, 8)
+    assert first[1] == "t0 , t1 , t2 , t3 ."  # the words, of which there are fewer than letters
+    assert second[0] == "s4 , s5 , s6 , s7 ."
+    assert stack_for(models[:1], pairs, 8)[0][1] == "t0 , t1 ."
+
+
+def test_swapping_there_and_back_gives_the_text():
+    text = f" {SEPARATOR} ".join(["a b", "c", "d e"])
+    swapped = f" {SEPARATOR} ".join(["c", "d e", "a b"])
+    assert first_to_end(text) == swapped
+    assert last_to_front(swapped) == text
+    assert last_to_front("no separator") == "no separator"
