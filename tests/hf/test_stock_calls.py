@@ -39,12 +39,14 @@ def test_every_call_loads_the_model_of_this_package_with_the_stock_weights(famil
         lambda: row.model.from_pretrained(folder, config=stock, position_embedding=settings),
         lambda: row.stock_model.from_pretrained(folder, position_embedding=settings),
         lambda: row.stock_model.from_pretrained(folder, config=stock, position_embedding=settings),
-        lambda: hf_models.switch(row.stock_model.from_pretrained(folder), settings),
     )
     for call in calls:
         model = call()
         assert type(model) is row.model
         assert torch.equal(answer(model(**inputs)), expected)
+    switched = hf_models.switch(row.stock_model.from_pretrained(folder), settings)
+    assert type(switched) is row.model
+    torch.testing.assert_close(answer(switched(**inputs)), expected, atol=1e-5, rtol=1e-5)
     assert type(stock) is row.stock_config  # it is the caller's
     assert not hasattr(stock, "position_embedding")
 

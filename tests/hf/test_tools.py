@@ -66,7 +66,8 @@ NO_STOCK = [
 
 @pytest.mark.parametrize(("family", "settings", "reason"), NO_STOCK)
 def test_what_stock_cannot_do_is_refused(family, settings, reason, tmp_path):
-    sides = {"decoder_position_embedding": {"type": "nopos"}} if family != "marian" else {}
+    decoder = {"type": "nopos" if settings["type"] == "sinpos" else "sinpos"}
+    sides = {"decoder_position_embedding": decoder} if family != "marian" else {}
     FAMILIES[family].build(settings, **sides).save_pretrained(tmp_path / "cape")
     with pytest.raises(ValueError, match=re.escape(reason)):
         convert(str(tmp_path / "cape"), tmp_path / "stock", None)
