@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 import hf_models
 from hf_models.checks.tiny import fill_zeros
 from tests.support import whisper
-from tests.support.hf import EOS, FAMILIES, OF_FAMILY, make
+from tests.support.hf import EOS, FAMILIES, OF_FAMILY, STACKS, make
 
 
 def build(name):
@@ -24,7 +24,8 @@ def build(name):
         sizes, settings = whisper.SIZES, {"type": "cape"}
     else:
         sizes, types = FAMILIES[family].sizes, OF_FAMILY[family]
-        settings = types.get("cape+relative", types["cape"])
+        relative = family in STACKS and "cape+relative" in types
+        settings = types["cape+relative" if relative else "cape"]
     torch.manual_seed(0)
     config = model.config_class(**sizes, position_embedding=settings)
     return fill_zeros(model(config).eval())

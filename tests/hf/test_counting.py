@@ -102,6 +102,7 @@ def test_bad_texts_and_tokenizers_end_in_one_line(words, message, translator, tm
 
 def test_tokenizer_without_transformers_says_what_to_install(translator, monkeypatch, capsys):
     folder, source, target, _ = translator
+    monkeypatch.delitem(sys.modules, "hf_models.counting", raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
     words = ["alpha", "--text", str(source), str(target), "--tokenizer", str(folder)]
     with pytest.raises(SystemExit, match="2"):

@@ -227,19 +227,6 @@ def test_a_missing_host_is_named_with_the_way_to_install_it(capsys, monkeypatch)
     assert "install it: pip install 'cape-plugins[hf]'" in error
 
 
-def test_one_missing_host_of_two_is_skipped(capsys, monkeypatch):
-    points = [
-        EntryPoint("fairseq", "fairseq_user_dir.doctor:doctor", doctor.GROUP),
-        EntryPoint("hugging_face", "hf_models.doctor:doctor", doctor.GROUP),
-    ]
-    monkeypatch.setattr(doctor, "entry_points", lambda group: points)
-    monkeypatch.setattr(hf_models, "AUTO_CLASSES", {})
-    only_missing(monkeypatch, "fairseq", "fairseq-fixed")
-    status, lines, _ = run(capsys)
-    assert status == 0
-    assert any(line.startswith("skip fairseq: host: fairseq is not installed") for line in lines)
-
-
 @pytest.mark.parametrize("error", [ImportError("no name x"), TypeError("z")])
 def test_an_installed_host_that_cannot_be_imported_is_a_difference(error, capsys, monkeypatch):
     stop_import(monkeypatch, error)

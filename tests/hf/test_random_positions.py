@@ -1,5 +1,5 @@
-"""Models whose positions are drawn and sorted in training: what source and target share, padding,
-half precision, draws in evaluation, stock checkpoints."""
+"""Models whose positions are drawn and sorted in training: what source and target share, and draws
+in evaluation."""
 
 import pytest
 import torch

@@ -64,15 +64,6 @@ def test_positions_are_the_centres_of_frames_in_seconds():
     torch.testing.assert_close(times, 0.0125 + 3e-9 * hops[:, None] * torch.arange(17.0))
 
 
-def test_speech_to_text_counts_frames_as_in_stock():
-    """Counts from pad_token_id + 1 on, in steps of four frames of 10 ms."""
-    model = make("speech_to_text", "sinpos")
-    assert torch.equal(coordinates(model, frames())[0], 2.0 + torch.arange(13.0))
-    model = make("speech_to_text", "sinpos")
-    twice = coordinates(model, frames(), hop_nanoseconds=20_000_000)[0]
-    torch.testing.assert_close(twice, 2.0 + 2 * torch.arange(13.0))
-
-
 def test_loss_is_ctc_over_true_lengths():
     model, inputs = make("speech_ctc", "cape"), frames()
     labels = targets(3, 4) % 11 + 1

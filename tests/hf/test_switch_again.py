@@ -89,17 +89,6 @@ def test_what_its_owner_changed_stays():
     assert calls == [1, 2]
 
 
-def test_depth_is_dropped_once():
-    """With the dropout of its owner."""
-    model = hf_models.switch(FAMILIES["vit"].build_stock(), {"type": "cape"}, drop_path_rate=0.2)
-    last = model.vit.layers[-1]
-    last.dropout.dropout.p = 0.33
-    hf_models.switch(model, {"type": "sinpos"}, drop_path_rate=0.4)
-    assert (last.dropout.rate, last.dropout.dropout.p) == (0.4, 0.33)
-    hf_models.switch(model, {"type": "sinpos"}, drop_path_rate=0.0)
-    assert last.dropout.p == 0.33
-
-
 OLD_PEFT = Version(peft.__version__) < Version(MIN_PEFT_VERSION)
 NATIVE = pytest.mark.skipif(OLD_PEFT, reason="this transformers asks for a newer peft")
 

@@ -225,8 +225,6 @@ def test_wrong_inputs_are_refused():
         switched("sinpos").generate(WHOLE, one_piece=True)
     with pytest.raises(ValueError, match="timestamps end at 30 s"):
         model.generate(features(1, 200), one_piece=True, return_timestamps=True)
-    with pytest.raises(ValueError, match=r"need frames of 10 ms, because a timestamp is 0\.02 s"):
-        model.generate(WHOLE, hop_nanoseconds=5_000_000, return_timestamps=True)
 
 
 @pytest.mark.parametrize(
@@ -335,14 +333,3 @@ def test_without_timestamps_a_recording_is_one_piece(place):
     asked = {"return_timestamps": False, "max_new_tokens": 8}
     model, call = asked_in(place, features(1, 2 * SEGMENT), **asked)
     assert encoder_sizes(model, call) == [SEGMENT]
-
-
-@pytest.mark.parametrize("length", [{"max_new_tokens": 30}, {"max_length": 30}])
-def test_texts_are_as_long_as_is_asked(length):
-    """Beyond the 20 rows of the table."""
-    asked = {**length, "min_length": 30, "eos_token_id": None}
-    written = [asked_in(place, RAGGED, MASK, **asked)[1]() for place in PLACES]
-    assert written[0].shape[0] == len(LENGTHS)
-    assert written[0].shape[1] >= 28
-    for other in written[1:]:
-        assert torch.equal(other, written[0])
