@@ -235,3 +235,31 @@ def test_an_installed_host_that_cannot_be_imported_is_a_difference(error, capsys
     assert status == 1
     assert failed.startswith("FAIL hugging_face: host: transformers is installed, but")
     assert f"({type(error).__name__}: {error})" in failed
+
+
+def test_the_wished_type_is_the_one_that_is_trained(marian, capsys):
+    status, lines, _ = run(
+        capsys, marian, "--position-embedding", "shape", "--position-max-offset", "9"
+    )
+    assert status == 0
+    assert any(": shape: one training step: loss" in line for line in lines)
+    assert not any(": cape: " in line for line in lines)
+
+
+def test_half_precision_is_checked_in_float32(tmp_path, capsys):
+    tiny_model(MarianMTModel).half().save_pretrained(tmp_path)
+    status, _, _ = run(capsys, tmp_path)
+    assert status == 0
+
+
+def test_one_missing_host_of_two_is_skipped(capsys, monkeypatch):
+    points = [
+        EntryPoint("fairseq", "fairseq_user_dir.doctor:doctor", doctor.GROUP),
+        EntryPoint("hugging_face", "hf_models.doctor:doctor", doctor.GROUP),
+    ]
+    monkeypatch.setattr(doctor, "entry_points", lambda group: points)
+    monkeypatch.setattr(hf_models, "AUTO_CLASSES", {})
+    only_missing(monkeypatch, "fairseq", "fairseq-fixed")
+    status, lines, _ = run(capsys)
+    assert status == 0
+    assert any(line.startswith("skip fairseq: host: fairseq is not installed") for line in lines)

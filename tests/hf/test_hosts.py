@@ -9,7 +9,7 @@ from packaging.version import Version
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from tests.support.hf import FAMILIES, OF_FAMILY, answer, batch, make, targets
+from tests.support.hf import FAMILIES, OF_FAMILY, VARIANTS, answer, batch, loss, make, targets
 
 # What is resumed, and compiled: each type of random positions in some family.
 CHOSEN = dict.fromkeys(FAMILIES, "cape") | dict.fromkeys(("qwen2", "bert"), "rfs")
@@ -293,3 +293,28 @@ def test_sharded_models_keep_positions_in_float32_and_are_saved_whole(run_cli, r
         state = model.state_dict()
         changed = sum(not torch.equal(value, first[key]) for key, value in state.items())
         assert changed > len(first) // 2
+
+
+@pytest.mark.slow
+def test_broken_graph_keeps_the_draws_and_compiles_no_binding():
+    """Compiled on its own, each module and value that is bound would be another program."""
+    model = FAMILIES["bert"].build(VARIANTS["bert"]["cape"], num_hidden_layers=1).train()
+
+    def losses(call):
+        torch.manual_seed(1)
+        return torch.stack([loss(call(**batch("bert"))).detach() for _ in range(3)])
+
+    expected = losses(model)
+
+    def broken(module, inputs, output):
+        torch._dynamo.graph_break()
+
+    model.bert.embeddings.LayerNorm.register_forward_hook(broken)
+    torch._dynamo.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+    actual = losses(torch.compile(model, backend="eager"))
+    torch.testing.assert_close(actual, expected)
+    assert len(set(actual.tolist())) == 3
+    frames = [m.co_filename or "" for m in torch._dynamo.utils.get_compilation_metrics()]
+    assert len(frames) > 3
+    assert not [name for name in frames if name.endswith("binding.py")]

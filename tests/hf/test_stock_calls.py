@@ -5,7 +5,9 @@ import pytest
 import torch
 import transformers
 from transformers import (
+    AutoModelForMultipleChoice,
     AutoModelForNextSentencePrediction,
+    BertForMultipleChoice,
     BertForNextSentencePrediction,
     GPT2Config,
     GPT2LMHeadModel,
@@ -13,6 +15,7 @@ from transformers import (
 
 import hf_models
 from hf_models import CapeBertConfig
+from hf_models.switching.modeling import PositionModelMixin
 from tests.support.hf import FAMILIES, VARIANTS, WITH_STOCK, answer, batch
 
 
@@ -114,3 +117,30 @@ def test_head_without_a_class_is_answered_with_those_that_there_are(folders, tmp
         assert "register_family" in message
         assert "Marian" not in message
         assert len(message) < 600
+
+
+def test_class_of_another_head_is_written_in_two_lines(folders, tmp_path):
+    before = dict(hf_models.AUTO_CLASSES[CapeBertConfig])
+
+    class CapeBertForMultipleChoice(PositionModelMixin, BertForMultipleChoice):
+        """Chooses among texts."""
+
+    head = hf_models.FamilyClasses(CapeBertConfig, (CapeBertForMultipleChoice,))
+    hf_models.register_family(head)
+    try:
+        model = AutoModelForMultipleChoice.from_pretrained(
+            folders / "bert", position_embedding={"type": "cape"}
+        )
+        assert type(model) is CapeBertForMultipleChoice
+        assert hf_models.AUTO_CLASSES[CapeBertConfig].items() >= before.items()
+        model.save_pretrained(tmp_path)
+        again = AutoModelForMultipleChoice.from_pretrained(tmp_path).eval()
+        ids = torch.arange(1, 13).view(1, 2, 6)
+        torch.testing.assert_close(again(ids).logits, model.eval()(ids).logits)
+        stock = BertForMultipleChoice.from_pretrained(folders / "bert")
+        assert type(hf_models.switch(stock, {"type": "nopos"})) is CapeBertForMultipleChoice
+    finally:
+        del AutoModelForMultipleChoice._model_mapping._extra_content[CapeBertConfig]
+        hf_models.MODELS.pop("CapeBertForMultipleChoice")
+        hf_models.switching.install.PARTS.pop(BertForMultipleChoice)
+        hf_models.AUTO_CLASSES[CapeBertConfig] = before
