@@ -105,7 +105,7 @@ def test_printed_alignment_is_that_of_the_words(alignment, trained, test_data):
             on_words = attention[target, :-1]
             assert on_words[source] >= on_words.max() - 1e-4
             moved += bool(source > 0 and on_words[source - 1] < on_words[source] - 1e-4)
-    assert alignment == "soft" or moved > 20  # an alignment shifted by one would be noticed
+    assert alignment == "soft" or moved > 10  # an alignment shifted by one would be noticed
 
 
 def test_unknown_words_are_replaced_by_the_aligned_source(trained, corpus, tmp_path):

@@ -132,19 +132,6 @@ def test_sentences_that_are_too_long_are_skipped_if_that_is_asked_for(trained, s
 
 
 @pytest.mark.slow
-def test_validation_counts_each_sentence_once(trained, sets):
-    """The loss of a set does not depend on its batches."""
-    losses = set()
-    for words in (["--batch-size", 1], ["--max-tokens", 2000]):
-        output = run_here(
-            "fairseq-validate", sets, "--user-dir", USER_DIR, "--path", trained("cape"), "--cpu",
-            "--dataset-impl", "raw", "--num-workers", 0, *words,
-        )  # fmt: skip
-        losses.add(re.search(r"valid.*\| loss ([\d.]+)", output)[1])
-    assert len(losses) == 1
-
-
-@pytest.mark.slow
 def test_language_model_is_evaluated_on_each_word(run_cli, trained, corpus):
     words = (corpus.text / "test.de").read_text().split()
     for more in (["--batch-size", 7], ["--max-tokens", 64, "--sample-break-mode", "eos"]):
