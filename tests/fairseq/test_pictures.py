@@ -13,7 +13,6 @@ from tests.support.fairseq_models import FIRST_WORD, START, build, load, make_di
 from tests.support.fairseq_speech import CTC, S2T, SEQ2SEQ, SIZES, TYPES, make_model
 
 pytest.importorskip("matplotlib")
-from PIL import Image
 
 LENGTH = 70  # beyond the tables of tiny models, which then wrap around
 HOP = 0.01  # seconds
@@ -104,16 +103,3 @@ def test_speech_models_are_read_in_seconds_or_steps(arch, name, tmp_path):
     assert len(outputs["encoder"]) == {CTC: 20, S2T: 15, SEQ2SEQ: 20}[arch]
     assert stack.spacing == pytest.approx(HOP * {CTC: 3, S2T: 4, SEQ2SEQ: 3}[arch])
     assert stack.config.domain == "audio"
-
-
-@pytest.mark.slow
-def test_learned_table_is_drawn_without_its_host(trained, tmp_path, run_cli):
-    """fairseq is not imported for it."""
-    code = (
-        "import sys; from cape_plugins.cli import main\n"
-        "main(['plot', 'similarity', '--model', sys.argv[1], '--lengths', '20'])\n"
-        "assert not {'transformers', 'hf_models', 'fairseq', 'fairseq_user_dir'} & set(sys.modules)"
-    )
-    run_cli("python", "-c", code, trained("abspos"), cwd=tmp_path)
-    with Image.open(tmp_path / "similarity-abspos-text.png") as image:
-        assert image.width == 1200
