@@ -139,7 +139,7 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
         "--seconds-per-frame", type=float, metavar="S",
         help=f"distance of positions in time (default: {_spacings()})",
     )  # fmt: skip
-    add_position_args(settings, None, types={**TYPES, **ROTARY_TYPES})
+    add_position_args(settings, None, types={**ROTARY_TYPES, **TYPES})
 
 
 def _spacings() -> str:

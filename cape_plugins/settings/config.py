@@ -75,7 +75,7 @@ class PositionConfig(OptionFields):
             problem = "is unknown"
         elif self.architecture == ROTARY and self.type not in ROTARY_TYPES:
             problem = (
-                "does nothing in a model that turns queries and keys: such a model adds no "
+                "is no type of a model that turns queries and keys: such a model adds no "
                 "embedding to the content, and a shift of all positions changes no distance"
             )
         elif self.type in types_of(self.architecture):

@@ -29,6 +29,9 @@ def test_the_tables_of_the_tests_have_the_rows_of_the_registry():
     assert DOMAIN_SAMPLES.keys() == DOMAINS.keys()
     sinusoids = {name for name, row in TYPES.items() if row.encoding == "sinusoid"}
     assert sinusoids == {name for name, row in EXPECTED.items() if row.zero is not None}
+    for name in sinusoids:  # so that no augmentation of a type is left out by its line
+        drawn = {option for option in TYPES[name].options if OPTIONS[option].get("training")}
+        assert EXPECTED[name].zero.keys() >= drawn - {"augment_probability", "synchronize"}, name
 
 
 SHIFT = ("max_global_shift", "max_local_shift", "max_global_scale", "mean_normalize")

@@ -9,7 +9,7 @@ from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES
 
 
 @pytest.mark.parametrize("name", sorted(TYPES.keys() - ROTARY_TYPES.keys()))
-def test_what_turns_queries_and_keys_refuses_what_does_nothing(name):
+def test_models_that_turn_queries_and_keys_refuse_types_without_a_rotary_form(name):
     with pytest.raises(ValueError, match=rf"{name}.*turns queries and keys.*nopos, rope, cape"):
         PositionConfig(name, "text", ROTARY)
 

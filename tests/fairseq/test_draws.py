@@ -12,7 +12,7 @@ import torch
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
-from cape_plugins import PositionEncoder
+from cape_plugins import TYPES, PositionEncoder
 from tests.support.fairseq_models import (
     ALPHA,
     PAD,
@@ -31,6 +31,7 @@ from tests.support.fairseq_models import (
 )
 from tests.support.fairseq_speech import S2T, durations, make_model, make_task, write_manifest
 
+SHIFTS = {"max_offset", "max_global_shift"}
 RANDOM = [name for name in VARIANTS if build_variant(name).position_config.random]
 EVALUATED = [*RANDOM, *(name for name in VARIANTS if name not in RANDOM)]
 
@@ -91,19 +92,21 @@ def test_local_shifts_are_independent_and_not_scaled_by_alpha():
     assert ((of_source[:, :width] - of_target[:, :width]).abs() < 1e-3).sum() == 0
 
 
-@pytest.mark.parametrize("name", ["shape", "cape"])
+@pytest.mark.parametrize("name", [n for n, row in TYPES.items() if SHIFTS & row.options.keys()])
 @pytest.mark.parametrize("synchronize", [True, False])
 def test_synchronize_decides_whether_draws_are_shared(name, synchronize):
-    off = {"position_max_local_shift": 0} if name == "cape" else {}
+    options = TYPES[name].options
+    off = {"position_max_local_shift": 0} if "max_local_shift" in options else {}
     model = build(position_embedding=name, position_synchronize=synchronize, **off)
     source, i, target, _ = coordinates(model)
-    alpha = float(ALPHA) if name == "cape" else 1.0
+    scaled = TYPES[name].seq2seq.get("source_scale") == "auto"
+    alpha = float(ALPHA) if scaled else 1.0
     shifts = source - START - alpha * i
     of_source = shifts.nanmean(1)
     of_target = target[:, 0] - START
     assert (shifts - of_source[:, None]).nan_to_num().abs().max() < 1e-5
     assert of_target.unique().numel() == 4  # each pair has its own
-    if name == "shape":
+    if "max_offset" in options:
         assert torch.equal(of_source.round(), of_source)
         assert 0 <= of_source.min() <= of_source.max() <= 500
     if synchronize:

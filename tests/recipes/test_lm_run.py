@@ -26,14 +26,10 @@ from tests.support.tables import read_csv
 LENGTHS = ("--train-length", "128", "--test-lengths", "64", "128", "512", "1024")
 # what follows from 128 and 1024: 1024 - 128 = 896
 FOLLOWING = {
-    "nopos": {},
-    "sinpos": {},
-    "abspos": {},
-    "relpos": {"relative_context": 16},
-    "shape": {"max_offset": 896},
-    "cape": {"max_global_shift": 896.0},
-    "randpos": {"max_position": 1024},
-    "rfs": {"max_position": 1024},
+    "relative_context": 16,
+    "max_offset": 896,
+    "max_global_shift": 896.0,
+    "max_position": 1024,
 }
 
 
@@ -57,7 +53,9 @@ def test_settings_follow_from_the_lengths():
     known = parsed(*LENGTHS)
     assert [name for name, _ in known] == [*TYPES]
     for (name, seed), args in known.items():
-        expected = PositionConfig(name, "text", "decoder", **FOLLOWING[name])
+        options = FOLLOWING.keys() & TYPES[name].options
+        settings = {option: FOLLOWING[option] for option in options}
+        expected = PositionConfig(name, "text", "decoder", **settings)
         assert (config(args), seed) == (expected, 1)
         assert not getattr(expected, "mean_normalize", False), "shifts cover half as much then"
 

@@ -15,7 +15,6 @@ import torch
 
 from benchmarks import hosts, measure, relative
 from benchmarks import run as benchmark
-from cape_plugins.settings.registry import types_of
 from recipes.mt import analyze, experiment
 from recipes.mt import run as recipe
 from recipes.mt.experiment import Experiment
@@ -133,7 +132,11 @@ def test_table_9_has_the_sizes_and_rounds_of_the_paper(words_of, monkeypatch, dt
     assert calls == expected | twice
 
 
-def test_studies_compare_all_types_and_train_and_select_as_the_section_says(repo_root):
+# the types of the finished studies: a type that is added later has no trainings there
+STUDIED = {"nopos", "sinpos", "abspos", "relpos", "shape", "cape", "randpos", "rfs"}
+
+
+def test_studies_compare_their_types_and_train_and_select_as_the_section_says(repo_root):
     """4800 updates; the last five checkpoints, one every 200 updates, are averaged."""
     page = (repo_root / "recipes/mt/README.md").read_text("utf-8").replace("\\\n", " ")
     section = page.partition("\n## Multi30k\n")[2].partition("\n## ")[0]
@@ -143,7 +146,7 @@ def test_studies_compare_all_types_and_train_and_select_as_the_section_says(repo
     for args, extra in parsed:
         assert extra == []  # nothing goes to fairseq-train
         types = {settings["type"] for settings in args.compared.values()}
-        assert types == {*types_of("seq2seq", "text")}
+        assert types == STUDIED
         shifts = {settings.get("max_global_shift") for settings in args.compared.values()}
         assert shifts == {None, 5, 10, 20, 50}
         assert args.seeds == [1, 2, 3]
