@@ -1,6 +1,6 @@
 """Domains as rows of data: the differences of text, audio and images. A new domain is a new row.
 
-    DOMAINS["video"] = Domain(grid=("time", "rows", "columns"), frequencies=..., unit=..., ...)
+    DOMAINS["scan"] = Domain(grid=("slices", "rows", "columns"), frequencies=..., unit=..., ...)
 
 is enough for settings, flags, error texts, encodings, learned tables, relative attention and
 pictures. This module needs the standard library only.
@@ -39,7 +39,7 @@ class Domain:
         defaults: Defaults of options that types leave to the domain.
         architecture: Architecture of the papers' models for this domain.
         spacing: Distance of neighbours in `unit`, in pictures of models that do not say; lengths
-            are then given in that unit. None where positions are counted.
+            are then given in that unit. None where positions are counted, and for grids.
         symbol: Abbreviation of `unit`, shown behind numbers.
         dim: Channels of a model, in pictures of settings alone.
         table_size: Size of its learned table; for a grid also the inputs of its training.
@@ -60,6 +60,14 @@ class Domain:
     dim: int = 512
     table_size: int | tuple[int, ...] = 1024
     sizes: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # pictures and the count of aliased channels take every axis of a grid for [-1, 1]
+        if self.grid and self.spacing is not None:
+            raise ValueError(
+                f"spacing={self.spacing} of a domain with grid={self.grid} is not allowed: each "
+                "axis of a grid spans [-1, 1]; allowed: None. Leave spacing out, or grid."
+            )
 
     @property
     def num_coords(self) -> int:

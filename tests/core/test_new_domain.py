@@ -1,4 +1,4 @@
-"""A domain that this package has never seen costs one row: video, with time, height and width."""
+"""A domain that this package has never seen costs one row: scan, with slices, height and width."""
 
 import argparse
 import dataclasses
@@ -25,7 +25,7 @@ from tests.support.expected import EXPECTED
 SIZE, DIM = (2, 3, 4), 12
 
 
-def video_frequencies(dim, device):
+def scan_frequencies(dim, device):
     """``[3, K/2]``, directions spread over the sphere."""
     k = torch.arange(1, dim // 2 + 1, dtype=torch.float32, device=device)
     directions = torch.stack((k.cos(), k.sin(), (2 * k).cos()))
@@ -33,13 +33,14 @@ def video_frequencies(dim, device):
 
 
 @pytest.fixture(autouse=True)
-def _video(monkeypatch):
+def _scan(monkeypatch):
+    assert "scan" not in DOMAINS, "give the domain of this test another name"
     row = Domain(
-        frequencies=video_frequencies,
-        unit="half the clip",
-        steps="tubes",
+        frequencies=scan_frequencies,
+        unit="half the body",
+        steps="cubes",
         axis="position (normalised)",
-        grid=("times", "rows", "columns"),
+        grid=("slices", "rows", "columns"),
         defaults={
             "max_global_shift": 0.25,
             "max_global_scale": 1.2,
@@ -48,44 +49,44 @@ def _video(monkeypatch):
         },
         table_size=SIZE,
     )
-    monkeypatch.setitem(DOMAINS, "video", row)
+    monkeypatch.setitem(DOMAINS, "scan", row)
 
 
 def make(name, **options):
-    return build_position_encoder(PositionConfig(name, "video", **options), DIM, table_size=SIZE)
+    return build_position_encoder(PositionConfig(name, "scan", **options), DIM, table_size=SIZE)
 
 
 def test_settings_have_its_defaults_and_errors_its_unit():
-    config = PositionConfig("cape", "video")
+    config = PositionConfig("cape", "scan")
     assert (config.max_global_shift, config.max_global_scale) == (0.25, 1.2)
-    assert PositionConfig("relpos", "video").relative_context == 3
-    assert PositionConfig("cape", "video", gamma=2.0).gamma == 2.0  # it is a grid
-    with pytest.raises(ValueError, match=r"half the clip \(video\)"):
-        PositionConfig("cape", "video", max_global_shift=-1)
-    with pytest.raises(ValueError, match="domain='film' is unknown; allowed: .*video"):
+    assert PositionConfig("relpos", "scan").relative_context == 3
+    assert PositionConfig("cape", "scan", gamma=2.0).gamma == 2.0  # it is a grid
+    with pytest.raises(ValueError, match=r"half the body \(scan\)"):
+        PositionConfig("cape", "scan", max_global_shift=-1)
+    with pytest.raises(ValueError, match="domain='film' is unknown; allowed: .*scan"):
         PositionConfig("cape", "film")
 
 
 def test_a_default_that_its_row_lacks_is_named(monkeypatch):
-    monkeypatch.setitem(DOMAINS, "video", dataclasses.replace(DOMAINS["video"], defaults={}))
+    monkeypatch.setitem(DOMAINS, "scan", dataclasses.replace(DOMAINS["scan"], defaults={}))
     for name, option in (("cape", "max_global_shift"), ("relpos", "relative_context")):
-        with pytest.raises(ValueError, match=f"domain 'video' has no default of {option}; add"):
-            PositionConfig(name, "video")
-    assert PositionConfig("relpos", "video", relative_context=2).relative_context == 2
+        with pytest.raises(ValueError, match=f"domain 'scan' has no default of {option}; add"):
+            PositionConfig(name, "scan")
+    assert PositionConfig("relpos", "scan", relative_context=2).relative_context == 2
 
 
 def test_frequencies_of_another_number_of_axes_are_refused_by_the_numbers_of_domains():
-    with pytest.raises(ValueError, match=r"2 coordinates.* for 3; .*2 \(image\), 3 \(video\)"):
+    with pytest.raises(ValueError, match=r"2 coordinates.* for 3; .*2 \(image\).*3 \(scan\)"):
         make("sinpos")(patch_positions(3, 4))
 
 
 def test_flags_name_it():
     parser = argparse.ArgumentParser()
-    add_position_args(parser, "video")
+    add_position_args(parser, "scan")
     text = " ".join(parser.format_help().split())
     assert "--position-gamma" in text
-    assert "half the clip (video)" in text
-    assert "patches or tubes" in text
+    assert "half the body (scan)" in text
+    assert "patches or cubes" in text
 
 
 @pytest.mark.parametrize("name", [name for name, domain in ADDING if domain == "image"])
@@ -112,10 +113,10 @@ def test_a_learned_table_is_resized_along_all_axes():
 
 def test_relative_attention_has_a_table_for_each_axis():
     """The numbers of three axes are in test_relative_grid.py."""
-    config = PositionConfig("relpos", "video")
+    config = PositionConfig("relpos", "scan")
     relative = build_relative_positions(config, 4, 2)
     named = {name.partition(".")[0] for name, _ in relative.named_parameters()}
-    assert named == {"times", "rows", "columns"}
+    assert named == {"slices", "rows", "columns"}
     query = torch.randn(1, 2, math.prod(SIZE) + 1, 4)
     output, _ = relative_attention(query, query, query, relative, patches=SIZE)
     assert output.isfinite().all()
@@ -125,7 +126,7 @@ def test_relative_attention_has_a_table_for_each_axis():
 @pytest.mark.parametrize("picture", ["components", "similarity", "augmentation", "coverage"])
 def test_it_is_drawn(picture, name, figures, tmp_path):
     pytest.importorskip("matplotlib")
-    words = ["plot", picture, "--domain", "video", "--position-embedding", name, "--dim", DIM]
+    words = ["plot", picture, "--domain", "scan", "--position-embedding", name, "--dim", DIM]
     words += ["--output", tmp_path / "x.png"]
     words += ["--channels", "0"] if picture == "components" else []
     if picture not in EXPECTED[name].pictures.split():
@@ -134,5 +135,11 @@ def test_it_is_drawn(picture, name, figures, tmp_path):
         return
     main(list(map(str, words)))
     (figure,) = figures
-    assert f"{name}, video" in figure.get_suptitle()
+    assert f"{name}, scan" in figure.get_suptitle()
     assert all(axis.has_data() for axis in figure.axes)
+
+
+def test_a_grid_has_no_spacing():
+    """The time of a clip spans [-1, 1], too: nothing would read seconds."""
+    with pytest.raises(ValueError, match=r"spacing=0.5.*spans \[-1, 1\].*Leave spacing out"):
+        dataclasses.replace(DOMAINS["scan"], spacing=0.5)
