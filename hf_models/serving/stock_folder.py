@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
+from cape_plugins.checkpoints.families import find_family, setting_of
 from cape_plugins.files import editing_json
 from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import SHORTEST
@@ -136,7 +137,9 @@ def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
                 f"--max-tokens {args.max_tokens} is not allowed for a {type(cape).__name__}, which "
                 "has no table of tokens; leave it out."
             )
-        refuse_large_table("--max-tokens", args.max_tokens, cape.config.hidden_size)
+        (side, *_) = find_family(cape.config.model_type).sides.values()
+        width = setting_of(side.dim, cape.config)  # may be narrower than the layers
+        refuse_large_table("--max-tokens", args.max_tokens, width)
         setattr(cape.config, limit, args.max_tokens)
     return None if images else limit
 

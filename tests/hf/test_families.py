@@ -85,7 +85,9 @@ def test_every_type_is_taken_or_refused_with_the_reason(family):
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_every_model_takes_a_stock_checkpoint_without_a_word(model, tmp_path, caplog):
     """And is what `switch` makes of the stock model."""
-    (row,) = (row for row in FAMILIES.values() if row.config is model.config_class)
+    rows = [row for row in FAMILIES.values() if row.config is model.config_class]
+    assert rows, f"{model.config_class.model_type} has no row in tests/support/hf.py FAMILIES"
+    (row,) = rows
     if row.stock_model is None:
         pytest.skip("transformers has no such model")
     stock_class = model.__bases__[-1]

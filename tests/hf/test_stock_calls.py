@@ -43,7 +43,8 @@ def test_every_call_loads_the_model_of_this_package_with_the_stock_weights(famil
     for call in calls:
         model = call()
         assert type(model) is row.model
-        assert torch.equal(answer(model(**inputs)), expected)
+        # weights in a file may be aligned otherwise, and a convolution rounds otherwise then
+        torch.testing.assert_close(answer(model(**inputs)), expected, atol=1e-5, rtol=1e-5)
     switched = hf_models.switch(row.stock_model.from_pretrained(folder), settings)
     assert type(switched) is row.model
     torch.testing.assert_close(answer(switched(**inputs)), expected, atol=1e-5, rtol=1e-5)
