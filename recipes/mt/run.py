@@ -189,7 +189,7 @@ def settle_recipe(args: argparse.Namespace) -> Recipe:
 
 def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
     """The languages of the options, else of the prepared text, else of the recipe. Refuses text
-    whose file names say other languages. File names do not decide, because a pair in the wrong
+    whose file names show other languages. File names do not decide, because a pair in the wrong
     order would not be noticed."""
     made_with = recorded(args.work / "text")
     prepared = tuple(made_with["languages"]) if made_with else of_recipe
