@@ -52,7 +52,7 @@ def by_duration(texts: Sequence[Text], bins: Sequence[float]) -> list[Row]:
 
 
 def in_training(rows: Sequence[Row], bins: Sequence[float], longest: float) -> list[str]:
-    """Durations of the rows that occur in training, where `longest` is the longest recording."""
+    """Durations of the rows that occur in training; `longest` is the longest training recording."""
     lows = {name: low for name, low in duration_bins(bins).items() if low < longest}
     return [name for name in dict.fromkeys(row["duration"] for row in rows) if name in lows]
 

@@ -55,7 +55,7 @@ def read_config(path: str, *configs: type[Any]) -> Any:
 
 
 def read_beside(loader: type[Any], path: str) -> Any:
-    """The tokenizer or processor in the folder of ``--model``, by an auto class of transformers."""
+    """The tokenizer or processor in the folder of ``--model``, read by an auto class."""
     what = loader.__name__.removeprefix("Auto").lower()
     try:
         return loader.from_pretrained(path)

@@ -1,7 +1,7 @@
 """Shared code of the Hugging Face recipes: options, training of several models, evaluation.
 
-transformers' Trainer, and so accelerate, trains: any of its flags may be given, under ``python``,
-``accelerate launch`` or ``torchrun`` alike.
+transformers' Trainer trains, with accelerate. Any flag of the Trainer may be given, under
+``python``, ``accelerate launch`` or ``torchrun`` alike.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TRAINER_DEFAULTS = (
 PACKAGES = ("torch", "transformers", "accelerate")
 
 # The record of a training holds all options but these, so that no other run takes its model.
-# Options of the recipes: they say what is tested and where; types, presets, recipes and training
+# Options of the recipes that set what is tested and where; types, presets, recipes and training
 # data are recorded by their values.
 UNRECORDED = """
     output compare seeds defaults recipe preset beam hop_seconds limit test_split test_file
@@ -99,7 +99,7 @@ def parse(
         training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
             args=[*recipe_flags, *rest], look_for_args_file=False, return_remaining_strings=True
         )
-    except ValueError as error:  # which names no option
+    except ValueError as error:  # the error names no option
         raise CommandError(f"{' '.join(rest)}: {reason(error)}; give other values") from None
     if unknown:
         raise CommandError(

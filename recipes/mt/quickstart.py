@@ -124,7 +124,7 @@ def length_bins(limit: int) -> list[tuple[str, int, float]]:
 
 
 def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
-    """Returns the user's pairs without half-empty pairs; missing splits are split off training."""
+    """The user's pairs, except pairs with an empty side; missing splits are split off training."""
     given = {}
     for split, option in (("train", "data"), ("valid", "valid"), ("test", "test")):
         if paths := getattr(args, option):

@@ -96,9 +96,9 @@ class PhoneClassifier(nn.Module):
     """Predicts classes of frames; a learned position table has `table_size` rows, one for a frame.
 
     Parameters of positions are created last, so that one seed gives all types the same initial
-    values of the other weights: all types share the models trained without positions, which get the
-    parameters of the type for tests with positions. Learned tables begin with a standard deviation
-    of sqrt(1/2), as sinusoids have, because they stand beside normalised features.
+    values of the other weights. All types share the models trained without positions; tests with
+    positions add the parameters of the type. Learned tables begin with the standard deviation of
+    sinusoids, sqrt(1/2), because tables stand beside normalised features.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ def _add_regularisation(parser: argparse.ArgumentParser) -> None:
 def read_options(
     argv: Sequence[str] | None,
 ) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments, Recipe]:
-    """Options; ``--recipe`` completes those that the command line does not have."""
+    """Options; ``--recipe`` sets options that the command line leaves out."""
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = make_options()
     first = parser.parse_known_args(argv)[0]

@@ -1,4 +1,4 @@
-"""Measurements of one model on one data set: ranks of the right classes by size and rule, by the
+"""Measurements of one model on one data set: ranks of the right classes by size and rule, with the
 protocols of CAPE (section 5.1 and Appendix B)."""
 
 import argparse
