@@ -92,7 +92,7 @@ def _chapters(subset: Path) -> Iterator[Utterance]:
     for path in transcripts:
         lines = (line.partition(" ") for line in read_lines(path) if line)
         texts = {id: ascii_words(text) for id, _, text in lines}
-        # also recordings that the transcript forgets, so that they are counted
+        # also counts recordings that the transcript forgets
         for id in sorted({*texts, *(audio.stem for audio in path.parent.glob("*.flac"))}):
             yield Utterance(id, path.parent / f"{id}.flac", texts.get(id, ""))
 

@@ -183,8 +183,8 @@ def recognise(model: Any, recogniser: Recogniser, test: Labelled) -> dict[str, A
 
 
 def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> list[Row]:
-    """Seconds of training and of recognition with all of `data`, and how many times as fast as the
-    padded model each model is. The models take turns, batch by batch, so that other work of the
+    """Seconds of training and of recognition with all of `data`, and the speed of each model
+    relative to the padded model. The models take turns, batch by batch, so other work of the
     machine slows all of them down alike."""
     spent = {(name, work): 0.0 for name in models for work in ("training", "recognition")}
     learners = {name: copy.deepcopy(model).train() for name, (model, _) in models.items()}

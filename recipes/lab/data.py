@@ -173,7 +173,7 @@ def _format_of(path: Path, text_columns: Sequence[str] = ()) -> dict[str, Any]:
             if any(line.endswith("\r\n") for line in file):
                 why = "has a carriage return in it, and lines end with one; leave it out"
                 raise CommandError(f"{path}: line {returns[0]} {why}")
-        more["lineterminator"] = "\n"  # else a carriage return ends a row, too
+        more["lineterminator"] = "\n"  # else a carriage return also ends a row
     return more
 
 

@@ -154,9 +154,9 @@ class SetEpoch(TrainerCallback):
 def recorded_options(
     settings: Mapping[str, Any], args: argparse.Namespace, run_args: Seq2SeqTrainingArguments
 ) -> dict[str, Any]:
-    """All options that may change a trained model. Only the options that are named above are left
-    out, so that a new option cannot be forgotten. The price: a change of precision (``--bf16``)
-    needs another folder."""
+    """All options that may change a trained model. Only the options named above are left out, so a
+    new option cannot be forgotten. Therefore a change of precision (``--bf16``) needs another
+    folder."""
     unrecorded = (*UNRECORDED_BEGINNINGS.split(), *DURATION)
     options = {
         name: value
@@ -281,7 +281,7 @@ def report(
 
     The process group is released here, after the trainer has released DistributedDataParallel: a
     wrapper that holds the last reference to the group frees it while it holds Python's lock, for
-    which a thread of gloo may wait, so that the program never ends (torch 2.13, seen once).
+    which a thread of gloo may wait. The program then never ends (torch 2.13, seen once).
     """
     state = accelerate.PartialState()
     main_process = state.is_main_process

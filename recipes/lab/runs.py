@@ -23,7 +23,7 @@ from recipes.lab import steps
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
-# Distance of --seeds: fairseq seeds update n with seed + n, so that close seeds share numbers.
+# Distance of --seeds: fairseq seeds update n with seed + n, so close seeds share numbers.
 SEED_STEP = 100003
 HYPOTHESES = "hypotheses"
 LOG = "train.log"

@@ -46,7 +46,7 @@ class Text:
     clean: tuple[int, int] | None = None  # words per training sentence
     max_ratio: float = 9.0  # longer side / shorter side of a training pair (Moses' default)
     max_subwords: int | None = None  # drop longer training pairs
-    filter_valid: bool = False  # max_subwords and max_ratio hold for the validation set, too
+    filter_valid: bool = False  # max_subwords and max_ratio also hold for the validation set
     hold_out_every: int = 1000  # every n-th training line is validation where no file is given
     join: int = 1  # number of neighbouring sentences that make one, with a separator between
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
-MAX_RUN = 3  # frames; in longer runs of wrong frames the context is wrong, too
+MAX_RUN = 3  # frames; in longer runs of wrong frames the context is also wrong
 SILENCE = "sil"
 _VOWELS = "aa ae ah ao aw ax ax-h axr ay eh er ey ih ix iy ow oy uh uw ux"
 VOWELS = {*_VOWELS.split()}

@@ -113,7 +113,7 @@ class PhoneClassifier(nn.Module):
         self.positions = cape_plugins.build_position_encoder(
             config,
             sizes.dim,
-            unit=HOP_SECONDS,  # positions count frames, so that the sinusoid is the thesis's
+            unit=HOP_SECONDS,  # positions count frames, so the sinusoid is the thesis's
             frequencies="marian",
             table_size=table_size,
             table_std=0.5**0.5,  # as large as sines are

@@ -26,9 +26,9 @@ from recipes.vit.data import Request
 
 RANDAUGMENT_DRAWS, RANDAUGMENT_CHANCE = 2, 0.5
 ERASED_AREA, ERASED_ASPECT, ERASING_TRIES = (0.02, 1 / 3), 0.3, 10
-# Weight decay is for parameters that are multiplied with inputs, not for those that are added:
-# biases and norms (the Trainer and DeiT), and these (DeiT). CAPE's released code decays biases and
-# norms, but not the first two parameters, which are class token and patches without positions.
+# Weight decay is for parameters that are multiplied with inputs, not for added parameters: biases
+# and norms (the Trainer and DeiT), and these (DeiT). CAPE's released code decays biases and norms,
+# but not the first two parameters, which are class token and patches without positions.
 WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.")
 
 Color = int | tuple[int, ...]
@@ -38,8 +38,8 @@ Pixels = Callable[[Image.Image, random.Random], Image.Image]
 @dataclass(eq=False)
 class SizeSampler(Sampler[Request]):
     """Images in random order; all images of an update have the same random size (UniViT, CAPE
-    section 5.1). The paper says "per batch" and leaves open whether it means one GPU; CAPE's code
-    goes through its sizes in a fixed order, with 224 twice and 320 never.
+    section 5.1). The paper writes "per batch" and leaves open whether a batch is of one GPU; CAPE's
+    code goes through its sizes in a fixed order, with 224 twice and 320 never.
 
     Order and sizes depend only on seed and epoch and are the same in every process. All images of
     an update therefore have one size, however many processes and micro-batches share it, and a
