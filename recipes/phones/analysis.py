@@ -119,8 +119,8 @@ def class_rows(
 
 
 def relations(classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Pairs of classes, query and key, that the thesis looks at (5.4): bool ``[C, C]`` by name.
-    Groups are vowels, silence and all others."""
+    """Pairs of classes, query and key, whose attention the thesis shows (5.4): bool ``[C, C]`` by
+    name. Groups are vowels, silence and all others."""
     groups = np.array([group_of(name) for name in classes])
     members = {name: np.array([other.lower() == name for other in classes]) for name in FRICATIVES}
     everything = np.ones(len(classes), dtype=bool)
