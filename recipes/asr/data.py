@@ -74,7 +74,8 @@ def _cell(value: Any) -> Any:
 
 
 def synthetic() -> dict[str, Recordings]:
-    """Strings of digits by many voices: short ones for training, short to long ones for tests."""
+    """Strings of digits by many voices: short strings for training, short to long strings for
+    tests."""
     train = make_speech(0, TRAIN_STRINGS, (1, TRAIN_WORDS))
     sets = enumerate(TEST_WORDS.items(), start=1)
     test = [s for seed, (words, count) in sets for s in make_speech(seed, count, words)]
@@ -155,8 +156,8 @@ class Labelled(Dataset):
 class DurationSampler(Sampler[int]):
     """Recordings of similar duration follow each other, so that batches have little padding.
 
-    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch (CAPE Appendix C.3). Batches,
-    of all processes together, come in random order, a smaller one at the end.
+    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch (CAPE Appendix C.3). Batches
+    of all processes together come in random order, a smaller batch at the end.
     """
 
     def __init__(self, seconds: Sequence[float], batch_size: int, seed: int) -> None:

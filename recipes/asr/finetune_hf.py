@@ -9,7 +9,7 @@
 
 Data are a hub name, a folder of audio files with texts, or csv, tsv, json, jsonl or parquet files.
 A Whisper is trained and tested without padding to 30 s. Without --model a CTC model is trained from
-scratch on letters, or on subwords by --vocab-size.
+scratch on letters, or on subwords with --vocab-size.
 """
 
 import argparse

@@ -39,7 +39,8 @@ DAMAGED = "\ufffd"  # in place of a byte that is no text; collect leaves out rec
 
 
 def ascii_words(text: str) -> str:
-    """Lower-case words of a to z and apostrophes; accents go, all else, digits too, separates.
+    """Lower-case words of a to z and apostrophes; accents go, and all other signs, also digits,
+    separate words.
 
     >>> ascii_words("It’s twenty-one, CAFÉ!")
     "it's twenty one cafe"

@@ -67,7 +67,7 @@ def write_report(
     longest: float = 0.0,
 ) -> None:
     """Writes rows by duration, and rows by hop if there are any. `models` describes each model by
-    name; `longest` is the longest training recording in seconds, 0 if it is not known."""
+    name; `longest` is the longest training recording in seconds, 0 if not known."""
     names = list(models)
     rows, hops = (
         sorted((row for part in column for row in part), key=lambda row: names.index(row["model"]))

@@ -232,7 +232,7 @@ def add_compared(
 
 
 def check_shared(args: argparse.Namespace) -> None:
-    """Refuses folders and devices that cannot be used; makes ``args.device`` one of torch."""
+    """Refuses folders and devices that cannot be used; makes ``args.device`` a device of torch."""
     for name in ("work", "output"):
         if getattr(args, name, None):
             usable_folder(getattr(args, name), f"--{name}")

@@ -1,4 +1,5 @@
-"""Models of Hugging Face as the recipes open them: new ones, and the checkpoint of ``--model``."""
+"""Models of Hugging Face as the recipes open them: new models, and the checkpoint of
+``--model``."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -190,7 +190,7 @@ def train_all(
         run_args = dataclasses.replace(training, seed=seed, output_dir=str(folder))
         accelerate.utils.set_seed(seed)
         made_with = {**recorded_options(settings, args, run_args), "training_data": data}
-        # an older transformers has recorded fewer options; with their defaults the new ones change
+        # an older transformers has recorded fewer options; new options with their defaults change
         # no model
         on_disk, default = recorded(folder), args.defaults.get
         expected = {
@@ -208,7 +208,7 @@ def train_all(
 
 
 def train(trainer: Trainer, folder: Path) -> None:
-    """Trains the model, unless it is finished, and loads the saved one."""
+    """Trains the model, unless it is finished, and loads the saved model."""
     run_args = trainer.args
     duration = {key: getattr(run_args, key) for key in DURATION}
     if not _finished(folder, duration):  # resuming would train one more step
@@ -269,7 +269,7 @@ def share(
 
 
 def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
-    """Batches of indices of similar length, so that there is little padding."""
+    """Batches of indices of similar length, for little padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 

@@ -77,7 +77,7 @@ def progress(work: Iterable | None = None, title: str = "", **options: Any) -> t
     if sys.stderr.isatty():
         return tqdm(work, title, leave=False, disable=None, **options)
     seldom = {"delay": 10, "mininterval": 30}  # seconds
-    # io.StringIO, because tqdm writes control signs to a file, the last ones as it closes
+    # io.StringIO, because tqdm writes control signs to a file, also as it closes
     return _ProgressLines(work, title, leave=False, file=io.StringIO(), **{**options, **seldom})
 
 

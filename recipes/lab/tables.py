@@ -112,7 +112,7 @@ def flags_and_times(rows: Iterable[Row], flags: Mapping[str, str]) -> dict[str, 
 def write_page(
     path: Path, title: str, sections: Mapping[str, Sequence[str]], facts: Mapping[str, str]
 ) -> list[str]:
-    """Writes a page with sections by heading ("" has none); returns their lines, for the screen."""
+    """Writes a page with sections by heading (none for ""); returns their lines for the screen."""
     lines_of_sections: list[str] = []
     for heading, lines in sections.items():
         lines_of_sections += [*([f"## {heading}", ""] if heading else []), *lines, ""]

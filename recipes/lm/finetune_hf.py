@@ -195,7 +195,7 @@ def exam_of_exercises(args: argparse.Namespace, task: Task, tokenizer: Any, size
 
     hardest = exercises(task, [max(*lengths, *args.test_lengths)], args.limit, "longest")
     longest = max(len(sample["input_ids"]) for sample in encode([*hardest], tokenizer))
-    # The recorded options determine all exercises. The first ones show a change of the code.
+    # The recorded options determine all exercises. The first exercises show a change of the code.
     first = fingerprint([*map("".join, exercises(task, lengths, 100, "train"))])
     trained = [n for n in tests if int(n) in lengths]
     return Exam(make_train_set, first, longest, trained, measure)

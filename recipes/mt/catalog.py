@@ -48,7 +48,7 @@ class Text:
     max_subwords: int | None = None  # drop longer training pairs
     filter_valid: bool = False  # max_subwords and max_ratio also hold for the validation set
     hold_out_every: int = 1000  # every n-th training line is validation where no file is given
-    join: int = 1  # number of neighbouring sentences that make one, with a separator between
+    join: int = 1  # number of neighbouring sentences that are joined, with a separator between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Recipe(Text):
     updates: int | None = None  # or in updates
     select: str = "best"  # or "average"
     average: int = 10  # checkpoints
-    first_epoch: int = 1  # "best" considers epochs from this one on
+    first_epoch: int = 1  # "best" considers epochs from this epoch on
     keep: str = "epoch"  # checkpoints saved for selection: at each "epoch" or every n-th "update"
     save_every: int = 5000  # the n of "update"
     stacked_length: int = 300  # target subwords, for the stage stack (CAPE figure 8)

@@ -50,7 +50,7 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
 
 def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
     """Yield the sentence pairs of two files, which must have the same number of lines, and at least
-    one with text on both sides."""
+    one line with text on both sides."""
     any_text = False
     pairs = zip_longest(read_lines(source, option), read_lines(target, option))
     for number, (left, right) in enumerate(pairs):

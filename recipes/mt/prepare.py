@@ -51,7 +51,7 @@ class Cleaning:
         self.removed: Counter[str] = Counter()  # by reason
 
     def why_unfit(self, pair: corpus.Row) -> str:
-        """The reason to leave a pair out; empty if there is none."""
+        """The reason to leave a pair out; empty for a fit pair."""
         short, long = sorted(len(text.split()) for text in pair)
         if short < self.low:
             return f"of fewer than {self.low} {self.unit} on a side" if short else "empty on a side"
@@ -151,8 +151,8 @@ def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -
 
 
 def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) -> int:
-    """Writes the rows of several files one after the other, and the number of rows of each file.
-    Returns the number of all rows."""
+    """Writes the rows of several files one after the other, and in another file the number of rows
+    of each file. Returns the number of all rows."""
     sizes = [0] * len(parts)
 
     def counted() -> Iterator[corpus.Row]:

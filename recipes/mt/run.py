@@ -18,7 +18,7 @@ sentences, CAPE figure 8), swap (another order of joined sentences, SHAPE table 
 analyses of recipes.mt.analyze on the first test set, for all trainings together).
 
 Options this program does not know go to fairseq-train and replace flags of the recipe. Finished
-work is reused, an interrupted training goes on. --sample runs a tiny model for a few updates, on
+work is reused, an interrupted training continues. --sample runs a tiny model for a few updates, on
 built-in number lists where no files are given: a check of the whole recipe.
 """
 

@@ -129,9 +129,9 @@ class PhoneClassifier(nn.Module):
         device: torch.device | str | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor | None:
-        """``[B, T, d]`` embeddings of frames in natural order; None if the type has none. Each
-        sample has its own augmentation; `lengths` ``[B]`` are the samples' lengths without padding
-        (default: one sample without padding)."""
+        """``[B, T, d]`` embeddings of frames in natural order; None if the type has no such
+        embeddings. Each sample has its own augmentation; `lengths` ``[B]`` are the samples' lengths
+        without padding (default: one sample without padding)."""
         lengths = torch.tensor([length], device=device) if lengths is None else lengths.to(device)
         frames = cape_plugins.frame_positions(lengths, HOP_SECONDS, max_frames=length)
         return self.positions(frames, self.positions.draw(len(lengths), device))

@@ -196,7 +196,7 @@ class Experiment:
     def with_positions(
         self, config: PositionConfig, model: PhoneClassifier, seed: int
     ) -> PhoneClassifier:
-        """`model`, trained without positions, with random initial ones put in."""
+        """`model`, trained without positions, with random initial positions put in."""
         other = self.build(config, seed)
         other.load_state_dict({**other.state_dict(), **model.state_dict()})
         return other.to(next(model.parameters()).device)

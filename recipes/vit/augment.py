@@ -285,8 +285,8 @@ class ImageTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
     ) -> Tensor | tuple[Tensor, Any]:
-        """Cross-entropy with smoothed targets. Smoothing mixed targets equals mixing smoothed ones
-        (DeiT), since both are linear."""
+        """Cross-entropy with smoothed targets. Smoothing mixed targets equals mixing smoothed
+        targets (DeiT), because both are linear."""
         pixels, targets = inputs["pixel_values"], inputs["labels"]
         if self.mixing is not None and model.training:
             pixels, targets = self.mixing(pixels, targets)

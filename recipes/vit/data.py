@@ -61,7 +61,7 @@ class Images(Dataset):
         return len(self.items)
 
     def keep(self, number: int) -> None:
-        """Keeps `number` images, evenly spread; all if there are no more."""
+        """Keeps `number` images, evenly spread; all images if there are no more."""
         if number < len(self):
             indices = [n * len(self) // number for n in range(number)]
             if isinstance(self.items, list):
@@ -227,7 +227,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
     values = np.asarray(image, np.float64)
     low, high = values.min(), values.max()
     white = 65535 if image.mode[0] == "I" else 1 if high <= 1 else 255
-    if not 0 <= low <= high <= white:  # also where one is no number
+    if not 0 <= low <= high <= white:  # also if low or high is no number
         raise ValueError(
             f"its values are {low:g} to {high:g}; allowed: whole numbers from 0 to 65535, floats "
             "from 0 to 1 or 255"

@@ -153,7 +153,7 @@ def accuracies(ranks: np.ndarray) -> Row:
 
 
 def size_bins(edges: Sequence[int]) -> list[tuple[str, int, float]]:
-    """Label, lowest and highest shorter side of each bin: "101-150"; the last one is "385+"."""
+    """Label, lowest and highest shorter side of each bin: "101-150"; the last bin is "385+"."""
     *closed, (_, low, high) = bins(edges, "--bins")
     return [*closed, (f"{low}+", low, high)]
 
