@@ -216,8 +216,9 @@ def build_model(
 
 def scale_patches(model: CapeViTForImageClassification) -> None:
     """Draws the weights of the projection of patches anew, with a deviation of 1 / sqrt(inputs), so
-    that the output has the deviation of the pixels. A deviation of 0.02 makes embeddings of patches of few
-    pixels so much smaller than sinusoids that a short training hardly sees them. Other weights keep DeiT's 0.02. `cifar10-fine` has patches of 2 pixels because 42 % of the channels
+    that the output has the deviation of the pixels. A deviation of 0.02 makes embeddings of patches
+    of few pixels so much smaller than sinusoids that a short training hardly sees them. Other
+    weights keep DeiT's 0.02. `cifar10-fine` has patches of 2 pixels because 42 % of the channels
     turn by more than half a circle from one patch to the next on the 8 x 8 patches of `cifar10`."""
     weight = model.base_model.embeddings.patch_embeddings.projection.weight
     torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
