@@ -33,8 +33,8 @@ TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30,
 
 
 def read_transcripts(path: Path) -> str:
-    """The content of a text file about recordings. A few bytes 0 become DAMAGED, so that only the
-    bad lines of a table of thousands are left out."""
+    """Returns the content of a text file about recordings. A few bytes 0 become DAMAGED, so only
+    the bad lines of a table of thousands are left out."""
     data = path.read_bytes()
     marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if 0 < data.count(0) <= len(data) // FEW and not marked:
@@ -92,13 +92,14 @@ def _chapters(subset: Path) -> Iterator[Utterance]:
     for path in transcripts:
         lines = (line.partition(" ") for line in read_lines(path) if line)
         texts = {id: ascii_words(text) for id, _, text in lines}
-        # also recordings that the transcript forgets, so that they are counted
+        # also counts recordings that the transcript forgets
         for id in sorted({*texts, *(audio.stem for audio in path.parent.glob("*.flac"))}):
             yield Utterance(id, path.parent / f"{id}.flac", texts.get(id, ""))
 
 
 TEDLIUM_SETS = {"train": "train", "valid": "dev", "test": "test"}
-# The transcripts write "it 's" and "don 't". Other words with an apostrophe, as 'em, are whole.
+# The transcripts write "it 's" and "don 't". Other words with an apostrophe, such as 'em, are
+# whole.
 TEDLIUM_SUFFIX = re.compile(r" '(?=(?:s|t|d|m|re|ve|ll)(?: |$))")
 
 
@@ -116,7 +117,7 @@ def tedlium(source: Path) -> Sets:
     """TED-LIUM 3, the partition "legacy": segments are cut out of the talks.
 
     `source` is ``TEDLIUM_release-3``, or its parent folder. Training talks may lie in ``data``
-    alone, which ``legacy/train`` of the release links to.
+    alone; ``legacy/train`` of the release links to ``data``.
     """
     folders = (source, source / "TEDLIUM_release-3")
     root = next((folder for folder in folders if (folder / "legacy").is_dir()), None)
@@ -167,8 +168,8 @@ def _cut(source: Path, start: float, end: float, target: Path) -> None:
 WSJ_TRAIN = ("wsj0/si_tr_s", "wsj1/si_tr_s")  # si284
 # valid (nov93dev) and test (nov92), with 20000 or 5000 words in the prompts
 WSJ_TESTS = {"20k": ("wsj1/si_dt_20", "wsj0/si_et_20"), "5k": ("wsj1/si_dt_05", "wsj0/si_et_05")}
-# Indices say which recordings of a folder make up the set; si_et_* has two readings of the texts,
-# with and without spoken punctuation.
+# Indices list the recordings of a folder that make up the set; si_et_* has two readings of the
+# texts, with and without spoken punctuation.
 WSJ_INDICES = {
     "wsj0/si_tr_s": "train/tr_s_wv1.ndx",
     "wsj1/si_tr_s": "si_tr_s.ndx",
@@ -187,7 +188,7 @@ def wsj_words(text: str) -> str:
     "the u s dollar's comma twenty one fifty percent"
     """
     text = re.sub(r"\[[^]]*\]|<NOISE>", " ", text.replace("`", "'"), flags=re.IGNORECASE)
-    # backslashes escape; the others mark deleted, wrong, stressed, long and unfinished words
+    # backslashes escape; the other signs mark deleted, wrong, stressed, long and unfinished words
     return ascii_words(re.sub(r"[\\<>*!:()]", "", text))
 
 
@@ -239,13 +240,13 @@ def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
 
 
 def _wsj_texts(path: Path) -> dict[str, str]:
-    """Lines are ``text (id)``."""
+    """Reads texts by id from lines ``text (id)``."""
     matches = (re.fullmatch(r"(.*)\((\w+)\)", line) for line in read_lines(path))
     return {match[2].lower(): wsj_words(match[1]) for match in matches if match}
 
 
 def _wsj_index(path: Path, subset: str) -> Iterator[str]:
-    """Ids in an index, whose lines are ``11_13_1:wsj0/si_et_20/440/440c0401``."""
+    """Yields the ids of an index with lines such as ``11_13_1:wsj0/si_et_20/440/440c0401``."""
     for line in read_lines(path):
         line = line.lower()
         # the usual si284 is without this speaker
@@ -281,12 +282,12 @@ def _uncompress(source: Path, target: Path) -> None:
 
 
 def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
-    """Audio files with their texts, from one folder, or from a subfolder for each set; `names` are
-    the names that the subfolder of a set may have.
+    """Audio files with their texts, from one folder, or from a subfolder for each set; `names`
+    lists the names that the subfolder of a set may have.
 
     The texts stand in ``metadata.csv`` or ``metadata.jsonl`` with the columns file_name and text,
     or in a file beside each recording, ``one.txt`` beside ``one.wav``. A tenth of the training
-    data, at most 1000 recordings, is split off for each set that is not there.
+    data, at most 1000 recordings, is split off for each missing set.
     """
     parts = {
         split: next((folder / name for name in allowed if (folder / name).is_dir()), None)

@@ -40,7 +40,7 @@ Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
 class Recordings(Dataset):
     """Dataset of waveforms ``[samples]`` at 16 kHz. The audio of an item is a path, bytes, a
-    waveform, or the number of a row of `rows`, which hold the recordings in `column`."""
+    waveform, or the number of a row; `rows` hold the recordings in `column`."""
 
     def __init__(self, items: Iterable[Utterance], rows: Any = None, column: str = "") -> None:
         self.items, self.rows, self.column = list(items), rows, column
@@ -65,15 +65,17 @@ class Recordings(Dataset):
 
 
 def _cell(value: Any) -> Any:
-    """The path, the bytes of a file, or the samples with their rate in a cell. soundfile decodes
-    the bytes here, because the package datasets can decode by torchcodec only."""
+    """Returns what a cell holds: the path of a file, the bytes of a file, or samples with their
+    rate. soundfile decodes the bytes here, because the package datasets decodes with torchcodec
+    only."""
     if isinstance(value, Mapping) and value.get("array") is None:
         return value.get("bytes") or value.get("path")
     return value
 
 
 def synthetic() -> dict[str, Recordings]:
-    """Strings of digits by many voices: short ones for training, short to long ones for tests."""
+    """Strings of digits by many voices: short strings for training, short to long strings for
+    tests."""
     train = make_speech(0, TRAIN_STRINGS, (1, TRAIN_WORDS))
     sets = enumerate(TEST_WORDS.items(), start=1)
     test = [s for seed, (words, count) in sets for s in make_speech(seed, count, words)]
@@ -87,7 +89,7 @@ def synthetic() -> dict[str, Recordings]:
 
 
 def add_recording_args(parser: argparse.ArgumentParser) -> None:
-    """Options for recordings of the caller."""
+    """Adds options for recordings of the caller."""
     add_data_args(parser)
     parser.add_argument("--audio-column", default="audio", help="path or bytes (default: audio)")
     parser.add_argument("--text-column", default="text", help="(default: text)")
@@ -126,15 +128,16 @@ def given_recordings(args: argparse.Namespace) -> dict[str, Recordings]:
 
 
 def folder_of(args: argparse.Namespace, split: str) -> Path:
-    """The folder that paths of a split are relative to: the folder of its table, or of the training
-    table where the test is split off from training."""
+    """Returns the folder that paths of a split are relative to: the folder of the split's table, or
+    of the training table if the test is split off from training."""
     test_file = args.test_file or args.validation_file if split == "test" else None
     table = Path(test_file or args.train_file or args.dataset)
     return table.parent if table.is_file() else Path()
 
 
 class Labelled(Dataset):
-    """Recordings with token ids as labels. An index may be a Hop, which is then in the sample."""
+    """Recordings with token ids as labels. An index may be a Hop; the sample then holds this
+    Hop."""
 
     def __init__(self, recordings: Recordings, labels: Sequence[list[int]]) -> None:
         self.recordings, self.labels = recordings, labels
@@ -153,8 +156,8 @@ class Labelled(Dataset):
 class DurationSampler(Sampler[int]):
     """Recordings of similar duration follow each other, so that batches have little padding.
 
-    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch (CAPE Appendix C.3). Batches,
-    of all processes together, come in random order, a smaller one at the end.
+    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch (CAPE Appendix C.3). Batches
+    of all processes together come in random order, a smaller batch at the end.
     """
 
     def __init__(self, seconds: Sequence[float], batch_size: int, seed: int) -> None:
@@ -183,7 +186,7 @@ class SpeechTrainer(Trainer):
 
     Features are masked after a batch is loaded, because batches are loaded ahead and a resumed
     training must draw the same masks. accelerate does not get the loader of batches without
-    padding: it would divide the batches between the processes a second time.
+    padding, because accelerate would divide the batches between the processes a second time.
     """
 
     masks: Mapping[str, Any] | None = None  # settings of SpecAugment
@@ -197,8 +200,8 @@ class SpeechTrainer(Trainer):
         return sampler
 
     def get_train_dataloader(self) -> DataLoader:
-        """The Trainer's padded batches, or PaddingFreeBatches. The latter give each process its
-        share already, so that accelerate must not divide them again."""
+        """Returns the Trainer's padded batches, or PaddingFreeBatches. PaddingFreeBatches already
+        give each process its share, so accelerate must not divide them again."""
         if self.batch_seconds is None:
             return super().get_train_dataloader()
         limits = (self.train_dataset.seconds, self.batch_seconds)
@@ -236,9 +239,9 @@ class SpeechTrainer(Trainer):
 
 
 class Collator:
-    """Makes batches of features from waveforms and labels. A batch has no padding where each sample
-    has a hop; else it is padded, and its frames are `hop_seconds` apart (default: the hop of the
-    extractor)."""
+    """Makes batches of features from waveforms and labels. A batch has no padding if each sample
+    has a hop. Other batches are padded, and their frames are `hop_seconds` apart (default: the hop
+    of the extractor)."""
 
     def __init__(self, extractor: Any, hop_seconds: float | None = None) -> None:
         self.extractor = extractor

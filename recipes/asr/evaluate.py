@@ -100,8 +100,8 @@ def measure(
 ) -> tuple[list[Row], list[Row]]:
     """Rows of error rates by duration, and rows of word error rate and throughput by hop in ms.
 
-    The latter are for CAPE Figure 17. `columns` name the model; `decode_args` and `decode_options`
-    go to :func:`decode`.
+    The rows by hop are for CAPE Figure 17. `columns` name the model; `decode_args` and
+    `decode_options` go to :func:`decode`.
     """
     texts, _ = decode(*decode_args, **decode_options)
     rows, curve = [columns | row for row in by_duration(texts, bins)], []

@@ -9,7 +9,7 @@
 
 Data are a hub name, a folder of audio files with texts, or csv, tsv, json, jsonl or parquet files.
 A Whisper is trained and tested without padding to 30 s. Without --model a CTC model is trained from
-scratch on letters, or on subwords by --vocab-size.
+scratch on letters, or on subwords with --vocab-size.
 """
 
 import argparse
@@ -72,7 +72,7 @@ SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
 
 
 def is_seq2seq(args: argparse.Namespace) -> bool:
-    """True for models with a decoder, False for CTC; decided by checkpoint or sizes."""
+    """True for models with a decoder, False for CTC; checkpoint or sizes decide."""
     if args.model:
         if args.preset:
             why = "has no effect on the checkpoint of --model; leave one of them out"
@@ -99,7 +99,7 @@ def model_sizes(args: argparse.Namespace, builtin: bool, seq2seq: bool) -> dict[
 
 
 def positions_of_paper(preset: str | None) -> dict[str, Any]:
-    """Settings of the types for a corpus of the paper."""
+    """The paper's settings of the types for a corpus."""
     if not preset:
         return {}
     return {**of_papers("relpos_wsj"), "cape": CORPORA[preset][POSITIONS]}
@@ -133,7 +133,8 @@ def make_processor(
 
 
 def at_natural_length(processor: WhisperProcessor, language: str | None) -> WhisperProcessor:
-    """Makes the processor of a Whisper pad no more to 30 s. `language` replaces its language."""
+    """Stops the processor of a Whisper from padding to 30 s. `language` replaces the
+    language of the processor."""
     stock = processor.feature_extractor.to_dict() | {"return_attention_mask": True}
     processor.feature_extractor = hf_models.CapeWhisperFeatureExtractor.from_dict(stock)
     if language:
@@ -145,7 +146,7 @@ def at_natural_length(processor: WhisperProcessor, language: str | None) -> Whis
 
 
 def labels_of(processor: Any, text: str) -> list[int]:
-    """Token ids, without the first one where the model itself puts that before the labels."""
+    """Token ids, without the first id if the model itself puts this id before the labels."""
     ids = processor.tokenizer(text=text).input_ids
     return ids[1:] if isinstance(processor, WhisperProcessor) else ids
 
@@ -190,8 +191,8 @@ def build_model(path: str | None, settings: Any, sizes: Any, tokenizer: Any, seq
 
 
 def fitting(data: Labelled, model: Any) -> Labelled:
-    """Leaves out recordings that CTC cannot align: those with more labels, and blanks between equal
-    labels, than outputs."""
+    """Leaves out recordings that CTC cannot align, with more labels (and blanks between equal
+    labels) than outputs."""
     config, alignable, left_out = model.config, [], LeftOut()
     for item, ids in zip(data.recordings.items, data.labels, strict=True):
         frames = int((item.seconds - config.window_seconds) / config.hop_seconds) + 1
@@ -210,8 +211,8 @@ def fitting(data: Labelled, model: Any) -> Labelled:
 def recognise(
     model: Any, processor: Any, data: Recordings, batch_size: int, args: argparse.Namespace
 ) -> list[str | None]:
-    """Texts by CTC, or by the decoder, in the order of the data; None for recordings that cannot be
-    read."""
+    """Returns the texts of CTC or of the decoder, in the order of the data; None for recordings
+    that cannot be read."""
     collate = Collator(processor.feature_extractor, args.hop_seconds)
     ctc = isinstance(model, CapeSpeechForCTC)
     decode = ctc_decoder(processor.tokenizer, args) if ctc else None
@@ -236,7 +237,7 @@ def recognise(
             return processor.batch_decode(out, skip_special_tokens=True)
         lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
         paths = decode(model(**batch).logits.log_softmax(-1), lengths)
-        # repetitions that are left are meant
+        # the remaining repetitions are meant
         return [processor.tokenizer.decode(path.tokens, group_tokens=False) for path in paths]
 
     work = batches([item.seconds for item in data.items], batch_size)
@@ -360,7 +361,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = [item.text for item in splits["train"].items]
     if not args.model:
         folder = args.output / "processor"
-        with training.main_process_first():  # it writes files, the others read them
+        with training.main_process_first():  # which writes files for the others
             processor = make_processor(folder, texts, args.vocab_size, seq2seq, sizes)
     if not seq2seq:
         ctc_decoder(processor.tokenizer, args)  # mistakes are found before the training

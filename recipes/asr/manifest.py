@@ -2,7 +2,7 @@
 
 A folder of data holds ``train.tsv``, ``valid.tsv`` and one table for each test set: UTF-8, columns
 separated by tabs, no quotes, the first line names the columns. ``audio`` is relative to the folder
-of the table for recordings under it, else an absolute path.
+of the table for recordings below this folder, else an absolute path.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from recipes.lab.steps import CommandError, progress, write_lines
 
 
 class ToWrite(NamedTuple):
-    """A recording that does not exist as a file yet, by the name that the file will have."""
+    """A recording that is not a file yet, with the name of the future file."""
 
     name: str
     write: Callable[[Path], None]  # may raise AudioError
@@ -39,7 +39,8 @@ DAMAGED = "\ufffd"  # in place of a byte that is no text; collect leaves out rec
 
 
 def ascii_words(text: str) -> str:
-    """Lower-case words of a to z and apostrophes; accents go, all else, digits too, separates.
+    """Lower-case words of a to z and apostrophes; accents go, and all other signs, also digits,
+    separate words.
 
     >>> ascii_words("It’s twenty-one, CAFÉ!")
     "it's twenty one cafe"
@@ -68,7 +69,7 @@ def _spaced(text: str) -> str:
 
 
 def write_audio(path: Path, samples: np.ndarray, sampling_rate: int) -> None:
-    """Writes 16-bit samples, int16 or floats in -1 to 1; the suffix says whether wav or flac."""
+    """Writes 16-bit samples, int16 or floats in -1 to 1; the suffix chooses wav or flac."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         soundfile.write(path, samples, sampling_rate, subtype="PCM_16")
@@ -97,12 +98,12 @@ def usable(
 
 
 def report_left_out(name: str, left_out: LeftOut, total: int, listing: Path | None = None) -> None:
-    """Says in the first process how many recordings are left out, and why, and adds all of them to
-    the file `listing`."""
+    """Prints how many recordings are left out, and why, in the first process only. Adds all of them
+    to the file `listing`."""
     entries = left_out.entries
     if not entries or os.environ.get("RANK", "0") != "0":
         return
-    # an example of each sort at least
+    # at least one example of each reason
     lines = list(dict.fromkeys([*(f"{r}: {e}" for r, e in left_out.examples.items()), *entries]))
     lines = [f"  {entry}" for entry in lines[: max(SHOWN, len(left_out.examples))]]
     if listing:
@@ -129,7 +130,7 @@ def collect(
         source = utterance.id if isinstance(audio, ToWrite) else str(audio)
         if DAMAGED in utterance.text:
             raise Unusable("with a damaged text", source)
-        if re.search(r"[\t\r\n]", f"{utterance.id} {source}"):  # a line of the manifest has none
+        if re.search(r"[\t\r\n]", f"{utterance.id} {source}"):  # no line of a manifest has these
             raise Unusable("with a tab or line break in its name", repr(source))
         try:
             if isinstance(audio, ToWrite) and utterance.text:
@@ -165,7 +166,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def fingerprint(source: Path, output: Path) -> dict[str, Any]:
     """Number of recordings, texts and lists below `source`, and a digest of their names, sizes and
-    times. Files in `output` do not count."""
+    modification times. Files in `output` do not count."""
     sha, count = hashlib.sha256(), 0
     for path in sorted(files_below(source)):
         if path.suffix.lower() in _SOURCE_SUFFIXES and not path.is_relative_to(output):
@@ -182,8 +183,8 @@ def make_folder(
     make: Callable[[Path], None],
     source: Path | None = None,
 ) -> None:
-    """A step that deletes its files when it fails, because speech fills disks. A finished folder
-    whose `source` has changed is made again; other files in it, such as dict.txt, stay."""
+    """Makes a step that deletes its files on failure, because speech fills disks. A finished folder
+    whose `source` has changed is made again; other files in the folder, such as dict.txt, stay."""
     old = steps.recorded(folder).get(SOURCES)
     finished = steps.matches(folder, {**settings, SOURCES: old}, steps.OTHER_OUTPUT)
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None

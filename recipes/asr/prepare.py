@@ -97,7 +97,8 @@ def _string(takes: Takes, lengths: Sequence[int], rng: Any, number: int) -> Utte
 
 
 def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> None:
-    """Writes recordings with `silences` (seconds) between them, at the rate of the first one."""
+    """Writes recordings with `silences` (seconds) between them, at the rate of the first
+    recording."""
     rate = audio_rate(paths[0])
     parts = []
     for path, seconds in zip(paths, (0, *silences), strict=True):
@@ -164,9 +165,9 @@ def word_file(name: str) -> list[str]:
 
 
 def write_word_units(folder: Path, texts: Sequence[str]) -> None:
-    """Writes ``spm.model`` with a unit for each word of these texts, and one for all other words.
-    Small decoders output words, because they see 16 tokens of context and greedy decoding stops at
-    6 words a second (or 30 letters)."""
+    """Writes ``spm.model`` with a unit for each word of these texts, and a unit for all other
+    words. Small decoders output words, because they see 16 tokens of context and greedy decoding
+    stops at 6 words a second (or 30 letters)."""
     words, listed = {word for text in texts for word in text.split()}, folder / "texts"
     write_lines(listed, texts)
     SentencePiece.train([listed], folder / SUBWORD_MODEL, 1 + len(words), model_type="word")

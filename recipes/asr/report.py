@@ -52,7 +52,7 @@ def by_duration(texts: Sequence[Text], bins: Sequence[float]) -> list[Row]:
 
 
 def in_training(rows: Sequence[Row], bins: Sequence[float], longest: float) -> list[str]:
-    """Durations of the rows that occur in training, where `longest` is the longest recording."""
+    """Durations of the rows that occur in training; `longest` is the longest training recording."""
     lows = {name: low for name, low in duration_bins(bins).items() if low < longest}
     return [name for name in dict.fromkeys(row["duration"] for row in rows) if name in lows]
 
@@ -67,7 +67,7 @@ def write_report(
     longest: float = 0.0,
 ) -> None:
     """Writes rows by duration, and rows by hop if there are any. `models` describes each model by
-    name; `longest` is the longest training recording in seconds, 0 if it is not known."""
+    name; `longest` is the longest training recording in seconds, 0 if not known."""
     names = list(models)
     rows, hops = (
         sorted((row for part in column for row in part), key=lambda row: names.index(row["model"]))

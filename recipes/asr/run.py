@@ -11,7 +11,7 @@ Studies, with the figures of the CAPE paper: types (5, 6); augmentation, CAPE an
 batches, padded and without padding (15, 16, with --hops 17); shift (18); local (19); relpos, with
 its contexts and in the first layer only, and scale (20, 21); dropout (22); decoder, CTC against a
 decoder that has relative positions itself (23). All models of a study share every other setting;
-its cape has the settings of the figure. Finished work in --work is reused.
+cape has the settings of the figure. Finished work in --work is reused.
 """
 
 import argparse
@@ -38,9 +38,9 @@ from recipes.lab.tables import Row, how_made, shown_command
 
 
 class Recipe(NamedTuple):
-    ctc: str  # flags of fairseq-train for models by CTC
-    decoder: str  # and for models with a decoder
-    decoding: str  # flags of fairseq-generate for these
+    ctc: str  # flags of fairseq-train for models with CTC
+    decoder: str  # flags of fairseq-train for models with a decoder
+    decoding: str  # flags of fairseq-generate for models with a decoder
     updates: int
     bins: tuple[float, ...]  # upper ends of the bins of durations in seconds
     presets: tuple[str, ...] = ()  # settings of CAPE for this corpus
@@ -51,8 +51,8 @@ SMALL = """--optimizer adam --adam-betas (0.9,0.98)
     --weight-decay 0.05 --lr 0.003 --lr-scheduler polynomial_decay --warmup-updates 100
     --max-tokens 4000 --frequency-mask-width 20 --time-masks 2
     --cpu --num-workers 0 --disable-validation --no-epoch-checkpoints"""
-# The same for few recordings of real speakers at 8 kHz: smaller batches, and no SpecAugment, with
-# which such a short training learns next to nothing.
+# Small models for few recordings of real speakers at 8 kHz: smaller batches, and no SpecAugment,
+# because such a short training learns next to nothing with SpecAugment.
 DIGITS = SMALL.replace("--max-tokens 4000", "--max-tokens 1500").replace("0.003", "0.005")
 DIGITS = f"{DIGITS} --no-spec-augment"
 CTC = "--arch cape_ctc_transformer_tiny"
@@ -61,7 +61,7 @@ SLOWER = "--lr 0.002 --no-spec-augment"  # small decoders do not learn with the 
 
 # CAPE Appendix C.2, on 16 GPUs: 36 layers of 768, Adagrad, 240 seconds per GPU. The paper trains
 # for a time, not for a number of updates. Rate, warm-up, clipping, the start of SpecAugment and
-# TED-LIUM's narrower masks come from the released runs (C.2 has the masks of WSJ for both).
+# TED-LIUM's narrower masks come from the released runs (C.2 has the masks of WSJ for both corpora).
 PAPER = """--optimizer adagrad --lr-scheduler fixed --clip-norm 0.1 --num-workers 4
     --batch-size-valid 1 --keep-last-epochs 1"""
 PAPER_CTC = f"""--arch cape_ctc_transformer {PAPER} --lr 0.01 --max-tokens 24000 --target-norm
@@ -71,7 +71,7 @@ WSJ = f"""{PAPER_CTC} --attention-dropout 0.4 --activation-dropout 0.4 --encoder
 TEDLIUM = f"""{PAPER_CTC} --attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1
     --warmup-updates 45000 --spec-augment-start 20000 --frequency-mask-width 20
     --time-mask-width 30"""
-# Appendix C.5, and where it is silent the released code: 50 seconds per GPU, rate, masks
+# Appendix C.5, completed from the released code: 50 seconds per GPU, rate, masks
 PAPER_DECODER = f"""--arch cape_seq2seq_transformer {PAPER} --lr 0.02 --max-tokens 5000
     --warmup-updates 33000 --spec-augment-start 20000 --position-decoder-relative-context 320"""
 
@@ -94,9 +94,9 @@ RECIPES = {
 class Head(NamedTuple):
     """The part of a model that makes words from the states of the encoder."""
 
-    recipe: str  # names its flags in a recipe
+    recipe: str  # field of a recipe with the flags
     training: str
-    decodes: bool = False  # with the flags for decoding of the recipe
+    decodes: bool = False  # uses the recipe's flags for decoding
 
 
 CTC_HEAD = Head("ctc", "--criterion cape_ctc")
@@ -110,7 +110,7 @@ DECODER_HEAD = Head(
 
 
 class Variant(NamedTuple):
-    """A model of a study. The recipe has the settings of its type that are left out here."""
+    """A model of a study. The recipe has settings of the type that are left out here."""
 
     settings: command_line.Settings
     flags: str = ""
@@ -190,8 +190,8 @@ BATCHES = {"padded": ("", ""), "padding-free": (" (padding-free)", " --padding-f
 
 
 class Model(NamedTuple):
-    name: str  # in tables
-    flags: str  # that differ between the models of a study
+    name: str  # name in tables
+    flags: str  # flags that differ between the models of a study
     seed: int
     head: Head
 
@@ -228,7 +228,7 @@ def training_flags(args: argparse.Namespace, model: Model) -> list[str]:
 
 
 def state_after(updates: int, folder: Path, train_part: Callable[..., float]) -> Path:
-    """A copy of the checkpoint after `updates`, which `train_part` trains up to."""
+    """Returns a copy of the checkpoint after `updates`; `train_part` trains up to there."""
     copied, last = folder / f"checkpoint_after_{updates}.pt", folder / "checkpoint_last.pt"
     if not copied.is_file():
         train_part(until=updates)
@@ -244,8 +244,8 @@ def state_after(updates: int, folder: Path, train_part: Callable[..., float]) ->
 def run_model(
     args: argparse.Namespace, model: Model, longest: float
 ) -> tuple[list[Row], list[Row], list[Row]]:
-    """Trains one model; scores it by duration, by hop, and by update. The last is on recordings no
-    longer than `longest`, the longest training recording."""
+    """Trains one model; scores it by duration, by hop, and by update. Scores by update use
+    recordings no longer than `longest`, the longest training recording."""
     folder = args.work / "runs" / f"{folder_name(model.name)}-seed{model.seed}"
     flags = training_flags(args, model)
     corpus = {"corpus": digest(args.data / "train.tsv")}

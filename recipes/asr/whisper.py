@@ -4,8 +4,8 @@
     python -m recipes.asr.whisper --dataset FOLDER --train-seconds 5 10   # short recordings
     python -m recipes.asr.whisper --dataset FOLDER --model openai/whisper-tiny --max_steps 2000
 
-Recordings are joined to longer ones. The stock model is trained on recordings padded to 30 s, the
-models with the types of position embedding that are compared on recordings of natural length.
+Recordings are joined to longer recordings. The stock model is trained on recordings padded to 30 s.
+Models with the compared types of position embedding are trained on recordings of natural length.
 Tables and figures show word error rates by duration, and the time of training and of recognition.
 """
 
@@ -65,7 +65,8 @@ SPECIAL = ("<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>")
 
 
 class Joined(Recordings):
-    """Joined recordings of a pool, `rows`; the audio of an item is the indices in the pool."""
+    """Joined recordings of a pool, `rows`; the audio of an item is a list of indices in the
+    pool."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.cat([self.rows[row] for row in self.items[index].audio])
@@ -169,7 +170,7 @@ class Recogniser:
 
 
 def recognise(model: Any, recogniser: Recogniser, test: Labelled) -> dict[str, Any]:
-    """Error rates of a test; a text that does not end is cut at twice the longest one."""
+    """Error rates of a test; a text that does not end is cut at twice the longest text."""
     limit = min(2 * max(map(len, test.labels)), model.config.max_target_positions // 2)
 
     def run(rows: Sequence[int]) -> list[str]:
@@ -182,13 +183,13 @@ def recognise(model: Any, recogniser: Recogniser, test: Labelled) -> dict[str, A
 
 
 def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> list[Row]:
-    """Seconds of training and of recognition with all of `data`, and how many times as fast as the
-    padded model each model is. The models take turns, batch by batch, so that other work of the
+    """Seconds of training and of recognition with all of `data`, and the speed of each model
+    relative to the padded model. The models take turns, batch by batch, so other work of the
     machine slows all of them down alike."""
     spent = {(name, work): 0.0 for name in models for work in ("training", "recognition")}
     learners = {name: copy.deepcopy(model).train() for name, (model, _) in models.items()}
     optimizers = {name: torch.optim.AdamW(model.parameters()) for name, model in learners.items()}
-    tokens = max(map(len, data.labels))  # every model writes as many
+    tokens = max(map(len, data.labels))  # tokens that every model writes
     limits = {"max_new_tokens": tokens, "min_new_tokens": tokens, "min_length": None}
     work = batches(data.seconds, RECOGNISED)
     for turn, rows in enumerate(progress([work[0], *work], "take time")):
@@ -205,7 +206,7 @@ def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> lis
                 torch.cuda.synchronize()
             trained = time.perf_counter()
             recogniser.transcribe(model, [waveform for waveform, *_ in samples], **limits)
-            if turn:  # the first one of all is slow
+            if turn:  # the very first batch is slow
                 spent[name, "training"] += trained - started
                 spent[name, "recognition"] += time.perf_counter() - trained
     return [
@@ -260,9 +261,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         processor = read_beside(WhisperProcessor, args.model)
     else:
         texts = [f" {item.text}" for item in strings["train"].items]
-        with training.main_process_first():  # it writes files, the others read them
+        with training.main_process_first():  # which writes files for the others
             processor = make_processor(args.output / "processor", texts, sizes)
-    sets = {  # in Whisper's subwords every word begins with a space, the first one, too
+    sets = {  # in Whisper's subwords every word begins with a space, also the first
         name: Labelled(part, [labels_of(processor, f" {item.text}") for item in part.items])
         for name, part in strings.items()
     }

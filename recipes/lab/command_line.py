@@ -114,8 +114,8 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def usable_folder(path: Path, option: str) -> None:
-    """Refuses a folder that results cannot be written to, before there are any; does not create
-    it."""
+    """Refuses a folder that results cannot be written to, before there are results; does not create
+    the folder."""
     try:
         missing_folder(path, f"{option} {path}")
     except ValueError as error:
@@ -218,7 +218,7 @@ def add_compared(
     Args:
         default: Names, or a description of a default that another option decides.
         rows: Names that this program takes besides the types.
-        architecture: Of the models; the default is the architecture of the domain.
+        architecture: Architecture of the models (default: the architecture of the domain).
     """
     architecture = architecture or DOMAINS[domain].architecture
     other_names = [name for name in rows if name not in TYPES]
@@ -232,7 +232,7 @@ def add_compared(
 
 
 def check_shared(args: argparse.Namespace) -> None:
-    """Refuses folders and devices that cannot be used; makes ``args.device`` one of torch."""
+    """Refuses folders and devices that cannot be used; makes ``args.device`` a device of torch."""
     for name in ("work", "output"):
         if getattr(args, name, None):
             usable_folder(getattr(args, name), f"--{name}")
@@ -247,8 +247,8 @@ def check_shared(args: argparse.Namespace) -> None:
 
 
 def settings_to_compare(*args: Any, **more: Any) -> dict[str, dict[str, Any]]:
-    """The models to train, see :func:`cape_plugins.settings.arguments.settings_to_compare`, whose
-    errors become errors of the command."""
+    """Returns the models to train, see :func:`cape_plugins.settings.arguments.settings_to_compare`.
+    Errors of this function become errors of the command."""
     try:
         return arguments.settings_to_compare(*args, **more)
     except ValueError as error:

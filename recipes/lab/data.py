@@ -99,7 +99,7 @@ def reading(what: str, remedy: str) -> Iterator[None]:
     except CommandError:
         raise
     except Exception as error:
-        general = isinstance(error, DatasetGenerationError)  # its cause says what is wrong
+        general = isinstance(error, DatasetGenerationError)  # the cause shows what is wrong
         why = reason((error.__cause__ if general else None) or error)
         raise CommandError(f"{what} cannot be read ({why}); {remedy}") from None
 
@@ -123,21 +123,22 @@ def open_tables(
     if any(Path(name).suffix != suffix for name in files.values()):
         raise CommandError(f"{', '.join(files.values())}: give files of one format")
     data = {}
-    for split, name in files.items():  # one by one, for errors do not say which
+    for split, name in files.items():  # one by one, because errors name no file
         with reading(name, f"give a {suffix} file with a row for each example"):
             more = _format_of(Path(name), text_columns)
             data |= load_dataset(TABLES[suffix], data_files={split: name}, **more)
     return data
 
 
-# An empty cell is none; words such as null, NA, None and nan are texts.
+# An empty cell holds no text; words such as null, NA, None and nan are texts. By default pandas
+# reads eighteen words, such as null, NA and nan, as empty cells.
 CSV = {"keep_default_na": False, "na_values": [""]}
 TSV = {**CSV, "sep": "\t", "quoting": csv.QUOTE_NONE}
 
 
 def _texts(columns: Sequence[str]) -> dict[str, Any]:
-    """Options for columns of texts. Without them pandas reads 001 and 1e5 as numbers, True as a
-    truth value, and nineteen words such as null, NA and nan as empty cells."""
+    """Options that keep columns of texts as text. By default pandas reads 001 and 1e5 as numbers
+    and True as a truth value."""
     return {"converters": dict.fromkeys(columns, _cell_text)} if columns else {}
 
 
@@ -151,8 +152,8 @@ def _format_of(path: Path, text_columns: Sequence[str] = ()) -> dict[str, Any]:
     rows end in both signs.
 
     Raises:
-        CommandError: A line is no text, or has a carriage return in it while lines also end with
-            one. The message names the line.
+        CommandError: A line is no text, or has a carriage return inside while lines also end with
+            carriage returns. The message names the line.
     """
     suffix = path.suffix
     if suffix not in TABLES or suffix == ".parquet":
@@ -172,7 +173,7 @@ def _format_of(path: Path, text_columns: Sequence[str] = ()) -> dict[str, Any]:
             if any(line.endswith("\r\n") for line in file):
                 why = "has a carriage return in it, and lines end with one; leave it out"
                 raise CommandError(f"{path}: line {returns[0]} {why}")
-        more["lineterminator"] = "\n"  # else a carriage return ends a row, too
+        more["lineterminator"] = "\n"  # else a carriage return also ends a row
     return more
 
 

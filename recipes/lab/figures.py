@@ -11,7 +11,7 @@ import numpy as np
 from cape_plugins.files import writing
 from recipes.lab.tables import Cells, of_seeds
 
-LEAST_SPAN = 0.05  # part of the whole on the vertical axis; a smaller one makes noise look large
+LEAST_SPAN = 0.05  # part of the whole on the vertical axis; a smaller part makes noise look large
 DIGITS = 4  # of a number below an axis
 DASHES = ("-", "--", ":", "-.")
 
@@ -54,7 +54,7 @@ def write_lines_figure(
         axes.grid(alpha=0.3)
         if len(panel.cells) <= 6:
             axes.legend(fontsize="small")
-        elif panel is panels[-1]:  # beside the panels, where it hides no line
+        elif panel is panels[-1]:  # beside the panels the legend hides no line
             axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     for axes in grid.flat[len(panels) :]:
         axes.remove()
@@ -62,9 +62,9 @@ def write_lines_figure(
 
 
 def draw_lines(axes: Any, cells: Cells, trained: Collection[Any] = ()) -> None:
-    """Draws a line with its band for each row. A row whose name begins with the name of another one
+    """Draws a line with its band for each row. A row whose name begins with the name of another row
     ("cape TTA" after "cape") has the same colour, dashed; a row that would hide another line is
-    dashed, too."""
+    also dashed."""
     xs = dict.fromkeys(x for row in cells.values() for x in row)
     named = any(isinstance(x, str) for x in xs)
     position = {x: number if named else x for number, x in enumerate(xs)}
@@ -98,7 +98,7 @@ def _label(x: Any) -> str:
 def draw_band(
     axes: Any, at: Sequence[float], middle: Sequence[float], spread: Sequence[float], **style: Any
 ) -> None:
-    """Draws a line with a band of ± `spread`, which may be 0 or NaN: none."""
+    """Draws a line with a band of ± `spread`; a spread of 0 or NaN gives no band."""
     middle, spread = np.asarray(middle), np.nan_to_num(spread)
     (line,) = axes.plot(at, middle, **style)
     if spread.any():
@@ -134,8 +134,8 @@ def draw_matrix(axes: Any, values: np.ndarray, texts: Sequence[Sequence[str]], *
 
 
 def widen(axes: Any, whole: float) -> None:
-    """Makes the vertical axis span at least :data:`LEAST_SPAN` of the `whole`, so that a difference
-    that says nothing does not look large. Numbers lie between 0 and the whole."""
+    """Makes the vertical axis span at least :data:`LEAST_SPAN` of the `whole`, so that a
+    meaningless difference does not look large. Numbers lie between 0 and the whole."""
     low, high = axes.get_ylim()
     least = LEAST_SPAN * whole
     if high - low < least:

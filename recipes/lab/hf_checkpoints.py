@@ -1,4 +1,5 @@
-"""Models of Hugging Face as the recipes open them: new ones, and the checkpoint of ``--model``."""
+"""Models of Hugging Face as the recipes open them: new models, and the checkpoint of
+``--model``."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -55,7 +56,7 @@ def read_config(path: str, *configs: type[Any]) -> Any:
 
 
 def read_beside(loader: type[Any], path: str) -> Any:
-    """The tokenizer or processor in the folder of ``--model``, by an auto class of transformers."""
+    """The tokenizer or processor in the folder of ``--model``, read by an auto class."""
     what = loader.__name__.removeprefix("Auto").lower()
     try:
         return loader.from_pretrained(path)

@@ -1,7 +1,7 @@
 """Shared code of the Hugging Face recipes: options, training of several models, evaluation.
 
-transformers' Trainer, and so accelerate, trains: any of its flags may be given, under ``python``,
-``accelerate launch`` or ``torchrun`` alike.
+transformers' Trainer trains, with accelerate. Any flag of the Trainer may be given, under
+``python``, ``accelerate launch`` or ``torchrun`` alike.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TRAINER_DEFAULTS = (
 PACKAGES = ("torch", "transformers", "accelerate")
 
 # The record of a training holds all options but these, so that no other run takes its model.
-# Options of the recipes: they say what is tested and where; types, presets, recipes and training
+# Options of the recipes that set what is tested and where; types, presets, recipes and training
 # data are recorded by their values.
 UNRECORDED = """
     output compare seeds defaults recipe preset beam hop_seconds limit test_split test_file
@@ -99,7 +99,7 @@ def parse(
         training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
             args=[*recipe_flags, *rest], look_for_args_file=False, return_remaining_strings=True
         )
-    except ValueError as error:  # which names no option
+    except ValueError as error:  # the error names no option
         raise CommandError(f"{' '.join(rest)}: {reason(error)}; give other values") from None
     if unknown:
         raise CommandError(
@@ -154,9 +154,9 @@ class SetEpoch(TrainerCallback):
 def recorded_options(
     settings: Mapping[str, Any], args: argparse.Namespace, run_args: Seq2SeqTrainingArguments
 ) -> dict[str, Any]:
-    """All options that may change a trained model. Only the options that are named above are left
-    out, so that a new option cannot be forgotten. The price: a change of precision (``--bf16``)
-    needs another folder."""
+    """All options that may change a trained model. Only the options named above are left out, so a
+    new option cannot be forgotten. Therefore a change of precision (``--bf16``) needs another
+    folder."""
     unrecorded = (*UNRECORDED_BEGINNINGS.split(), *DURATION)
     options = {
         name: value
@@ -190,7 +190,7 @@ def train_all(
         run_args = dataclasses.replace(training, seed=seed, output_dir=str(folder))
         accelerate.utils.set_seed(seed)
         made_with = {**recorded_options(settings, args, run_args), "training_data": data}
-        # an older transformers has recorded fewer options; with their defaults the new ones change
+        # an older transformers has recorded fewer options; new options with their defaults change
         # no model
         on_disk, default = recorded(folder), args.defaults.get
         expected = {
@@ -208,7 +208,7 @@ def train_all(
 
 
 def train(trainer: Trainer, folder: Path) -> None:
-    """Trains the model, unless it is finished, and loads the saved one."""
+    """Trains the model, unless it is finished, and loads the saved model."""
     run_args = trainer.args
     duration = {key: getattr(run_args, key) for key in DURATION}
     if not _finished(folder, duration):  # resuming would train one more step
@@ -269,7 +269,7 @@ def share(
 
 
 def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
-    """Batches of indices of similar length, so that there is little padding."""
+    """Batches of indices of similar length, for little padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
@@ -281,7 +281,7 @@ def report(
 
     The process group is released here, after the trainer has released DistributedDataParallel: a
     wrapper that holds the last reference to the group frees it while it holds Python's lock, for
-    which a thread of gloo may wait, so that the program never ends (torch 2.13, seen once).
+    which a thread of gloo may wait. The program then never ends (torch 2.13, seen once).
     """
     state = accelerate.PartialState()
     main_process = state.is_main_process

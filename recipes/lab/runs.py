@@ -1,4 +1,4 @@
-"""The fairseq commands of an experiment: binarise, train, decode. They are the commands that a user
+"""The fairseq commands of an experiment: binarise, train, decode. The commands are what a user
 would type, and run in child processes with the same interpreter."""
 
 import argparse
@@ -23,7 +23,7 @@ from recipes.lab import steps
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
 LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
-# Distance of --seeds: fairseq seeds update n with seed + n, so that close seeds share numbers.
+# Distance of --seeds: fairseq seeds update n with seed + n, so close seeds share numbers.
 SEED_STEP = 100003
 HYPOTHESES = "hypotheses"
 LOG = "train.log"
@@ -46,7 +46,7 @@ def binarise(
 
 
 def device_flags(device: torch.device) -> list[str]:
-    """Flags of fairseq's commands, which take all GPUs that they see."""
+    """Flags of fairseq's commands for a device; the commands take all GPUs that they see."""
     if device.index is not None:
         remedy = f"give cuda, with CUDA_VISIBLE_DEVICES={device.index} before the command"
         raise steps.CommandError(f"--device {device}: fairseq takes all GPUs it sees; {remedy}")
@@ -73,7 +73,8 @@ def check_flags(flags: Sequence[object]) -> None:
 
 
 def calm_logging() -> None:
-    """Importing fairseq makes every library log all it does."""
+    """Lowers the level of logs, because the import of fairseq makes every library log all it
+    does."""
     logging.getLogger().setLevel(logging.WARNING)
 
 
@@ -123,7 +124,7 @@ def train(
         arguments = [data, "--user-dir", USER_DIR, "--save-dir", run]
         arguments += ["--log-format", "json", "--log-interval", log_interval, *flags]
         if until:
-            arguments += ["--max-update", until]  # the last one counts
+            arguments += ["--max-update", until]  # the last value counts
         steps.run_module(
             "fairseq_cli.train",
             *arguments,
@@ -139,12 +140,12 @@ def train(
 
 
 def is_finished(run: Path) -> bool:
-    """Says whether :func:`train` has done all updates of this folder."""
+    """Returns whether :func:`train` has done all updates of this folder."""
     return (run / SECONDS).exists()
 
 
 def last_update(flags: Sequence[object]) -> int | None:
-    """The last --max-update, which replaces the one of a recipe; None without a limit."""
+    """The last --max-update, which replaces the value of a recipe; None without a limit."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max-update", default="")
     text = parser.parse_known_args(list(map(str, flags)))[0].max_update
@@ -180,7 +181,7 @@ def generate(
 
 
 def run_trainings(jobs: Sequence[Callable[[], Any]], workers: int, updates: int) -> list[Any]:
-    """Says how many trainings there are, and runs them; see :func:`run_all`."""
+    """Prints how many trainings there are, and runs them; see :func:`run_all`."""
     print(f"{len(jobs)} trainings of {updates} updates, {workers} side by side", flush=True)
     return run_all(jobs, workers)
 
@@ -196,6 +197,6 @@ def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
         except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(future.done() for future in futures):
-                steps.stop_children()  # again: a job between two of them would start the next
+                steps.stop_children()  # again: a job between two children would start the next
                 wait(futures, timeout=0.2)
             raise

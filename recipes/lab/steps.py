@@ -1,6 +1,6 @@
-"""Child processes with progress, and *steps*, which are done once. A step makes one folder, which
-gets its name only when it is complete and holds a record of its settings. A finished step is
-reused, a half-finished step is done again, and a step with other settings is an error."""
+"""Child processes with progress, and *steps*, which are done once. A step makes one folder. The
+folder gets its name only when it is complete, and holds a record of the settings. A finished step
+is reused, a half-finished step is done again, and a step with other settings is an error."""
 
 import contextlib
 import hashlib
@@ -30,20 +30,20 @@ class CommandError(ValueError):
 
 
 class ChildError(RuntimeError):
-    """A command that was started failed; the message has the end of its log."""
+    """A started command failed; the message has the end of its log."""
 
 
 def reason(error: BaseException) -> str:
-    """The first line of a library's error message, without a full stop, because our messages go on
-    after it; the name of the error if the message is empty."""
+    """The first line of a library's error message, without a full stop, because our messages
+    continue; the name of the error if the message is empty."""
     first = str(error).strip().partition("\n")[0]
     return first.strip().rstrip(".") or type(error).__name__
 
 
 def run_main(main: Callable[[], None], interrupted: str = "") -> None:
-    """Run the `main` of a program; its own errors are shown without traceback: exit status 2 for a
-    mistake of the caller, 1 for the failure of a command that was started. A polite kill (SIGTERM)
-    ends the program and its child processes, as does Ctrl-C, which shows the line `interrupted`."""
+    """Run the `main` of a program. Errors of the program are shown without traceback: exit status 2
+    for a mistake of the caller, 1 for the failure of a started command. A polite kill (SIGTERM) or
+    Ctrl-C ends the program and its child processes; Ctrl-C shows the line `interrupted`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return main()
@@ -73,17 +73,17 @@ def folder_name(name: str) -> str:
 
 
 def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
-    """A progress bar; where the output goes to a file, lines now and then for long work."""
+    """A progress bar; if the output goes to a file, some lines for long work."""
     if sys.stderr.isatty():
         return tqdm(work, title, leave=False, disable=None, **options)
     seldom = {"delay": 10, "mininterval": 30}  # seconds
-    # io.StringIO, because tqdm writes control signs to a file, the last ones as it closes
+    # io.StringIO, because tqdm writes control signs to a file, also as it closes
     return _ProgressLines(work, title, leave=False, file=io.StringIO(), **{**options, **seldom})
 
 
 class _ProgressLines(tqdm):
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Writes a line, where tqdm writes over its last one."""
+        """Writes a new line; tqdm would write over its last line."""
         if msg is None:  # msg is empty at the end
             print(self, file=sys.stderr, flush=True)
 
@@ -95,8 +95,8 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def read_written(path: Path) -> list[str]:
-    """The lines of a file of :func:`write_lines`; only a line feed ends one, for reading as text
-    would end one at a carriage return, too."""
+    """The lines of a file of :func:`write_lines`. Only a line feed ends a line; reading as text
+    would also end lines at carriage returns."""
     return path.read_bytes().decode("utf-8").split("\n")[:-1]
 
 
@@ -112,7 +112,7 @@ def digest(path: Path) -> str:
 @contextlib.contextmanager
 def building(folder: Path) -> Iterator[Path]:
     """Yield a fresh temporary folder that takes the name `folder` when the block ends well.
-    Otherwise it is deleted, unless a command failed, whose log is in it."""
+    Otherwise the folder is deleted, unless a command failed and left its log in the folder."""
     partial = folder.with_name(f"{folder.name}.partial")
     new_parents = [parent for parent in partial.parents if not parent.exists()]
     shutil.rmtree(partial, ignore_errors=True)
@@ -204,7 +204,7 @@ def step(
     make: Callable[[Path], None],
     remedy: str = "give another --work folder",
 ) -> Path:
-    """Make `folder` by ``make(temporary folder)``, unless it is finished; see :func:`matches` for
+    """Make `folder` with ``make(temporary folder)``, unless it is finished; see :func:`matches` for
     `remedy`. Returns `folder`."""
     if not matches(folder, settings, remedy):
         shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,7 @@ from recipes.lab.steps import CommandError
 WORD_START = "\u2581"  # before the first piece of a word, by sentencepiece
 CONTINUED = "@@"  # after all pieces of a word but the last, by subword-nmt
 SETTINGS = {"model_type": "bpe", "hard_vocab_limit": False, "character_coverage": 1.0}
-SETTINGS |= {"bos_id": -1, "eos_id": -1}  # fairseq brings its own special symbols
+SETTINGS |= {"bos_id": -1, "eos_id": -1}  # fairseq brings special symbols
 SETTINGS |= {"input_sentence_size": 5_000_000, "num_threads": 1, "minloglevel": 2}
 
 
@@ -86,7 +86,7 @@ SEGMENTATIONS = {"sentencepiece": SentencePiece, "bpe": SubwordNMT}
 
 
 def segmentation_of(subwords: Iterable[str]) -> type[SentencePiece] | type[SubwordNMT] | None:
-    """The class that has made these subwords, by their marks; None if they have none, as words."""
+    """The class that made these subwords, found by their marks; None without marks, as in words."""
     marked: Counter = Counter()
     for subword in subwords:
         marked[SentencePiece] += subword.startswith(WORD_START)

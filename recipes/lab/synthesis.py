@@ -1,4 +1,4 @@
-"""Speech with exact times of phones by espeak-ng, from the `espeakng-loader` wheel."""
+"""Speech of espeak-ng (from the `espeakng-loader` wheel) with exact times of phones."""
 
 import ctypes
 import random
@@ -57,8 +57,8 @@ _Callback = ctypes.CFUNCTYPE(
 
 class Synthesizer:
     """espeak-ng in its initial state. The library keeps states (of random numbers, of the flutter
-    of the voice) that no function resets. Each synthesizer loads a separate copy of it, so that the
-    same calls give the same samples."""
+    of the voice) that no function resets. Each synthesizer loads a separate copy of the library, so
+    the same calls give the same samples."""
 
     def __init__(self) -> None:
         try:
@@ -72,7 +72,7 @@ class Synthesizer:
             self._library = ctypes.CDLL(shutil.copy(espeakng_loader.get_library_path(), folder))
         data = espeakng_loader.get_data_path().encode()
         self.native_rate = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, _PHONEME_EVENTS)
-        # the noise of breath is seeded by the time otherwise
+        # otherwise the clock seeds the noise of breath
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(0))
         self._samples: list[np.ndarray] = []
         self._phones: list[tuple[int, str]] = []
@@ -90,7 +90,7 @@ class Synthesizer:
         return 0
 
     def speak(self, text: str, voice: str = "en-us", speed: int = 175, pitch: int = 50) -> Speech:
-        """Speaks words at 80 to 450 words per minute and a pitch of 0 to 99; else a ValueError."""
+        """Speaks words at 80 to 450 words per minute and a pitch of 0 to 99; refuses others."""
         if not 80 <= speed <= 450 or not 0 <= pitch <= 99:
             why = f"speed={speed}, pitch={pitch}: allowed: 80 to 450 words per minute and 0 to 99."
             raise ValueError(why)

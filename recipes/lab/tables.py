@@ -1,6 +1,6 @@
-"""Tables as CSV and as Markdown, and the pages that hold them. Values of several seeds are shown as
-mean ± sample standard deviation, and the head of the table says so. There is no JSON, because no
-program reads the tables back."""
+"""Writes tables as CSV and as Markdown, and the pages that hold the tables. Values of several seeds
+are shown as mean ± sample standard deviation; the head of the table names this form. JSON is not
+written, because no program reads the tables back."""
 
 import contextlib
 import csv
@@ -41,7 +41,7 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
 
 
 def write_csv(path: Path, rows: Iterable[Row], digits: int = 4) -> None:
-    """Writes a line for each row; cells that a row does not have, or that are None, are empty."""
+    """Writes a line for each row; missing cells and None become empty cells."""
     rows = [{key: _shown(value, digits) for key, value in row.items()} for row in rows]
     with writing(path) as file:
         columns = dict.fromkeys(key for row in rows for key in row)
@@ -112,7 +112,7 @@ def flags_and_times(rows: Iterable[Row], flags: Mapping[str, str]) -> dict[str, 
 def write_page(
     path: Path, title: str, sections: Mapping[str, Sequence[str]], facts: Mapping[str, str]
 ) -> list[str]:
-    """Writes a page with sections by heading ("" has none); returns their lines, for the screen."""
+    """Writes a page with sections by heading (none for ""); returns their lines for the screen."""
     lines_of_sections: list[str] = []
     for heading, lines in sections.items():
         lines_of_sections += [*([f"## {heading}", ""] if heading else []), *lines, ""]

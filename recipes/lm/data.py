@@ -84,7 +84,8 @@ TASKS = {
 
 
 def exercises(task: Task, lengths: Sequence[int], count: int, seed: str) -> Iterator[Exercise]:
-    """`count` exercises with lengths drawn from `lengths`; the same seed gives the same ones."""
+    """`count` exercises with lengths drawn from `lengths`; the same seed gives the same
+    exercises."""
     rng = random.Random(seed)
     for _ in range(count):
         yield task.make(rng, rng.choice(lengths))
@@ -105,8 +106,8 @@ def encode(work: Sequence[Exercise], tokenizer: Any) -> list[dict[str, list[int]
 
 
 def built_in_text(size: int = TEXT_SIZE, seed: int = 0) -> str:
-    """Sentences of made-up words. Each document has a topic, words that it uses more often than
-    others, so that a model that has read more of it can predict more."""
+    """Sentences of made-up words. Each document has a topic: words that are more frequent in this
+    document. A model that has read more of a document can therefore predict more."""
     rng = random.Random(seed)
     syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
     lexicon = ["".join(rng.choices(syllables, k=rng.choice((1, 2, 2, 3)))) for _ in range(LEXICON)]

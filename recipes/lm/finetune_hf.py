@@ -1,6 +1,6 @@
 """Language models (Llama) with any position embedding, trained on short sequences.
 
-Tested on longer ones:
+The tests use longer sequences:
 
     python recipes/lm/finetune_hf.py                        # copying letters, from scratch
     python recipes/lm/finetune_hf.py --task text            # built-in text: loss by position
@@ -9,7 +9,7 @@ Tested on longer ones:
         --position-embedding cape --train-file *.txt --train-length 1024
 
 Without --model a small model is trained from scratch, on bytes. Llama turns queries and keys by
-their positions, so that the types for such models can be compared.
+their positions, so the types for such models can be compared.
 """
 
 import argparse
@@ -62,7 +62,7 @@ METRICS = {
 
 
 def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, Task]:
-    """Options of the recipe, options of the Trainer, and the task, which has default lengths."""
+    """Options of the recipe, options of the Trainer, and the task with its default lengths."""
     parser = make_parser(__doc__, "text", COMPARED, "results/lm/TASK", ROTARY)
     text = "; ".join(f"{name}: {task.summary}" for name, task in TASKS.items())
     parser.add_argument("--task", choices=TASKS, default="copy", help=f"{text} (default: copy)")
@@ -195,7 +195,7 @@ def exam_of_exercises(args: argparse.Namespace, task: Task, tokenizer: Any, size
 
     hardest = exercises(task, [max(*lengths, *args.test_lengths)], args.limit, "longest")
     longest = max(len(sample["input_ids"]) for sample in encode([*hardest], tokenizer))
-    # The recorded options determine all exercises. The first ones show a change of the code.
+    # The recorded options determine all exercises. The first exercises show a change of the code.
     first = fingerprint([*map("".join, exercises(task, lengths, 100, "train"))])
     trained = [n for n in tests if int(n) in lengths]
     return Exam(make_train_set, first, longest, trained, measure)

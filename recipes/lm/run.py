@@ -5,9 +5,9 @@
         --train-length 128 --test-lengths 64 128 192 256 384 512 768 1024 --seeds 1 2 3
     python -m recipes.lm.run --compare cape cape:max_global_shift=256 -- --decoder-layers 6
 
-Models read bytes in blocks of --train-length, and are measured by loss by position, as by
-`recipes/lm/finetune_hf.py --task text`, whose models turn queries and keys. Shifts, offsets and
-drawn positions reach as far as the longest of --test-lengths. All models share every other
+Models read bytes in blocks of --train-length. The test measures loss by position, as
+`recipes/lm/finetune_hf.py --task text` does for models that turn queries and keys. Shifts, offsets
+and drawn positions reach as far as the longest of --test-lengths. All models share every other
 setting. Finished work in --work is reused.
 """
 
@@ -55,7 +55,7 @@ ARCHITECTURE = "decoder"
 COMPARED = tuple(types_of(ARCHITECTURE, "text"))
 CONTEXT = 16  # of relative positions, as in SHAPE
 
-# Size, optimiser and rate of recipes/lm/finetune_hf.py, whose Llama has other layers of these sizes
+# Size, optimiser and rate of recipes/lm/finetune_hf.py; its Llama has other layers of these sizes
 MODEL = """--arch cape_transformer_lm --decoder-layers 4 --decoder-attention-heads 4
     --decoder-embed-dim 64 --decoder-ffn-embed-dim 128 --share-decoder-input-output-embed
     --dropout 0"""
@@ -103,11 +103,11 @@ def read_data(args: argparse.Namespace) -> Data:
 
 
 def binarise(folder: Path, text: str) -> Path:
-    """A step that binarises a stream of bytes, in which fairseq's sign at the end of a line is the
-    line feed. All 256 bytes are in the dictionary, also those that the text lacks."""
+    """Binarises a stream of bytes in a step; fairseq's sign at the end of a line is the line feed.
+    The dictionary has all 256 bytes, also bytes that the text lacks."""
 
     def make(folder: Path) -> None:
-        signs = (sign for sign in SYMBOLS if sign != LINE_END)  # which fairseq adds itself
+        signs = (sign for sign in SYMBOLS if sign != LINE_END)  # fairseq adds LINE_END itself
         write_lines(folder / "symbols.txt", (f"{sign} 1" for sign in signs))
         lines = text.removesuffix("\n").split("\n")
         write_lines(folder / "train", (" ".join(symbols(line)) for line in lines))
@@ -161,8 +161,8 @@ def run_folder(args: argparse.Namespace, model: Model) -> Path:
 
 
 def losses(model: Any, ids: Tensor) -> Tensor:
-    """Negative log likelihood ``[B, T - 1]`` float32, nats, of tokens ``[B, T]`` but the first,
-    which is read and not predicted."""
+    """Negative log likelihood ``[B, T - 1]`` float32, nats, of tokens ``[B, T]``, without the first
+    token, which is read and not predicted."""
     logits, _ = model(ids[:, :-1])
     return F.cross_entropy(logits.float().mT, ids[:, 1:], reduction="none")
 

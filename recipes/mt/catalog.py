@@ -16,10 +16,11 @@ _COMMON = (
     "--optimizer adam --adam-eps 1e-8 --clip-norm 0 --lr-scheduler inverse_sqrt"
     f" --warmup-init-lr 1e-7 --stop-min-lr 1e-9 {LOSS} --share-all-embeddings"
     " --attention-dropout 0.1 --skip-invalid-size-inputs-valid-test"
-    # fairseq drops a last batch that is no multiple of this (default 8): always the same sentences.
+    # fairseq drops a last batch whose size is no multiple of this (default 8): always the same
+    # sentences.
     " --required-batch-size-multiple 1"
 )
-_CLINIC = _COMMON.replace("--optimizer adam ", "--optimizer radam ")  # CAPE follows its recipes
+_CLINIC = _COMMON.replace("--optimizer adam ", "--optimizer radam ")  # recipes that CAPE follows
 
 
 def _of_cape_paper(*presets: str) -> dict[str, Settings]:
@@ -45,14 +46,14 @@ class Text:
     clean: tuple[int, int] | None = None  # words per training sentence
     max_ratio: float = 9.0  # longer side / shorter side of a training pair (Moses' default)
     max_subwords: int | None = None  # drop longer training pairs
-    filter_valid: bool = False  # max_subwords and max_ratio hold for the validation set, too
+    filter_valid: bool = False  # max_subwords and max_ratio also hold for the validation set
     hold_out_every: int = 1000  # every n-th training line is validation where no file is given
-    join: int = 1  # number of neighbouring sentences that make one, with a separator between
+    join: int = 1  # number of neighbouring sentences that are joined, with a separator between
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Text):
-    """A text, and the training on it."""
+    """A text, and the training on this text."""
 
     title: str
     train: str  # flags of fairseq-train
@@ -62,11 +63,11 @@ class Recipe(Text):
     length_penalty: float = 1.0
     position: str = "cape"  # the paper's own position embedding
     positions: Mapping[str, Settings] = field(default_factory=lambda: _LIKE_CAPE_PAPER)  # by type
-    epochs: int | None = None  # of the training,
-    updates: int | None = None  # or the number of its updates
+    epochs: int | None = None  # length of the training in epochs,
+    updates: int | None = None  # or in updates
     select: str = "best"  # or "average"
     average: int = 10  # checkpoints
-    first_epoch: int = 1  # "best" considers epochs from this one on
+    first_epoch: int = 1  # "best" considers epochs from this epoch on
     keep: str = "epoch"  # checkpoints saved for selection: at each "epoch" or every n-th "update"
     save_every: int = 5000  # the n of "update"
     stacked_length: int = 300  # target subwords, for the stage stack (CAPE figure 8)
@@ -154,9 +155,9 @@ _MULTI30K_SMALL = replace(
 )
 
 
-# Four times the updates of the row multi30k_small, of half as many tokens each, with learning
+# This row has four times the updates of multi30k_small, with half as many tokens each, and learning
 # curves. No model of this size keeps ten joined captions apart; the column "separated" of the stage
-# analyze says whether it keeps three apart.
+# analyze shows whether a model keeps three captions apart.
 _STUDY = replace(
     _MULTI30K_SMALL,
     title="Multi30k English-German by a small model, 4800 updates (no paper)",
@@ -164,7 +165,7 @@ _STUDY = replace(
     updates=4800,
     tokens_per_update=750,
     max_tokens=750,
-    save_every=200,  # and validation; the average is over the last fifth, as SHAPE's nearly is
+    save_every=200,  # also validates; the average covers the last fifth, nearly as in SHAPE
     positions={
         "cape": {"max_global_shift": 5},
         "shape": {"max_offset": 10},

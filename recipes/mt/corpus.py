@@ -30,7 +30,7 @@ def unreadable(option: str, path: Path, error: Exception) -> CommandError:
 
 
 def fingerprint(path: Path, option: str) -> str:
-    """Name and digest of an input file, for the record of a step that is made from it."""
+    """Name and digest of an input file, for the record of a step that reads the file."""
     try:
         return f"{path.name} {digest(path)}"
     except OSError as error:
@@ -50,7 +50,7 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
 
 def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
     """Yield the sentence pairs of two files, which must have the same number of lines, and at least
-    one with text on both sides."""
+    one line with text on both sides."""
     any_text = False
     pairs = zip_longest(read_lines(source, option), read_lines(target, option))
     for number, (left, right) in enumerate(pairs):
@@ -81,8 +81,8 @@ def write_columns(paths: Sequence[Path], rows: Iterable[Row]) -> int:
 
 
 def languages_of(source: Path, target: Path) -> Pair:
-    """Language codes from file names such as ``train.en.gz``; "source" and "target" without. Only
-    endings of two letters count, so that `.src` and `.tgt` pass."""
+    """Returns language codes from file names such as ``train.en.gz``, or "source" and "target" if
+    names have no codes. Only endings of two letters count, so `.src` and `.tgt` pass."""
     names = (path.name.removesuffix(".gz").lower() for path in (source, target))
     codes = tuple(name.rpartition(".")[2] for name in names)
     usable = all(code.isalpha() and 2 <= len(code) <= 3 for code in codes) and codes[0] != codes[1]
@@ -103,7 +103,7 @@ def split_pairs(pairs: list[Pair], sizes: dict[str, int], seed: int = 0) -> dict
 
 def join_neighbours(rows: Iterable[Row], count: int) -> Iterator[Row]:
     """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1).
-    The last group may be smaller, so that no sentence of a test set is lost."""
+    The last group may be smaller, so no sentence of a test set is lost."""
     rows = iter(rows)
     while group := list(islice(rows, count)):
         yield tuple(f" {SEPARATOR} ".join(column) for column in zip(*group, strict=True))
@@ -117,7 +117,8 @@ def by_sentence(function: Callable[[str], str], text: str) -> str:
 
 
 class Moses:
-    """Text of one language by sacremoses: normalised, without control characters, tokenised."""
+    """Text of one language, prepared with sacremoses: normalised, without control characters,
+    tokenised."""
 
     def __init__(self, language: str, aggressive_hyphens: bool, lowercase: bool):
         self.normalizer = MosesPunctNormalizer(lang=language, post_remove_control_chars=True)
@@ -127,16 +128,17 @@ class Moses:
         self.lowercase = lowercase
 
     def tokenise(self, text: str) -> str:
-        """``tokenizer.perl`` (with ``-a`` for aggressive hyphens), special characters escaped."""
+        """Tokenises like ``tokenizer.perl`` (with ``-a``: aggressive hyphens), special characters
+        escaped."""
         tokens = self.tokenizer.tokenize(self.normalizer.normalize(text), **self.flags)
         return tokens.lower() if self.lowercase else tokens
 
     def detokenise(self, tokens: str) -> str:
-        """``detokenizer.perl``."""
+        """Joins tokens like ``detokenizer.perl``."""
         return self.detokenizer.detokenize(tokens.split())
 
 
-_functions: Functions  # in a worker process, which gets them once and not with each chunk
+_functions: Functions  # of a worker process, sent once and not with each chunk
 
 
 def _set_functions(functions: Functions) -> None:
@@ -162,7 +164,8 @@ def map_columns(functions: Functions, rows: Iterable[Row], workers: int) -> Iter
 
 
 class Segmentation:
-    """Text to the subwords of a model, and back; `moses` tokenises source and target before."""
+    """Turns text into the subwords of a model, and back; `moses` tokenises source and target
+    before."""
 
     def __init__(self, model: Subwords, moses: Sequence[Moses] = ()):
         self.model, self.moses = model, moses
@@ -179,7 +182,7 @@ class Segmentation:
         return self._each_sentence(lambda part: detokenise(self.model.decode(part)), pieces)
 
     def plain(self, text: str) -> str:
-        """A line of the test text in the form that is scored."""
+        """Returns a line of the test text in the form for scoring."""
         return text
 
     def _each_sentence(self, function: Callable[[str], str], text: str) -> str:
@@ -187,9 +190,9 @@ class Segmentation:
 
 
 class Segmented:
-    """Text that is already in the subwords of a model, whose marks say how to join them. The text
-    is joined before BLEU is computed and words are counted, but not detokenised, because its
-    tokenisation is not known."""
+    """Text that is already in the subwords of a model; marks of the subwords show how to join them.
+    The text is joined before BLEU is computed and words are counted, but not detokenised, because
+    the tokenisation is not known."""
 
     keeps_separator = True
 
@@ -224,12 +227,12 @@ def open_subwords(method: str, path: Path, option: str) -> Subwords:
 def open_segmentation(
     data: Path, languages: Pair, spm: Path | None = None, bpe: Path | None = None
 ) -> Segmentation | None:
-    """The model of ``--spm`` or ``--bpe``, else the one that quickstart or run left beside
+    """Opens the model of ``--spm`` or ``--bpe``, else the model that quickstart or run left beside
     `data`."""
     method, option, flags = "sentencepiece", "segmentation", ()
     if spm:
         path, option = spm, "--spm"
-    elif bpe:  # as fairseq's own --tokenizer moses
+    elif bpe:  # as with fairseq's --tokenizer moses
         method, path, option, flags = "bpe", bpe, "--bpe", (True, False)
     elif not (path := data.parent / "sentencepiece.model").is_file():
         path = data.parent / "subwords" / "model"

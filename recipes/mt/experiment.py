@@ -84,7 +84,7 @@ class Experiment:
         return SEGMENTATIONS[self.recipe.segmentation](self.work / "subwords" / "model")
 
     def lines(self, split: str, ending: str) -> list[str]:
-        """Lines of prepared text, whose `ending` is a language (subwords) or "reference"."""
+        """Returns lines of prepared text; `ending` is a language (for subwords) or "reference"."""
         return steps.read_written(self.work / "subwords" / f"{split}.{ending}")
 
     def commands(self) -> list[str]:
@@ -165,7 +165,8 @@ class Experiment:
         )
 
     def decode(self) -> dict[str, list[str]]:
-        """Decode all test sets, by fairseq's names, with the selected checkpoint."""
+        """Decode all test sets with the selected checkpoint; the keys are fairseq's names of the
+        sets."""
         checkpoint = self.selected
         splits = sorted(
             (path.stem for path in (self.work / "subwords").glob("test*.reference")),
@@ -174,7 +175,7 @@ class Experiment:
         return {split: self.decode_split(checkpoint, split, split) for split in splits}
 
     def detokenise(self, tokens: Sequence[str]) -> list[str]:
-        """Tokens to plain text; joined sentences one by one."""
+        """Turns tokens into plain text, joined sentences one by one."""
         recipe = self.recipe
         if recipe.segmentation != "bpe":
             return list(tokens)
@@ -182,14 +183,15 @@ class Experiment:
         return [by_sentence(moses.detokenise, line) for line in tokens]
 
     def tokenised_bleu(self, targets: Sequence[str], pieces: Sequence[str]) -> float:
-        """BLEU of tokens without smoothing: what multi-bleu.perl computes, the papers' BLEU."""
+        """Returns BLEU of tokens without smoothing, as multi-bleu.perl and the papers compute
+        it."""
         hypotheses, references = (list(map(self.subwords.decode, x)) for x in (pieces, targets))
         metric = BLEU(tokenize="none", smooth_method="none", force=True)
         return metric.corpus_score(hypotheses, [references]).score
 
     def names(self, split: str, count: int) -> list[str]:
         """Names of the `count` sets of a split: the names of the user's files, ``newstest2014`` for
-        newstest2014.en.gz, if all of them differ; else ``test``, ``test1`` ..."""
+        newstest2014.en.gz, if all names differ; else ``test``, ``test1`` ..."""
         record = steps.recorded(self.work / "text")
         stems = {
             part: [
@@ -213,7 +215,7 @@ class Experiment:
         return self.scores_of("test", texts, "mean")
 
     def validate(self) -> list[tables.Row]:
-        """The same on the validation text, for each of its files (``run/valid.md``)."""
+        """Score the validation text, each file by itself (``run/valid.md``)."""
         pieces = self.decode_split(self.selected, "valid", "valid")
         targets = self.lines("valid", self.recipe.languages[1])
         columns = (pieces, targets, self.lines("valid", "reference"))

@@ -1,6 +1,6 @@
 """Translation with a Marian model and any position embedding, trained on short texts.
 
-Tested on longer ones:
+The tests use longer texts:
 
     python recipes/mt/finetune_hf.py                        # built-in number lists, from scratch
     accelerate launch recipes/mt/finetune_hf.py --position-embedding cape \\
@@ -46,7 +46,7 @@ LIST_SETTINGS = {"cape": {"max_global_shift": 30}, "shape": {"max_offset": 60}}
 _SIDE = {"layers": 2, "attention_heads": 4, "ffn_dim": 384}
 LIST_MODEL = {f"{side}_{name}": _SIDE[name] for side in ("encoder", "decoder") for name in _SIDE}
 LIST_MODEL |= {"d_model": 96, "dropout": 0.0, "activation_function": "relu"}
-# With larger parameters cape tends to count up to the training length instead of following the
+# cape with larger parameters tends to count up to the training length instead of following the
 # source. Pre-LN, the BOS hint and the start token made no such difference in trials.
 LIST_MODEL |= {"scale_embedding": True, "init_std": 0.04}
 LIST_TRAINING = (

@@ -3,9 +3,9 @@
     81, 7, 36   ->   eighty-one, seven, thirty-six
                      einundachtzig, sieben, sechsunddreißig
 
-German says units before tens ("einundachtzig" is one-and-eighty), so a translator has to reorder
-within a number and to keep its place in the list. Training lists are short and test lists are
-long, which makes the corpus a test of length generalisation whose score needs no judgement.
+German puts units before tens ("einundachtzig" is one-and-eighty), so a translator has to reorder
+within a number and to keep its place in the list. Training lists are short and test lists are long,
+so the corpus tests length generalisation, and scores need no judgement.
 """
 
 import random
@@ -41,9 +41,9 @@ def spell(numbers: Sequence[int], language: str) -> str:
 def draw_split(
     rng: random.Random, size: int, max_length: int, forbidden: set[NumberList], distinct: bool
 ) -> list[NumberList]:
-    """Draw about `size` lists of 1..`max_length` numbers, equally many of each length. With
-    `distinct`, no list comes twice, and of the hundred lists of one number only a fifth is used, so
-    that training keeps some."""
+    """Draw about `size` lists of 1..`max_length` numbers, equally many of each length. `distinct`
+    draws no list twice, and only a fifth of the hundred lists of one number, so that training keeps
+    some."""
     lists: list[NumberList] = []
     seen = set(forbidden)
     for length in range(1, max_length + 1):

@@ -40,9 +40,9 @@ Files = Mapping[str, Sequence[tuple[Path, Path]]]
 
 
 class Cleaning:
-    """The filter of clean-corpus-n.perl: leaves out and counts the pairs of a split that do not
-    have `low` to `high` tokens (`unit`) on both sides, or whose longer side is more than
-    `max_ratio` times as long."""
+    """The filter of clean-corpus-n.perl. Leaves out and counts pairs of a split without `low` to
+    `high` tokens (`unit`) on both sides, and pairs with one side more than `max_ratio` times as
+    long as the other."""
 
     def __init__(self, split: str, unit: str, low: int, high: int | None, max_ratio: float):
         self.split, self.unit = split, unit
@@ -51,7 +51,7 @@ class Cleaning:
         self.removed: Counter[str] = Counter()  # by reason
 
     def why_unfit(self, pair: corpus.Row) -> str:
-        """The reason to leave a pair out; empty if there is none."""
+        """The reason to leave a pair out; empty for a fit pair."""
         short, long = sorted(len(text.split()) for text in pair)
         if short < self.low:
             return f"of fewer than {self.low} {self.unit} on a side" if short else "empty on a side"
@@ -71,7 +71,8 @@ class Cleaning:
                 yield row
 
     def report(self) -> None:
-        """Says how many pairs were left out, and why; an error if none is left."""
+        """Prints how many pairs were left out, and why. Refuses a split of which no pair is
+        left."""
         by, count = f"cleaning by {self.unit} removed", self.removed.total()
         reasons = ", ".join(f"{number} {reason}" for reason, number in self.removed.items())
         if count == self.total:
@@ -88,7 +89,7 @@ def split_files(folder: Path, split: str, options: Namespace) -> list[Path]:
 
 
 def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) -> None:
-    """Make the four folders of this module in `work`; finished ones are reused."""
+    """Make the four folders of this module in `work`; finished folders are reused."""
     digests = {
         split: [corpus.fingerprint(path, f"--{split}") for pair in pairs for path in pair]
         for split, pairs in files.items()
@@ -150,8 +151,8 @@ def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -
 
 
 def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) -> int:
-    """Writes the rows of several files one after the other, and the number of rows of each file.
-    Returns the number of all rows."""
+    """Writes the rows of several files one after the other, and in another file the number of rows
+    of each file. Returns the number of all rows."""
     sizes = [0] * len(parts)
 
     def counted() -> Iterator[corpus.Row]:
@@ -209,7 +210,7 @@ def segment_text(
         if split == "train" or (split == "valid" and options.filter_valid):
             cleaning = Cleaning(split, "subwords", 1, options.max_subwords, options.max_ratio)
         if split == "valid":
-            # each file by itself, as test sets are: no sentences of two files are joined
+            # each file by itself, like test sets: no sentences of two files are joined
             parts = (islice(rows, size) for size in part_sizes(text, None))
             write_parts(names, [fit_and_join(part, options, cleaning) for part in parts])
         else:

@@ -79,11 +79,12 @@ class Data(NamedTuple):
     languages: corpus.Pair
     lengths: str  # what the lengths count
     labels: Sequence[str]  # of the groups of test sentences, from short to long
-    trained: Sequence[str]  # those of them that occur in training
+    trained: Sequence[str]  # labels that occur in training
 
 
 def make_data(folder: Path, settings: Mapping, languages: corpus.Pair, write: Callable) -> Path:
-    """A step, from the text ``{train,valid,test}.{language}`` and ``test.group`` of `write`."""
+    """Makes a step from ``{train,valid,test}.{language}`` and ``test.group``, written by
+    `write`."""
 
     def make(folder: Path) -> None:
         write(folder)
@@ -123,7 +124,7 @@ def length_bins(limit: int) -> list[tuple[str, int, float]]:
 
 
 def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
-    """The user's pairs without those that are empty on one side; missing splits are split off."""
+    """The user's pairs, except pairs with an empty side; missing splits are split off training."""
     given = {}
     for split, option in (("train", "data"), ("valid", "valid"), ("test", "test")):
         if paths := getattr(args, option):
@@ -145,7 +146,7 @@ def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
 
 
 def prepare_files(args: argparse.Namespace) -> Data:
-    """The user's own text files; training on the shorter sentences."""
+    """Prepares the user's text files; training gets the shorter sentences."""
     splits = read_splits(args)
     counts = (word_count(source) for source, _ in splits["train"])
     limit = args.max_train_length or int(median(counts))
@@ -192,14 +193,14 @@ class Comparison:
         self.lock = Lock()
 
     def run(self, variant: str, seed: int) -> None:
-        """Trains and tests one model; of long trainings also the first updates."""
+        """Trains and tests one model; a long training is also tested after its first updates."""
         n, folder = self.args.updates, self.data.folder
         run = folder.parent / "runs" / f"{folder_name(variant)}-seed{seed}"
         schedule = f"--max-update {n} --total-num-update {n} --seed {seed * runs.SEED_STEP}"
         flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {self.flags[variant]}")
         made_of = (folder / "binary", run, flags, {"corpus": self.data.settings})
         how = {"threads": self.args.threads, "title": f"{variant} seed {seed}"}
-        # one that was interrupted after them has a checkpoint of more updates
+        # a training that was interrupted later has a checkpoint of more updates
         begun = runs.is_finished(run) or (run / runs.FIRST_SECONDS).exists()
         if n > 2 * FIRST_LOOK and not begun:
             seconds = runs.train(*made_of, **how, until=FIRST_LOOK)
@@ -211,7 +212,7 @@ class Comparison:
     def test(
         self, variant: str, seed: int, name: str, run: Path, folder: Path, seconds: float
     ) -> None:
-        """Decodes in `folder`, and scores in place of what was known of this variant and seed."""
+        """Decodes in `folder`; the scores replace earlier scores of this variant and seed."""
         data, target = self.data.folder, self.data.languages[1]
         endings = ("group", target, f"pieces.{target}")
         groups, references, tokens = (read_written(data / f"test.{end}") for end in endings)
@@ -231,7 +232,7 @@ class Comparison:
             print(f"{name}, seed {seed}: see {self.args.output / 'scores.png'}", flush=True)
 
     def write(self, shown: bool = False) -> None:
-        """Writes what is known, in the order in which the variants were named."""
+        """Writes the scores so far, in the order in which the variants were named."""
         order = list(self.flags).index
         known = sorted(self.rows, key=lambda key: order(key[0]))
         flags = {self.rows[key][0]["variant"]: self.flags[key[0]] for key in known}
@@ -243,10 +244,9 @@ class Comparison:
 
 
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
-    """First what the first picture compares: the first and the last variant. The first picture
-    shows models after 400 of 1400 updates, and their names say so: the training stops for it and
-    continues from its checkpoint, bit for bit, which costs one more start of fairseq, about ten
-    seconds."""
+    """Puts the first and the last variant first, for the first picture. This picture shows models
+    after 400 of 1400 updates, and marks them as such. The training stops for the picture and
+    continues from its checkpoint, bit for bit; the new start of fairseq takes about ten seconds."""
     return list(dict.fromkeys([variants[0], variants[-1], *variants]))
 
 
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse_arguments(argv)
     data = prepare_files(args) if args.data else prepare_number_lists(args)
-    if args.data and "--data" not in argv:  # those of the environment
+    if args.data and "--data" not in argv:  # files named in the environment
         argv = [*argv, "--data", *map(str, args.data)]
     facts = how_made(
         shown_command("python -m recipes.mt.quickstart", argv),

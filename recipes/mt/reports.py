@@ -52,7 +52,7 @@ def read_curve(log: Path) -> Curve:
     The clock adds up the times of log lines, because fairseq's `wall` starts again on resuming.
 
     Raises:
-        CommandError: There is no log, or it has no validation.
+        CommandError: There is no log, or the log has no validation.
     """
     if not log.exists():
         raise CommandError(f"{log} does not exist; run the stage train first")
@@ -153,7 +153,8 @@ def write_all_scores(
     folder: Path, rows: Sequence[tables.Row], settings: Mapping[str, Any], facts: Mapping[str, str]
 ) -> None:
     """Writes ``scores.csv``, ``.md`` and ``.png`` of all trainings. `settings` are the settings of
-    each type, by name. With validation scores, the page says which type is best there."""
+    each type, by name. The page names the best type on validation text, if there are validation
+    scores."""
     rows = [*rows, *_means_of_all(rows)]
     metrics = dict(zip(SCORES[2:], SCORES[2:], strict=True))
     valid = _on_validation(rows)

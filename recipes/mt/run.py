@@ -18,7 +18,7 @@ sentences, CAPE figure 8), swap (another order of joined sentences, SHAPE table 
 analyses of recipes.mt.analyze on the first test set, for all trainings together).
 
 Options this program does not know go to fairseq-train and replace flags of the recipe. Finished
-work is reused, an interrupted training goes on. --sample runs a tiny model for a few updates, on
+work is reused, an interrupted training continues. --sample runs a tiny model for a few updates, on
 built-in number lists where no files are given: a check of the whole recipe.
 """
 
@@ -189,7 +189,7 @@ def settle_recipe(args: argparse.Namespace) -> Recipe:
 
 def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
     """The languages of the options, else of the prepared text, else of the recipe. Refuses text
-    whose file names say other languages. File names do not decide, because a pair in the wrong
+    whose file names show other languages. File names do not decide, because a pair in the wrong
     order would not be noticed."""
     made_with = recorded(args.work / "text")
     prepared = tuple(made_with["languages"]) if made_with else of_recipe

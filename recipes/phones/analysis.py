@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import confusion_matrix
 
-MAX_RUN = 3  # frames; in longer runs of wrong frames the context is wrong, too
+MAX_RUN = 3  # frames; in longer runs of wrong frames the context is also wrong
 SILENCE = "sil"
 _VOWELS = "aa ae ah ao aw ax ax-h axr ay eh er ey ih ix iy ow oy uh uw ux"
 VOWELS = {*_VOWELS.split()}
@@ -119,8 +119,8 @@ def class_rows(
 
 
 def relations(classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Pairs of classes, query and key, that the thesis looks at (5.4): bool ``[C, C]`` by name.
-    Groups are vowels, silence and all others."""
+    """Pairs of classes, query and key, whose attention the thesis shows (5.4): bool ``[C, C]`` by
+    name. Groups are vowels, silence and all others."""
     groups = np.array([group_of(name) for name in classes])
     members = {name: np.array([other.lower() == name for other in classes]) for name in FRICATIVES}
     everything = np.ones(len(classes), dtype=bool)

@@ -28,7 +28,7 @@ SPLITS = ("train", "dev", "test")
 AUDIO = (".wav", ".flac", ".ogg", ".mp3", ".sph", ".aiff")
 LABELS = (".phn", ".textgrid")
 # Labels may end at most BEYOND seconds after the recording, and not before the share COVERED of it;
-# others belong to another recording, or have another unit of time.
+# other labels belong to another recording, or have another unit of time.
 BEYOND, COVERED = 0.1, 0.5
 
 # names of silence in TIMIT, in Praat, of the Montreal Forced Aligner, of MAUS and of espeak-ng
@@ -111,8 +111,9 @@ class Tier(NamedTuple):
 
 
 def read_labels(path: Path, sampling_rate: int, tier: str | None = None) -> list[Phone]:
-    """The phones of a ``.phn`` or ``.TextGrid`` file, in order; `sampling_rate` is the unit of time
-    of the former, `tier` a name in the latter. Names of silence become "sil", ``AH0`` is ``AH``."""
+    """Reads the phones of a ``.phn`` or ``.TextGrid`` file, in order. `sampling_rate` is the unit
+    of time in ``.phn``, `tier` a name in ``.TextGrid``. Names of silence become "sil", ``AH0``
+    becomes ``AH``."""
     try:
         text = read_text(path)
     except OSError as error:
@@ -162,7 +163,7 @@ def parse_text_grid(text: str) -> list[Tier]:
     try:
         if (next(tokens), next(tokens)) != ("ooTextFile", "TextGrid"):
             raise LabelError("not a TextGrid in Praat's text format")
-        next(tokens), next(tokens)  # times of the whole
+        next(tokens), next(tokens)  # times of the whole file
         if next(tokens) != "<exists>":
             raise LabelError("a TextGrid without tiers")
         tiers = [_parse_tier(tokens) for _ in range(int(next(tokens)))]
@@ -210,7 +211,7 @@ def frame_labels(
     phones: Sequence[Phone], count: int, hop: float = HOP_SECONDS, window: float = WINDOW_SECONDS
 ) -> list[str]:
     """The phone at the centre of each frame, ``i * hop + window / 2`` seconds; "sil" where there is
-    none. `phones` are in order."""
+    no phone. `phones` are in order."""
     centres = np.arange(count) * hop + window / 2
     indices = np.searchsorted([phone.start for phone in phones], centres, side="right") - 1
     return [
@@ -249,8 +250,9 @@ def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
 def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
     """Recordings below `folder` with labels of the same name beside them.
 
-    Subfolders train, dev (or valid) and test, in any letter case, are the splits. Without train and
-    test a tenth of the recordings becomes the test; without dev a tenth of training becomes dev.
+    Subfolders train, dev (or valid) and test, in any letter case, are the splits. A tenth of the
+    recordings becomes the test if train and test are missing; a tenth of training becomes dev if
+    dev is missing.
     """
     if not folder.is_dir():
         raise CommandError(f"--data {folder}: no such folder; give one with recordings and labels")
@@ -343,8 +345,8 @@ def join_and_cut(corpus: Corpus, train: float | None, tests: Sequence[float]) ->
     Args:
         corpus: Corpus with whole utterances.
         train: Length of the pieces of all splits; None does not cut them.
-        tests: Lengths of further tests. All tests, the one of length `train` included, have the
-            same frames: the frames in whole pieces of the longest length.
+        tests: Lengths of further tests. All tests, also the test of length `train`, have the same
+            frames: the frames in whole pieces of the longest length.
 
     Raises:
         CommandError: A split has too little speech for a piece.

@@ -110,8 +110,8 @@ def _look_at_attention(
     model: PhoneClassifier, corpus: Corpus, names: Row, result: Result, folder: Path | None
 ) -> None:
     """Measures attention in one utterance of the test, and between classes in all utterances,
-    because few utterances have both of two phones such as /z/ and /s/. Draws both if there is a
-    folder."""
+    because few utterances have both of two phones such as /z/ and /s/. Draws both measurements if
+    there is a folder."""
     test, inputs = corpus.splits["test"], CONDITIONS[names["trained"]]
     utterance = train.long_utterance(test)
     weights = train.attention(model, utterance, inputs)
@@ -190,7 +190,7 @@ def run_lengths(
 
 
 def trained_alone(config: PositionConfig, conditions: Sequence[str]) -> list[str]:
-    """The `conditions` with positions if the type has some, else those without."""
+    """The `conditions` with positions if the type has positions, else the conditions without."""
     having = has_positions(config)
     return [name for name in conditions if CONDITIONS[name].positions == having]
 
@@ -200,7 +200,8 @@ def has_positions(config: PositionConfig) -> bool:
 
 
 def conditions_of(config: PositionConfig) -> list[str]:
-    """Names of the conditions for a type: a type without positions has none to put in."""
+    """Names of the conditions for a type: a type without positions has no condition with
+    positions."""
     having = has_positions(config)
     return [name for name, condition in CONDITIONS.items() if having or not condition.positions]
 

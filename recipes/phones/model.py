@@ -96,9 +96,9 @@ class PhoneClassifier(nn.Module):
     """Predicts classes of frames; a learned position table has `table_size` rows, one for a frame.
 
     Parameters of positions are created last, so that one seed gives all types the same initial
-    values of the other weights: all types share the models trained without positions, which get the
-    parameters of the type for tests with positions. Learned tables begin with a standard deviation
-    of sqrt(1/2), as sinusoids have, because they stand beside normalised features.
+    values of the other weights. All types share the models trained without positions; tests with
+    positions add the parameters of the type. Learned tables begin with the standard deviation of
+    sinusoids, sqrt(1/2), because tables stand beside normalised features.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class PhoneClassifier(nn.Module):
         self.positions = cape_plugins.build_position_encoder(
             config,
             sizes.dim,
-            unit=HOP_SECONDS,  # positions count frames, so that the sinusoid is the thesis's
+            unit=HOP_SECONDS,  # positions count frames, so the sinusoid is the thesis's
             frequencies="marian",
             table_size=table_size,
             table_std=0.5**0.5,  # as large as sines are
@@ -129,9 +129,9 @@ class PhoneClassifier(nn.Module):
         device: torch.device | str | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor | None:
-        """``[B, T, d]`` embeddings of frames in natural order; None if the type has none. Each
-        sample has its own augmentation; `lengths` ``[B]`` are the samples' lengths without padding
-        (default: one sample without padding)."""
+        """``[B, T, d]`` embeddings of frames in natural order; None if the type has no such
+        embeddings. Each sample has its own augmentation; `lengths` ``[B]`` are the samples' lengths
+        without padding (default: one sample without padding)."""
         lengths = torch.tensor([length], device=device) if lengths is None else lengths.to(device)
         frames = cape_plugins.frame_positions(lengths, HOP_SECONDS, max_frames=length)
         return self.positions(frames, self.positions.draw(len(lengths), device))

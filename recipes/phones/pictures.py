@@ -44,7 +44,7 @@ def draw_confusions(
     path: Path, matrices: Mapping[str, np.ndarray], classes: Sequence[str], highest: float
 ) -> None:
     """Writes confusions, a panel for each model. The colours of a panel reach up to `highest`, or
-    up to its largest value if that is higher."""
+    up to the panel's largest value if this is higher."""
     errors = {name: off_diagonal(matrix, classes) for name, matrix in matrices.items()}
     columns = min(2, len(errors))
     rows = -(-len(errors) // columns)

@@ -59,13 +59,13 @@ class Result:
     histories: list[Row] = field(default_factory=list)  # by condition of training, epoch
     # condition of training, seed: [targets, predictions] in percent
     confusions: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)
-    # trained and tested condition: the same on utterances of the training, and PER
+    # trained and tested condition: confusions on utterances of the training, and PER
     fitted: dict[tuple[str, str], dict[int, np.ndarray]] = field(default_factory=dict)
     fitted_rates: list[Row] = field(default_factory=list)
     heads: list[Row] = field(default_factory=list)  # by condition of training, layer, head
-    epochs: list[Row] = field(default_factory=list)  # the same by epoch
-    relations: list[Row] = field(default_factory=list)  # attention by class, of the same
-    layer_relations: list[Row] = field(default_factory=list)  # of all heads of a layer
+    epochs: list[Row] = field(default_factory=list)  # heads by epoch
+    relations: list[Row] = field(default_factory=list)  # attention by class, for each head
+    layer_relations: list[Row] = field(default_factory=list)  # the same, mean over heads
     similarities: list[Row] = field(default_factory=list)  # by distance in frames
     printed: list[str] = field(default_factory=list)  # lines with errors frame by frame
 
@@ -146,8 +146,8 @@ def _error_table(
     wanted: Mapping[str, int],
     classes: Sequence[str],
 ) -> list[str]:
-    """A table of the first such error of an utterance and the frames around it; empty if there is
-    none."""
+    """A table of the first wanted error of an utterance and the frames around it; empty without
+    such an error."""
     for first, end in matching_frames(target, predictions, wanted)[:1]:
         frames = range(max(0, first - AROUND), min(len(target), end + AROUND))
         rows = {"target": target} | {f"M-{model}": row for model, row in predictions.items()}

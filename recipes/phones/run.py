@@ -7,7 +7,7 @@
         --compare nopos sinpos cape --train-length 0.6 --test-lengths 2.5 10 30
     python -m recipes.phones.run --data TIMIT --paper
 
-The built-in data are random words read by espeak-ng. Your own are a folder of recordings with
+The built-in data are random words read by espeak-ng. Your own data are a folder of recordings with
 `.PHN` (TIMIT) or `.TextGrid` (Praat) files of the same names. Without --position-embedding or
 --compare the positions are the sinusoid (sinpos). With --train-length and --test-lengths the speech
 is joined and cut, to train on short pieces and test long ones. Finished models in --work are

@@ -26,7 +26,7 @@ class Condition(NamedTuple):
 
     positions: bool  # False: the position channels are zero, relative attention is off
     scrambled: bool = False  # frames, and their labels, are in random order
-    with_positions: bool = False  # of scrambled frames; else positions stay in natural order
+    with_positions: bool = False  # scrambled frames keep their positions; else natural order
 
 
 CONDITIONS = {
@@ -143,8 +143,8 @@ def train_epoch(
     generator: torch.Generator,
     batch_size: int = 1,
 ) -> Iterator[float]:
-    """One step for each batch of utterances, in random order; yields its loss, the mean over its
-    frames."""
+    """Trains one step on each batch of utterances, in random order; yields the loss of each step, a
+    mean over frames."""
     model.train()
     shuffled = torch.randperm(len(utterances), generator=generator).tolist()
     for first in range(0, len(shuffled), batch_size):
@@ -180,7 +180,7 @@ class Experiment:
         self, name: str, config: PositionConfig, condition: str, seed: int
     ) -> tuple[PhoneClassifier, History]:
         """A trained model. Training without positions is the same for all position embeddings and
-        done once; for the tests the positions are put in."""
+        done once; the tests put positions in."""
         if CONDITIONS[condition].positions:
             return self.trained(name, config, condition, seed)
         model, history = self.trained(NO_POSITIONS.type, NO_POSITIONS, condition, seed)
@@ -196,7 +196,7 @@ class Experiment:
     def with_positions(
         self, config: PositionConfig, model: PhoneClassifier, seed: int
     ) -> PhoneClassifier:
-        """`model`, trained without positions, with random initial ones put in."""
+        """`model`, trained without positions, with random initial positions put in."""
         other = self.build(config, seed)
         other.load_state_dict({**other.state_dict(), **model.state_dict()})
         return other.to(next(model.parameters()).device)

@@ -2,7 +2,7 @@
 
 import logging
 
-# It recommends torchvision for speed at each start; these recipes never need it.
+# transformers recommends torchvision for speed at each start; these recipes never need torchvision.
 logging.getLogger("transformers.utils.import_utils").addFilter(
     lambda record: "torchvision" not in record.getMessage()
 )

@@ -26,9 +26,9 @@ from recipes.vit.data import Request
 
 RANDAUGMENT_DRAWS, RANDAUGMENT_CHANCE = 2, 0.5
 ERASED_AREA, ERASED_ASPECT, ERASING_TRIES = (0.02, 1 / 3), 0.3, 10
-# Weight decay is for parameters that are multiplied with inputs, not for those that are added:
-# biases and norms (the Trainer and DeiT), and these (DeiT). CAPE's released code decays biases and
-# norms, but not the first two parameters, which are class token and patches without positions.
+# Weight decay is for parameters that are multiplied with inputs, not for added parameters: biases
+# and norms (the Trainer and DeiT), and these (DeiT). CAPE's released code decays biases and norms,
+# but not the first two parameters, which are class token and patches without positions.
 WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.")
 
 Color = int | tuple[int, ...]
@@ -38,12 +38,12 @@ Pixels = Callable[[Image.Image, random.Random], Image.Image]
 @dataclass(eq=False)
 class SizeSampler(Sampler[Request]):
     """Images in random order; all images of an update have the same random size (UniViT, CAPE
-    section 5.1). The paper says "per batch" and leaves open whether it means one GPU; CAPE's code
-    goes through its sizes in a fixed order, with 224 twice and 320 never.
+    section 5.1). The paper writes "per batch" and leaves open whether a batch is of one GPU; CAPE's
+    code goes through its sizes in a fixed order, with 224 twice and 320 never.
 
-    Order and sizes depend only on seed and epoch and are the same in every process. So all images
-    of an update have one size, however many processes and micro-batches share it, and a resumed
-    training goes on with the sizes of a training without interruption.
+    Order and sizes depend only on seed and epoch and are the same in every process. All images of
+    an update therefore have one size, however many processes and micro-batches share it, and a
+    resumed training goes on with the sizes of a training without interruption.
     """
 
     images: int  # number of images
@@ -164,7 +164,7 @@ def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
     """RandAugment (Cubuk et al., 2020), by name: "deit", two draws of the 15 :data:`OPERATIONS`,
     each applied with probability 0.5; a setting in the notation of timm, such as
     "rand-m9-mstd0.5-inc1"; "none" or None. Empty areas get the color `mean`, in 0 to 1. timm is
-    imported only for one of its settings, because it imports torchvision, which does not load
+    imported only for a setting of timm, because timm imports torchvision, which does not load
     beside a CPU-only torch."""
     if name in (None, "none"):
         return None
@@ -197,7 +197,7 @@ def _randaugment(fill: Color, image: Image.Image, rng: random.Random) -> Image.I
 
 def _seeded(transform: Callable, image: Image.Image, rng: random.Random) -> Image.Image:
     """Seeds the global generators, which timm draws from, and restores them, because other code
-    draws from them, too."""
+    also draws from them."""
     states = random.getstate(), np.random.get_state()
     random.seed(rng.getrandbits(64))
     np.random.seed(rng.getrandbits(32))
@@ -219,7 +219,7 @@ class Mix(NamedTuple):
 @dataclass
 class Mixing:
     """Mixup (Zhang et al., 2018) or CutMix (Yun et al., 2019), equally likely for each batch, with
-    one lambda of Beta(mixup, mixup) or Beta(cutmix, cutmix); 0 turns one off."""
+    one lambda of Beta(mixup, mixup) or Beta(cutmix, cutmix); 0 turns Mixup or CutMix off."""
 
     mixup: float
     cutmix: float
@@ -262,14 +262,14 @@ class ImageTrainer(Trainer):
 
     sizes: Sequence[int] = ()
     repeats: int = 1
-    mixing: Mixing | None = None  # draws here, since batches are loaded ahead: resuming draws alike
+    mixing: Mixing | None = None  # draws here, as batches are loaded ahead: resuming draws alike
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SizeSampler:
         args = self.args
         update = self.get_total_train_batch_size(args)
         if self.accelerator.split_batches:  # the batch size counts all processes
             update //= args.world_size
-        # else accelerate fills up the last step with images of the first one, of another size
+        # else accelerate fills up the last step with images of the first step, of another size
         fill = args.world_size > 1 and not args.dataloader_drop_last
         multiple = update // args.gradient_accumulation_steps if fill else 1
         sampler = SizeSampler(
@@ -285,8 +285,8 @@ class ImageTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
     ) -> Tensor | tuple[Tensor, Any]:
-        """Cross-entropy with smoothed targets. Smoothing mixed targets equals mixing smoothed ones
-        (DeiT), since both are linear."""
+        """Cross-entropy with smoothed targets. Smoothing mixed targets equals mixing smoothed
+        targets (DeiT), because both are linear."""
         pixels, targets = inputs["pixel_values"], inputs["labels"]
         if self.mixing is not None and model.training:
             pixels, targets = self.mixing(pixels, targets)

@@ -73,14 +73,14 @@ RECIPES = {
         training=f"{_SMALL_TRAINING} --per_device_train_batch_size 32 --warmup_steps 100 "
         "--per_device_eval_batch_size 100",
         options={"flip": True, "test_sizes": (16, 20, 24, 28, 32, 40, 48, 64)},
-        # initializer_range 1 / sqrt(96): from 0.02 so small and short a training learns much less
+        # initializer_range 1 / sqrt(96): so short a training of a small model learns less with 0.02
         model=_vit(96, heads=4, layers=4, ratio=2, patch=4, image_size=32)
         | {"layer_norm_eps": 1e-6, "initializer_range": 0.1},
         univit_sizes=(16, 24, 32, 40, 48),
     ),
-    # A grid of 16 x 16, as ImageNet has one of 14 x 14. On 8 x 8 patches, as above, 42 % of the
-    # channels turn by more than half a circle from one patch to the next; here 9 % do.
-    # Weights have the deviation 0.02, as in DeiT, except the weights of the patches.
+    # A grid of 16 x 16 patches, close to ImageNet's 14 x 14. 42 % of the channels turn by more than
+    # half a circle from one patch to the next on 8 x 8 patches (as above), and 9 % here. Weights
+    # have the deviation 0.02, as in DeiT, except the weights of the patches.
     "cifar10-fine": Recipe(
         training="--num_train_epochs 10 --learning_rate 2e-3 --lr_scheduler_type cosine "
         "--weight_decay 0.05 --per_device_train_batch_size 32 --warmup_steps 200 "

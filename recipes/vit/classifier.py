@@ -25,7 +25,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 
 
 class Classifier:
-    """A checkpoint, a folder or name on the hub, and the facts that its images need. `size` and
+    """A checkpoint (a folder or a name on the hub), and the facts that its images need. `size` and
     `patch` are sides in pixels, by default 224 and 16; `labels` are the names of its classes."""
 
     def __init__(self, path: str, dtype: torch.dtype = torch.float32) -> None:
@@ -66,7 +66,8 @@ class Classifier:
     @torch.inference_mode()
     def scores(self, images: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
         """Log-probabilities ``[B, classes]`` of `images` ``[B, C, h, w]`` in 0 to 1, float32;
-        `gamma` is a factor on the grid of positions (CAPE Table 6), besides the checkpoint's."""
+        `gamma` is a factor on the grid of positions (CAPE Table 6), besides the checkpoint's
+        factor."""
         device = self.model.device
         height, width = images.shape[2:]
         subject = f"{self.path} on {len(images)} images of {height} x {width}"
@@ -130,7 +131,7 @@ def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
 
 
 def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int], str]:
-    """Number of the model's class for each class of the data, and how it was found.
+    """Number of the model's class for each class of the data, and how the match was found.
 
     Classes match by name; else whole numbers are the numbers of classes (folders 0 to 999 of
     ImageNet-v2); else classes match by order, if there are as many names as classes. If the model
@@ -171,7 +172,7 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 def attempt(run: Callable[[int], Any], batch: int) -> Any:
-    """The result of ``run(batch)``; None if it runs out of memory, which is then freed."""
+    """The result of ``run(batch)``; None if memory runs out; the memory is then freed."""
     try:
         return run(batch)
     except (RuntimeError, MemoryError) as error:

@@ -25,7 +25,7 @@ from transformers import ViTImageProcessor
 from recipes.lab.data import TEST_SPLITS, check_columns, open_dataset, train_and_test
 from recipes.lab.steps import CommandError, progress, reason
 
-# Without an option, the first of these columns that the data have.
+# Default columns: the first of these that the data have.
 COLUMNS = {
     "image_column": ("image", "img", "picture"),
     "label_column": ("label", "labels", "fine_label", "target", "class"),
@@ -35,9 +35,9 @@ HELD_BYTES = 2**28  # CIFAR-10 takes 150 MB
 
 
 class Request(NamedTuple):
-    """An image for an epoch of training: a square of `size` pixels, or the crop in its own size for
-    None. Its augmentation depends only on seed, epoch and `place` in the order of the epoch, so
-    that neither resuming nor the number of workers or processes changes it."""
+    """An image for an epoch of training: a square of `size` pixels, or with None the crop without
+    resizing. The augmentation depends only on seed, epoch and `place` in the order of the epoch, so
+    neither resuming nor the number of workers or processes changes it."""
 
     index: int
     size: int | None
@@ -61,7 +61,7 @@ class Images(Dataset):
         return len(self.items)
 
     def keep(self, number: int) -> None:
-        """Keeps `number` images, evenly spread; all if there are no more."""
+        """Keeps `number` images, evenly spread; all images if there are no more."""
         if number < len(self):
             indices = [n * len(self) // number for n in range(number)]
             if isinstance(self.items, list):
@@ -158,8 +158,8 @@ def given_data(args: argparse.Namespace, channels: int) -> tuple[Images, Images]
 
 
 def labelled(args: argparse.Namespace, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The splits without those whose labels are all -1, as in the tests of competitions on the hub,
-    such as ImageNet; all splits if none has other labels."""
+    """The splits with labels other than -1; all splits if no split has such labels. Tests of
+    competitions on the hub, such as ImageNet, have only labels of -1."""
 
     def has_labels(rows: Any) -> bool:
         column = _usual(args, "label_column", rows)
@@ -216,7 +216,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
     """The image with its grey values scaled to 0 to 255, if it stores more than 8 bits; Pillow's
     conversion would cut them off at 255. White is 65535 for whole numbers, with a warning if all
     values fit into 12 bits; for floats white is 1, or 255 if a value is above 1. Other values are
-    refused, because nothing says what is white. The scale is not guessed for each image: that would
+    refused, because white is not defined. The scale is not guessed for each image: a guess would
     make dark images of the same data bright.
 
     Raises:
@@ -227,7 +227,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
     values = np.asarray(image, np.float64)
     low, high = values.min(), values.max()
     white = 65535 if image.mode[0] == "I" else 1 if high <= 1 else 255
-    if not 0 <= low <= high <= white:  # also where one is no number
+    if not 0 <= low <= high <= white:  # also if low or high is no number
         raise ValueError(
             f"its values are {low:g} to {high:g}; allowed: whole numbers from 0 to 65535, floats "
             "from 0 to 1 or 255"
@@ -264,11 +264,11 @@ def _column(args: argparse.Namespace, option: str, data: Any) -> str:
 
 
 def make_processor(path: str | None, size: int, channels: int) -> ViTImageProcessor:
-    """The processor for images of `size`: it normalises by the numbers of the checkpoint `path`, or
-    by 0.5 and 0.5."""
+    """The processor for images of `size`: it normalises with the numbers of the checkpoint `path`,
+    or with 0.5 and 0.5."""
     pixels = {"height": size, "width": size}
     if path:
-        with contextlib.suppress(OSError):  # a checkpoint without one
+        with contextlib.suppress(OSError):  # a checkpoint without a processor
             return ViTImageProcessor.from_pretrained(path, size=pixels)
     half = [0.5] * channels
     return ViTImageProcessor(size=pixels, image_mean=half, image_std=half)
@@ -286,7 +286,7 @@ class Data(NamedTuple):
 
     def read(self, read: Callable[[int], Any], what: str) -> Iterator[list]:
         """Yields batches of the results of `read` for the indices of the order, with progress. A
-        batch is read while the one before is in use."""
+        batch is read while the batch before it is in use."""
         order, size = self.order, self.batch_size
         chunks = [order[i : i + size] for i in range(0, len(order), size)]
         # threads: decoding releases Python's lock; processes would send every pixel
@@ -321,8 +321,8 @@ def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
 
 def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
     """Images of a whole split: of ``--test-split``, else the only split, else the first split with
-    a usual name and labels. Its labels alone define the classes, because there may be no training.
-    A training split is tested only if it is named, or the only one."""
+    a usual name and labels. The labels of this split alone define the classes, because there may be
+    no training split. A training split is tested only if named, or if it is the only split."""
     data = open_dataset(name, args.dataset_config)
     splits = f"{name} has the splits {', '.join(data)}"
     split = args.test_split

@@ -293,10 +293,10 @@ def _write_bins(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def bin_table(rows: Sequence[Row]) -> list[str]:
-    """Lines of the table of one model on one data set: a row for each bin, with the best strategy
-    (by the mean over the seeds) in bold; then a row for all images, with means over the bins,
-    weighted by their images, of the strategies that were tried in every bin, and of
-    :data:`BEST`."""
+    """Returns lines of the table of one model on one data set. Each bin has a row, with the best
+    strategy (by the mean over the seeds) in bold. The last row, for all images, shows means over
+    the bins, weighted by number of images, of :data:`BEST` and of the strategies that were tried in
+    every bin."""
     cells = tables.pivot(rows, "bin", "strategy", "top1")
     images = {row["bin"]: row["images"] for row in rows}
     sizes = {(row["bin"], row["strategy"]): row["size"] for row in rows}

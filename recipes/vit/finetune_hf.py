@@ -131,7 +131,7 @@ def _add_regularisation(parser: argparse.ArgumentParser) -> None:
 def read_options(
     argv: Sequence[str] | None,
 ) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments, Recipe]:
-    """Options; ``--recipe`` completes those that the command line does not have."""
+    """Options; ``--recipe`` sets options that the command line leaves out."""
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = make_options()
     first = parser.parse_known_args(argv)[0]
@@ -163,8 +163,8 @@ def read_options(
 
 
 def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Fields of the configuration. The image size of a model trained at one size is that size; the
-    image size of a new model trained at many is the middle one: 224 of 128 to 320."""
+    """Fields of the configuration. The image size of a model trained at one size is this size; the
+    image size of a new model trained at many sizes is the middle size: 224 of 128 to 320."""
     pixels = sorted(args.train_sizes or ())
     middle = {"image_size": pixels[len(pixels) // 2]} if pixels else {}
     only_size = middle if len(pixels) == 1 else {}
@@ -190,7 +190,7 @@ def build_model(
     names: Sequence[str],
 ) -> CapeViTForImageClassification:
     """A model from a checkpoint, stock or cape, or from scratch. The learned table of a checkpoint
-    is resized to the image size once, so that it learns at that size."""
+    is resized to the image size once, so that it learns at this size."""
     model_class = CapeViTForImageClassification
     more = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
     if args.drop_path is not None:
@@ -216,10 +216,10 @@ def build_model(
 
 def scale_patches(model: CapeViTForImageClassification) -> None:
     """Draws the weights of the projection of patches anew, with a deviation of 1 / sqrt(inputs), so
-    that its output has the deviation of the pixels. With 0.02, the embeddings of patches of few
-    pixels are so much smaller than sinusoids that a short training hardly sees them. Other weights
-    keep DeiT's 0.02. `cifar10-fine` has patches of 2 pixels because on the 8 x 8 patches of
-    `cifar10` 42 % of the channels turn by more than half a circle from one patch to the next."""
+    that the output has the deviation of the pixels. A deviation of 0.02 makes embeddings of patches
+    of few pixels so much smaller than sinusoids that a short training hardly sees them. Other
+    weights keep DeiT's 0.02. `cifar10-fine` has patches of 2 pixels because 42 % of the channels
+    turn by more than half a circle from one patch to the next on the 8 x 8 patches of `cifar10`."""
     weight = model.base_model.embeddings.patch_embeddings.projection.weight
     torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
 

@@ -1,4 +1,4 @@
-"""Measurements of one model on one data set: ranks of the right classes by size and rule, by the
+"""Measurements of one model on one data set: ranks of the right classes by size and rule, with the
 protocols of CAPE (section 5.1 and Appendix B)."""
 
 import argparse
@@ -153,7 +153,7 @@ def accuracies(ranks: np.ndarray) -> Row:
 
 
 def size_bins(edges: Sequence[int]) -> list[tuple[str, int, float]]:
-    """Label, lowest and highest shorter side of each bin: "101-150"; the last one is "385+"."""
+    """Label, lowest and highest shorter side of each bin: "101-150"; the last bin is "385+"."""
     *closed, (_, low, high) = bins(edges, "--bins")
     return [*closed, (f"{low}+", low, high)]
 

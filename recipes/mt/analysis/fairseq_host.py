@@ -20,7 +20,7 @@ from recipes.lab.steps import CommandError, reason
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 from recipes.mt.corpus import SEPARATOR, Segmented, open_segmentation
 
-# fairseq's masks: of booleans for padding, of numbers for the future
+# fairseq masks padding with booleans, and the future with numbers
 warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask and attn_mask")
 
 
@@ -119,12 +119,13 @@ class FairseqTranslator(Translator):
         return {"src_tokens": self._padded(rows), "src_lengths": lengths}
 
     def _read(self) -> dict[str, Any]:
-        """The checkpoint; its ``cfg`` names the folder of data here, and our architecture."""
+        """Returns the checkpoint with a ``cfg`` that names our architecture and the folder of
+        data."""
         try:
             state = checkpoint_utils.load_checkpoint_to_cpu(str(self.path))
         except ValueError as error:
             raise CommandError(f"--model {error}") from None
-        if not state.get("cfg"):  # of an older fairseq
+        if not state.get("cfg"):  # a checkpoint of an older fairseq
             state["cfg"] = convert_namespace_to_omegaconf(state["args"])
         state["args"] = None
         cfg = state["cfg"]
@@ -144,8 +145,8 @@ def _arch(model: Any) -> str:
 
 
 def use_cape_architecture(model: Any) -> None:
-    """Replaces the architecture of a stock Transformer in its settings by ours with the same
-    outputs, which has no limit of length, and whose positions can be moved."""
+    """Puts our architecture in place of a stock Transformer's in the settings. Outputs stay the
+    same, length has no limit, and positions can be moved."""
     arch = _arch(model)
     if arch.startswith("cape_") or f"cape_{arch}" not in ARCH_MODEL_REGISTRY:
         return
@@ -163,9 +164,9 @@ def use_cape_architecture(model: Any) -> None:
 
 
 def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
-    """The folder with the dictionaries of a checkpoint: the `chosen` one, or the one of its
-    training. If both were moved, the latter is found at the same path relative to a folder
-    above."""
+    """Returns the folder with the dictionaries of a checkpoint: the `chosen` folder, or the folder
+    of the training. If checkpoint and folder were moved together, the folder is found at the same
+    path relative to a folder above."""
     names = [f"dict.{code or '*'}.txt" for code in (task.source_lang, task.target_lang)]
     candidates = [chosen or Path(str(task.data).split(":")[0])]
     if not chosen:

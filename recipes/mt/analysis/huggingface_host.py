@@ -22,8 +22,8 @@ IGNORED = -100  # label of padding
 class HuggingFaceTranslator(Translator):
     """A folder with model and tokenizer: cape_marian, or any encoder-decoder of transformers.
 
-    Stock Marian is loaded as cape_marian with sinusoids, which has the same outputs, so that its
-    length has no limit and its positions can be moved.
+    Stock Marian is loaded as cape_marian with sinusoids: outputs stay the same, length has no
+    limit, and positions can be moved.
     """
 
     def __init__(self, path: Path, running: Running, **_files: Any):
@@ -90,7 +90,8 @@ class HuggingFaceTranslator(Translator):
             **self._batch(sources),
             num_beams=decoding.beam,
             length_penalty=decoding.length_penalty,
-            # as fairseq: the end of sentence after the longest hypothesis, and in its score
+            # as in fairseq, the end of sentence follows the longest hypothesis and counts in the
+            # score
             max_new_tokens=1 + int(decoding.max_len_a * longest + decoding.max_len_b),
             forced_eos_token_id=self.tokenizer.eos_token_id,
             do_sample=False,
@@ -118,7 +119,7 @@ class HuggingFaceTranslator(Translator):
         return {"input_ids": ids, "attention_mask": mask}
 
     def _checked(self, ids: Ids) -> Ids:
-        """Refuses a text longer than the table of positions, which would end in an index error."""
+        """Refuses a text longer than the table of positions; it would end in an index error."""
         free = self.config.model_type in CapeMarianConfig.model_types()
         limit = getattr(self.config, "max_position_embeddings", None)
         if not free and limit and len(ids) > limit:

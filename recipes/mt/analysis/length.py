@@ -1,8 +1,8 @@
 """BLEU (sacrebleu) and exact match by source length (SHAPE figure 7).
 
-Lengths count words of the test text, so that models with different subwords share the bins. With
---stack N ... neighbouring sentences are joined N at a time first, as for the analysis stack (CAPE
-section 5.3): all of the test text for each N, and scores by N.
+Lengths count words of the test text, so models with different subwords share the bins. --stack N
+... first joins N neighbouring sentences at a time, as in the analysis stack (CAPE section 5.3). The
+whole test text is joined for each N, and scores are shown by N.
 """
 
 import argparse

@@ -68,8 +68,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
     """Adds options of the beam search. SHAPE and most recipes have the default beam; fairseq and
-    the recipes of Multi30k have the default penalty. SHAPE's penalty has to be given: its paper and
-    code name none, and OpenNMT-py, which it runs on, has none by default."""
+    the recipes of Multi30k have the default penalty. SHAPE's penalty has to be given: paper and
+    code of SHAPE name none, and their host OpenNMT-py has none by default."""
     group = parser.add_argument_group("beam search")
     add_shared(group, "beam", default=4)
     add_shared(
@@ -169,8 +169,8 @@ def open_translator(path: Path, running: Running, **files: Any) -> Translator:
 def translations(
     model: Translator, decoding: Decoding, folder: Path, sources: Sequence[str], order: str = ""
 ) -> list[str]:
-    """Hypotheses, which are also stored in `folder` for the next run, under a name made from all
-    that they depend on."""
+    """Returns hypotheses, and stores them in `folder` for the next run, under a name made from
+    everything that they depend on."""
     settings = {
         "model": [digest(path) for path in model.files()],
         "text": digest_text(sources),
@@ -221,7 +221,7 @@ def write_report(
     digits: int = 6,
     **more: str,
 ) -> None:
-    """Writes ``COMMAND.csv``, ``COMMAND.png`` and ``COMMAND.md``, and prints the latter."""
+    """Writes ``COMMAND.csv``, ``COMMAND.png`` and ``COMMAND.md``, and prints the last file."""
     csv, png, page = (args.output / f"{args.command}.{end}" for end in ("csv", "png", "md"))
     write_csv(csv, rows, digits)
     write_figure(png, figure)

@@ -1,10 +1,10 @@
 """The share of right tokens that one model scores higher than another (SHAPE figure 4).
 
-Both models see the right tokens before (teacher forcing). For all tokens of the test text but the
-end of sentence, by position in the sentence and by frequency in --train-target (without it, in the
-test text): the share to which the first --model gives a higher log probability than the second.
-With several seeds, the n-th seed of one model is compared with the n-th of the other; the CSV has
-rows of each seed, the table has their mean ± sample standard deviation.
+Both models see the right tokens before (teacher forcing). The share counts tokens to which the
+first --model gives a higher log probability than the second, among all tokens of the test text but
+the end of sentence. Shares are shown by position in the sentence and by frequency in --train-target
+(default: in the test text). The n-th seed of one model is compared with the n-th seed of the other.
+The CSV has rows of each seed; the table shows mean ± sample standard deviation.
 """
 
 import argparse
@@ -60,9 +60,9 @@ def compare(
     position_edges: Sequence[int],
     frequency_edges: Sequence[int],
 ) -> np.ndarray:
-    """``[2, frequency bins, position bins]``: the number of tokens that `better` scores higher than
-    `worse`, and the number of all tokens that have `frequencies`, which the end of sentence lacks.
-    A token that both score alike counts as not higher."""
+    """Returns ``[2, frequency bins, position bins]``: the number of tokens that `better` scores
+    higher than `worse`, and the number of all tokens with `frequencies` (the end of sentence has
+    none). A token with equal scores counts as not higher."""
     tally = np.zeros((2, len(frequency_edges) + 1, len(position_edges) + 1), int)
     for ours, theirs, often in zip(better, worse, frequencies, strict=True):
         column = np.searchsorted(position_edges, np.arange(len(often)))
@@ -129,7 +129,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _tokens(models: Sequence[Translator], texts: Sequence[str]) -> list[list[str]]:
-    """Subwords of the texts without the end of sentence, which must be the same for all models."""
+    """Returns subwords of the texts without the end of sentence. All models must share these
+    subwords."""
     tokens = [[model.subwords(model.target_ids(text)[:-1]) for text in texts] for model in models]
     if any(lines != tokens[0] for lines in tokens):
         raise CommandError(
@@ -142,7 +143,7 @@ def _tokens(models: Sequence[Translator], texts: Sequence[str]) -> list[list[str
 def plot(
     ratio: np.ndarray, counts: np.ndarray, rows: Sequence[str], columns: Sequence[str], title: str
 ) -> Any:
-    """Figure 4: rare tokens at the bottom."""
+    """Draws Figure 4 with rare tokens at the bottom."""
     figure, ((axes,),) = new_figure(2.5 + 0.85 * len(columns), 2 + 0.6 * len(rows))
     reach = max(0.05, np.nanmax(np.abs(ratio - 0.5)))
     texts = [

@@ -1,9 +1,9 @@
 """Similarity of encoder states of the same text at different position offsets (SHAPE figure 2).
 
-Each sentence is encoded with all its positions moved by each of --offsets. The cosine similarity
-of the states of a token at two offsets, averaged over the tokens, is 1 if the model ignores the
-absolute position at which a text begins. It is measured for the sum of the embeddings, and for the
-output of each layer (before a final layer norm).
+Each sentence is encoded with all its positions moved by each of --offsets. The cosine similarity of
+the states of a token at two offsets, averaged over the tokens, is 1 if the model ignores the
+absolute position at which a text begins. The similarity is measured for the sum of the embeddings,
+and for the output of each layer (before a final layer norm).
 """
 
 import argparse
@@ -23,7 +23,7 @@ from recipes.mt.analysis.options import each, open_models, test_pairs, write_rep
 from recipes.mt.analysis.translators import Translator, shifted
 
 # From none to the largest offset of SHAPE's training (table 4), and two between. The paper's figure
-# has other offsets; the text of the paper that was at hand has lost them.
+# has other offsets, which are missing in the text of the paper that was at hand.
 OFFSETS = (0, 100, 250, 500)
 
 
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def plot(offsets: Sequence[int], models: Mapping[str, np.ndarray]) -> Any:
-    """Figure 2: one row of heat maps per model, one for each layer."""
+    """Draws Figure 2: a row of heat maps for each model, a map for each layer."""
     depth = max(map(len, models.values()))
     size = 0.75 + 0.42 * len(offsets)
     width, height = size * depth + 1.2, size * len(models) + 0.6

@@ -1,10 +1,10 @@
 """Loss by target position on stacked sentences (CAPE section 5.3, figure 8).
 
-Consecutive test pairs are joined until the target has --target-tokens subwords by the model that
-needs the fewest, so that all models see the same text and reach that position. The positions after
-it, the last words of a text and its end, are easier, and not every text has them: the CSV marks
-them as tail, table and figure leave them out. Bands are the standard deviation over seeds, or for a
-single seed the standard error over sentences.
+Consecutive test pairs are joined until the target has --target-tokens subwords for the model with
+the fewest subwords, so all models see the same text and reach that position. Later positions hold
+the last words and the end of a text: they are easier, and some texts have none. The CSV marks later
+positions as tail; table and figure leave them out. Bands show the standard deviation over seeds, or
+the standard error over sentences for a single seed.
 """
 
 import argparse
@@ -43,14 +43,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def lower_first(text: str) -> str:
-    """The first letter in lower case; sentencepiece may have put its mark before it."""
+    """Puts the first letter in lower case; a mark of sentencepiece may stand before the letter."""
     first = int(text.startswith("\u2581"))
     return text[:first] + text[first : first + 1].lower() + text[first + 1 :]
 
 
 def stack_sentences(sentences: Sequence[str]) -> str:
-    """Joins sentences to one. Sentences after the first begin in lower case, and a full stop
-    between two becomes a comma; other punctuation stays."""
+    """Joins sentences to one sentence. Later sentences begin in lower case, and a full stop between
+    sentences becomes a comma; other punctuation stays."""
     *parts, last = sentences[0], *map(lower_first, sentences[1:])
     parts = [f"{part[:-1]}," if part.endswith(".") else part for part in parts]
     return " ".join([*parts, last])
@@ -76,10 +76,10 @@ def stack_groups(pairs: Sequence[Pair], count: int) -> list[Pair]:
 
 
 def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int) -> list[Pair]:
-    """Stacked pairs whose targets have at least `minimum` subwords of each model. The text is the
-    same for all models of a plot: it grows until the model with the fewest subwords has enough. The
-    positions after `minimum` are the end of the last sentence, which is easier on average: table
-    and picture leave them out, the CSV marks them."""
+    """Returns stacked pairs whose targets have at least `minimum` subwords of each model. All
+    models of a plot share the text, which grows until the model with the fewest subwords has
+    enough. Positions after `minimum` belong to the end of the last sentence, which is easier on
+    average: table and picture leave these positions out, the CSV marks them."""
     lengths = [model.target_length for model in models]
     stacked = list(stack_pairs(pairs, lambda text: min(count(text) for count in lengths), minimum))
     if not stacked:
@@ -100,7 +100,8 @@ def totals_by_bin(losses: Losses, width: int) -> np.ndarray:
 
 
 def position_rows(losses: Losses, end: int) -> list[Row]:
-    """Mean loss of the sentences that reach a position, and their number; from `end` on: tail."""
+    """Mean loss of the sentences that reach a position, and their number; positions from `end` on
+    are tail."""
     totals = enumerate(totals_by_bin(losses, 1).sum(1).T.tolist())
     return [
         {"position": n, "mean_nll": total / count, "count": int(count), "tail": int(n >= end)}
@@ -132,7 +133,7 @@ def run(args: argparse.Namespace) -> None:
     for name, group in models.items():
         if len({tuple(seed.target_length(text) for _, text in stacked) for seed in group}) > 1:
             raise CommandError(
-                f"--model {name}: its seeds have different subwords, so that positions differ; "
+                f"--model {name}: its seeds have different subwords, so positions differ; "
                 "give each another name"
             )
     names = [args.output / f"stack.{side}" for side in ("source", "target")]
@@ -163,7 +164,7 @@ def spread_of(losses: Mapping[str, Sequence[Losses]]) -> str:
 
 
 def table(losses: Mapping[str, Sequence[Losses]], end: int) -> list[str]:
-    """One row per model, columns of :data:`TABLE_BIN` positions, up to position `end`."""
+    """A row for each model, columns of :data:`TABLE_BIN` positions, up to position `end`."""
     columns = (f"{n}-{min(n + TABLE_BIN, end) - 1}" for n in range(0, end, TABLE_BIN))
     rows = []
     for name, group in losses.items():
@@ -173,7 +174,7 @@ def table(losses: Mapping[str, Sequence[Losses]], end: int) -> list[str]:
 
 
 def plot(losses: Mapping[str, Sequence[Losses]], smooth: int, end: int) -> Any:
-    """Figure 8: one line per model."""
+    """Draws Figure 8: a line for each model."""
     figure, ((axes,),) = new_figure(8, 4.8)
     for name, group in losses.items():
         mean, spread = estimate(group, smooth, end)

@@ -2,10 +2,9 @@
 
 Each test line holds several sentences with the separator <sep> between them (see interpolate), or
 --join makes such lines. A line is translated unchanged, and with its first sentence moved to the
-end; the last sentence of the latter translation is moved back to the front, and both translations
-are scored against the same reference. The drop of BLEU says how much the model has tied words to
-positions. The paper
-translates 10,000 lines of training text, so that no sentence is new to the model.
+end. The last sentence of the second translation is moved back to the front, and both translations
+are scored against the same reference. The drop of BLEU shows how much the model has tied words to
+positions. The paper translates 10,000 lines of training text, so no sentence is new to the model.
 """
 
 import argparse
@@ -48,7 +47,7 @@ def first_to_end(text: str) -> str:
 
 
 def last_to_front(text: str) -> str:
-    """The inverse of :func:`first_to_end`, for a translation, which may lack separators."""
+    """Inverts :func:`first_to_end` for a translation, which may lack separators."""
     *others, last = text.split(f" {SEPARATOR} ")
     return f" {SEPARATOR} ".join([last, *others])
 
@@ -60,8 +59,9 @@ def swap_bleu(
     metric: BLEU,
     readable: Callable[[Sequence[str]], list[str]] = list,
 ) -> dict[str, float]:
-    """BLEU of each order, its drop, and the percentage of hypotheses of the swapped order with as
-    many separators as their source: the BLEU of other hypotheses says little about positions.
+    """Returns BLEU of each order, the drop, and the percentage of hypotheses of the swapped order
+    with as many separators as their source. The BLEU of other hypotheses shows little about
+    positions.
 
     Args:
         translate: Returns hypotheses of sources; its second argument is "original" or "swapped".
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def plot(cells: Cells) -> Any:
-    """Two bars per model."""
+    """Draws two bars for each model."""
     figure, ((axes,),) = new_figure(2.5 + 1.1 * len(cells), 4.2)
     orders = {name: {f"{n} order": row[n] for n in ORDERS} for name, row in cells.items()}
     draw_bars(axes, orders)

@@ -1,7 +1,7 @@
 """One interface over trained translation models of fairseq and of Hugging Face.
 
-A host says how to load a model, how to read its vocabulary and how to run a padded batch. The
-functions that the analyses need are built on these here, for both hosts alike.
+A host defines how to load a model, how to read its vocabulary and how to run a padded batch. This
+module builds the functions of the analyses on these definitions, for both hosts alike.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,8 @@ class Decoding:
 
 
 class Translator:
-    """A trained model, a checkpoint or folder. Its weights are in memory only while they are used.
+    """A trained model from a checkpoint or folder. Its weights are in memory only while they are
+    used.
 
     A host provides (tokens of texts have the end of sentence):
         kind: Host, architecture and position embedding, for reports.
@@ -50,7 +51,7 @@ class Translator:
         source_ids(text), target_ids(text): Tokens.
         subwords(ids), text(ids): Target tokens as strings, and as text.
         load(): The model, with its weights in single precision, on the CPU.
-        position_config(model): Settings of the position embedding; None if it is not one of ours.
+        position_config(model): Settings of the position embedding; None for others.
         score(model, sources, targets): ``[B, T]`` log probabilities (nats) of the target tokens
             after the right tokens before them.
         generate(model, sources, decoding): The best hypothesis for each source, as text.
@@ -64,7 +65,7 @@ class Translator:
         self.path, self.running = path, running
 
     def plain(self, text: str) -> str:
-        """A line of the test text as it is scored, in the form of ``text(ids)``."""
+        """Returns a line of the test text in the form of ``text(ids)``, for scoring."""
         return text
 
     def check_offset(self, offset: int) -> None:
@@ -104,7 +105,7 @@ class Translator:
         self, lengths: Sequence[int], run: Callable[[nn.Module, list[int]], Any], order: str = ""
     ) -> list[Any]:
         """Results for all rows. `run` gets the model and the indices of the rows of a batch, and
-        returns a result for each."""
+        returns a result for each row."""
         result = {}
         title = f"{self.title} {order}".strip()
         with (
@@ -128,8 +129,9 @@ class Translator:
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices in batches of similar length with at most `max_tokens`, padding included, or a single
-    sentence. The longest come first, so that a lack of memory shows at once."""
+    """Returns batches of indices of similar length. A batch has at most `max_tokens`, padding
+    included, or a single sentence. The longest sentences come first, so a lack of memory shows at
+    once."""
     result: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if not result or (len(result[-1]) + 1) * lengths[result[-1][0]] > max_tokens:
@@ -146,12 +148,13 @@ def pad(rows: Sequence[Ids], value: int, device: torch.device) -> Tensor:
 
 @contextmanager
 def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Iterator[None]:
-    """Moves all positions of a model by `offset` tokens, on the source and on the target side. By
-    default the offset is 0, as the SHAPE paper says; its code uses K, one more than the largest
+    """Moves all positions of a model by `offset` tokens, on the source and on the target side. The
+    default offset is 0, as in the SHAPE paper; the released code uses K, one more than the largest
     offset of training. An offset for a learned table is an error.
 
     The hosts pass on a draw in training only, so the offset is set in the position encoder, which
-    all calls use, incremental decoding included. Types that add nothing to the tokens ignore it.
+    all calls use, incremental decoding included. Types that add nothing to the tokens ignore the
+    offset.
     """
     if offset and (config is None or config.encoding.counts):
         what = "a learned table has" if config else "this architecture has"
