@@ -143,11 +143,11 @@ def user_dir_path(args: argparse.Namespace) -> str:
 
 
 def alpha_report(args: argparse.Namespace) -> str:
-    """Token counts, alpha and the flag that sets it, one a line.
+    """Token counts, alpha and the flag that sets alpha, one a line.
 
     Raises:
         FileNotFoundError: if data are missing.
-        ValueError: if data are damaged or if arguments do not fit together.
+        ValueError: if data are damaged or arguments do not fit together.
     """
     counts = _count(args)
     if counts.doubt:
@@ -212,7 +212,7 @@ def option_table(args: argparse.Namespace) -> str:
 
 
 def _defaults(option: Any, domain: str) -> str:
-    """Each type whose default has an effect, with that default; else the value without effect."""
+    """Each type with a default that has an effect, and the default; else the value without one."""
     architecture = DOMAINS[domain].architecture
     values = {
         name: getattr(PositionConfig(name, domain, architecture), option.name)

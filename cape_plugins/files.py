@@ -1,5 +1,5 @@
-"""Writes files whole or not at all, so that no reader sees half a file; checks folders before there
-is anything to write."""
+"""Writes files whole or not at all, so that no reader sees half a file; checks folders before
+anything is written."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
         mode: "w" for text in UTF-8, "wb" for bytes.
 
     Raises:
-        OSError: if the folder cannot be written to or is full. Nothing is left behind, as after
-            any error of the block.
+        OSError: if the folder cannot be written to, or the disk is full. Nothing is left behind, as
+            after any error of the block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The same folder makes the last step a rename and not a copy between file systems.
+    # In the same folder the last step is a rename, not a copy between file systems.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(partial, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -40,8 +40,8 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
 
 @contextlib.contextmanager
 def editing_json(path: Path) -> Iterator[dict[str, Any]]:
-    """The object in a JSON file, to be changed in place. The file is written only if the object
-    changes. Without the file the object is empty.
+    """Yields the object in a JSON file, to be changed in place. The file is written only if the
+    object changes. If there is no file, the object is empty.
 
     Raises:
         ValueError: if the file holds no JSON object.
@@ -68,7 +68,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def missing_folder(folder: Path, named: str) -> Path | None:
-    """The folder if it has to be made, None if it is there. Makes nothing.
+    """Returns the folder if it has to be made, None if the folder exists. Makes nothing.
 
     Args:
         folder: Where files are to be written.

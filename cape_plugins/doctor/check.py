@@ -49,12 +49,12 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
 
     Args:
         name: Name of the comparison.
-        compare: Returns the largest relative difference, which passes up to :data:`LIMIT`, or says
-            in words what is right.
+        compare: Returns the largest relative difference, which passes up to :data:`LIMIT`, or
+            words for what is right.
 
     Returns:
-        The check, failed also if `compare` raises any error: a release of a host that calls its
-        parts in another way can stop them with any.
+        The check. Any error of `compare` fails the check: a release of a host that calls its parts
+        in another way can stop the parts with any error.
     """
     try:
         result = compare()
@@ -72,8 +72,9 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
 
 
 def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | None) -> Check:
-    """The check, skipped if it failed and the stock model fails it, too: a vocabulary of five words
-    stops beam search, and RoPE of the type `dynamic` differs between cached steps and one forward.
+    """The check; a failed check is skipped if the stock model fails it, too. A vocabulary of five
+    words stops beam search, and RoPE of the type `dynamic` differs between cached steps and one
+    forward.
 
     Args:
         row: The check of a model of this package.
@@ -89,7 +90,7 @@ def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | No
 
 
 def relative_difference(expected: Tensor, got: Tensor) -> float:
-    """Largest difference relative to the largest number; infinite where one is no number."""
+    """Largest difference relative to the largest number; infinite if any number is NaN."""
     difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)
     return difference.item() if difference.isfinite() else float("inf")
 
@@ -109,7 +110,7 @@ def wishes(
         The settings, with a source scale of 1 where it would have to be counted.
 
     Raises:
-        ValueError: if a model of this architecture cannot have them.
+        ValueError: if a model of this architecture cannot have the settings.
     """
     if settings is not None:
         wish_list = [settings]

@@ -42,7 +42,7 @@ def new_figure(height: float, title: str) -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int = DPI) -> None:
-    """Writes a PNG file, whole or not at all, of 256 colours, which makes maps several times
+    """Writes a PNG file with 256 colours, whole or not at all. 256 colours make maps several times
     smaller."""
     from PIL import Image  # comes with matplotlib
 
@@ -145,7 +145,7 @@ def similarity_figure(
         unit: Unit of the axes.
         step: Distance of neighbours in this unit.
         start: Position of the first row, in this unit. The zoom begins at 0; distances begin below
-            0, and the zoom shows the ones nearest to 0.
+            0, and the zoom shows the distances nearest to 0.
     """
     row_name, distance_name = "positions", f"distance, {unit}"
     if start:
@@ -183,12 +183,12 @@ def similarity_figure(
 
 
 def similarities_figure(stack: Stack, views: Sequence[View], patch: tuple[int, int] | None) -> Any:
-    """Similarities of each view; `patch` (row, column) of images is compared with all others, by
-    default the one in the middle."""
+    """Similarities of each view. In images `patch` (row, column), by default the patch in the
+    middle, is compared with all others."""
     title = title_of(stack, "similarity")
     if stack.relative:
         rows = {view.state: view.embedding for view in views}
-        start = min(view.places.min() for view in views) - 0.5  # pixels have their middle there
+        start = min(view.places.min() for view in views) - 0.5  # places are middles of pixels
         return similarity_figure(rows, title, distance_label(stack), start=start)
     if stack.domain.grid:
         return _patch_similarities(stack, views, patch, title)

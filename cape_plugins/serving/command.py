@@ -1,4 +1,4 @@
-"""The arguments of ``cape-plugins export``, and the exporter that they ask for."""
+"""The arguments of ``cape-plugins export``, and the exporters that the arguments ask for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUANTIZATIONS = (
 
 SHORTEST = 8  # rows of a table
 
-# Writes the model at `source` into an empty folder, as the arguments say.
+# Writes the model at the first path into an empty folder, as the arguments ask.
 Exporter = Callable[[Path, Path, argparse.Namespace], Exported]
 
 
