@@ -22,7 +22,7 @@ from cape_plugins.pictures.views import (
 
 
 def augmentation_figure(stack: Stack, size: Size, draws: int, generator: torch.Generator) -> Any:
-    """Effect of `draws` augmentations on the positions of an input, step by step (CAPE Figure 1)."""
+    """Effect of `draws` augmentations on the positions of an input, in steps (CAPE Figure 1)."""
     positions = stack.positions(size)
     draw, local_shift = draw_positions(stack.encoder, positions, draws, generator)
     stages = {

@@ -120,7 +120,7 @@ def run_export(args: argparse.Namespace) -> str:
     """Writes the folder and describes its content.
 
     Raises:
-        ValueError: if the source cannot be exported, with the reason and the way that works.
+        ValueError: if the source cannot be exported; names the reason and a way that works.
         FileNotFoundError: if the source is missing.
         ImportError: if the host or the engine is not installed.
     """

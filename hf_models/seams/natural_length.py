@@ -38,8 +38,9 @@ from hf_models.switching.modeling import (
 
 STRIDE = 2  # frames per position of the encoder
 _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
-# From 1, and 0 on padding, to the numbers that transformers would add to scores: 0, and the least
-# number or -inf. They are made once for each stack; sdpa would make them of a mask in each layer.
+# Turns masks, 1 and 0 on padding, into the numbers that transformers would add to scores: 0, and
+# the least number or -inf. Made once for each stack; sdpa would make them from a mask in each
+# layer.
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "eager": lambda valid: (valid - 1) * torch.finfo(valid.dtype).max,
     "sdpa": torch.log,
@@ -60,7 +61,7 @@ class NaturalLengthSettings:
 
     @property
     def at_natural_length(self) -> bool:
-        """`natural_length`; by default true unless the type is the stock model's."""
+        """`natural_length`; by default true, except for the type of the stock model."""
         if self.natural_length is None:
             return self.position_embedding["type"] != self.stock_type("encoder")
         return self.natural_length
@@ -73,10 +74,10 @@ class NaturalLengthSettings:
 
 
 class NaturalLengthEncoder(PositionHost, InitializesPositions):
-    """Mixin over Whisper's encoder, for recordings of any length. It rewrites the only stock
-    forward in this package: Whisper's refuses all but 3000 frames, cuts its table to them and takes
-    no mask. The price is that changes in transformers have to be followed; a test compares the two
-    bit for bit, outputs and three updates."""
+    """Mixin over Whisper's encoder, for recordings of any length. This is the only stock forward
+    that this package rewrites: Whisper's forward refuses all but 3000 frames, cuts its table to
+    3000 frames and takes no mask. Changes in transformers therefore have to be followed; a test
+    compares both forwards bit for bit, in outputs and three updates."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`; the stock sinusoids are not
@@ -152,7 +153,7 @@ class MaskedDecoderLayer:
     """Mixin over a layer of Whisper's decoder: takes a mask of the recording."""
 
     def __call__(self, *args: Any, cross_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """See transformers; not in `forward`, because stock code gives no mask there."""
+        """See transformers; not in `forward`, because stock code passes no mask to it."""
         kwargs["encoder_attention_mask"] = cross_mask
         return super().__call__(*args, **kwargs)
 
@@ -163,7 +164,7 @@ class MaskedDecoder:
     adds = ("encoder_attention_mask",)  # to the stock arguments
 
     def forward(self, encoder_attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """See transformers; the mask is ``[B, T']``, the mixin in front names all inputs."""
+        """See transformers. The mask is ``[B, T']``; the mixin in front names all inputs."""
         if encoder_attention_mask is not None:
             embeds, states = inputs["inputs_embeds"], inputs["encoder_hidden_states"]
             content = inputs["input_ids"] if embeds is None else embeds
@@ -181,9 +182,9 @@ def attention_mask_of(
     Args:
         valid: ``[B, S]`` bool, False on padding.
         config: Configuration of the model.
-        states: ``[B, S, C]``, which are attended to.
+        states: ``[B, S, C]``, states that are attended to.
         training: Whether a step of training runs. transformers checks whether anything is padded,
-            for which each step would wait for a GPU.
+            and each step would wait for the GPU.
         queries: ``[B, T, ...]`` of a decoder; default `states`.
     """
     if training and config._attn_implementation in _SCORES:
