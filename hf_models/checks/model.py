@@ -103,7 +103,7 @@ def _without_padding(padded: Tensor, expected: Tensor, side: str) -> Tensor:
 
 
 def evaluation(model: Any, samples: Samples) -> str:
-    """Checks that a forward in evaluation mode draws nothing, and that a second forward is equal."""
+    """Checks that a forward in evaluation mode draws nothing and that a second forward is equal."""
     settings = (model.config.position_settings(field) for field in model.config.position_fields)
     if any(config.random_evaluation for config in settings):
         raise NotApplicable("its settings ask for random positions in evaluation")

@@ -46,8 +46,8 @@ class PatchEmbeddings(Bound, PositionHost):
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`. If the table is dropped, the rows
-        of special tokens are added to the special tokens, but only from a `trained` table. ``switch``
-        and ``hf_models.convert`` have a trained table, plain ``from_pretrained`` not yet."""
+        of special tokens are added to the special tokens, but only from a `trained` table.
+        ``switch`` and ``hf_models.convert`` have a trained table, ``from_pretrained`` not yet."""
         sizes = getattr(config, "vision_config", config)
         self.patch_size, self.image_size = _pair(sizes.patch_size), _pair(sizes.image_size)
         self.table_size = self.patches(*self.image_size)

@@ -197,8 +197,8 @@ def attention_mask_of(
 def split_mask(
     features: Tensor, attention_mask: Tensor | None, config: Any, training: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Features ``[B, bins, T]`` and their mask ``[B, T]``, 0 on padding, which may be one more bin
-    (:func:`join_mask`); None where padding is not masked.
+    """Splits features ``[B, bins, T]`` from their mask ``[B, T]``, 0 on padding, which may be one
+    more bin (:func:`join_mask`). The mask is None if padding is not masked.
 
     Raises:
         ValueError: if features or mask have another shape.
@@ -225,9 +225,8 @@ def split_mask(
 
 
 def join_mask(features: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Features ``[B, bins, T]`` with their mask ``[B, T]`` as one more bin, for stock code that
-    cuts, picks and repeats features, but not their mask; and the mask, as integers, by default 1.
-    """
+    """Returns features ``[B, bins, T]`` with their mask ``[B, T]`` as one more bin, for stock code
+    that cuts, picks and repeats features but not masks; and the mask as integers, by default 1."""
     mask = features.new_ones(features[:, 0].shape) if mask is None else mask
     return torch.cat((features, mask[:, None].to(features)), dim=1), mask.long()
 
@@ -236,7 +235,7 @@ class RecognisesRecordings(RecognitionModel):
     """Mixin over Whisper's model of encoder and decoder."""
 
     def frames_to_augment(self, features: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Masked by SpecAugment; None with a mask among the features, as in generation."""
+        """Frames masked with SpecAugment; None with a mask among the features, as in generation."""
         frames, mask = split_mask(features, mask, self.config, self.training)
         if frames.shape != features.shape:
             return None
@@ -245,7 +244,7 @@ class RecognisesRecordings(RecognitionModel):
 
 
 class ClassifiesRecordings:
-    """Mixin over Whisper's classifier: padding does not count in its mean over time."""
+    """Mixin over Whisper's classifier: padding does not count in the mean over time."""
 
     adds = ("attention_mask",)  # to the stock arguments
 
