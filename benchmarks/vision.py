@@ -45,7 +45,7 @@ last columns are the embedding layer alone (patches, class token, positions)."""
 
 
 def run(setup: Setup) -> Report:
-    """All three parts."""
+    """Measures all three parts."""
     report = Report("Images", TEXT)
     batch = 2 if setup.quick else BATCH[setup.device.type]
     sizes = (16, 32, 48) if setup.quick else UNIVIT_SIZES

@@ -17,7 +17,7 @@ CHECKPOINT = "checkpoint.pt"
 
 
 def translator(folder: Path, search: Search) -> Step:
-    """fairseq's beam search on the checkpoint, prepared as fairseq-generate does."""
+    """fairseq's beam search on the checkpoint, prepared as in fairseq-generate."""
     torch.set_num_threads(search.threads)
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(folder / CHECKPOINT)], arg_overrides={"data": str(folder)}
@@ -30,13 +30,12 @@ def translator(folder: Path, search: Search) -> Step:
             "src_lengths": torch.tensor([len(row) for row in ids]),
         }
     }
-    # fairseq makes one step more than the length, for </s>
+    # fairseq makes one more step than the length, for </s>
     return beam_search(task, model, sample, search.length - 1, search.beam)
 
 
 def save(folder: Path, sizes: dict[str, int], num_words: int, alpha: str) -> int:
-    """Writes dictionaries and a checkpoint as fairseq-train does; returns the number of
-    parameters."""
+    """Writes dictionaries and a checkpoint, like fairseq-train; returns the number of parameters."""
     dictionary = Dictionary()
     for number in range(num_words):
         dictionary.add_symbol(str(number))

@@ -217,7 +217,7 @@ class RecognitionModel:
                 already.
             decoder_draw: Random numbers of the decoder.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
-                the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
+                the recording, if frames were skipped (:mod:`cape_plugins.speech.batching`).
         """
         if encoder_outputs is None:
             frames = self.frames_to_augment(input_features, attention_mask)

@@ -201,8 +201,8 @@ class TargetStack(TextStack):
 
 
 class TranslationModel:
-    """Mixin over a model with a :class:`SourceStack` and a :class:`TargetStack`. Both share one draw
-    of shift, scale or offset per training forward."""
+    """Mixin over a model with a :class:`SourceStack` and a :class:`TargetStack`, which share one
+    draw of shift, scale or offset per training forward."""
 
     @can_return_tuple
     def forward(

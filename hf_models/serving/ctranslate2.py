@@ -151,7 +151,7 @@ def _load(source: Path) -> PreTrainedModel:
     half precision on some devices only, and the folder must compute the same on all devices.
 
     Raises:
-        ValueError: for another class; names the classes that the engine has, and the way for others.
+        ValueError: for another class; names the classes of the engine, and the way for others.
     """
     config = AutoConfig.from_pretrained(source)
     name = (config.architectures or ["model without architecture"])[0]

@@ -230,7 +230,7 @@ def tokens_graph(model: Any) -> Graph:
 
 
 class _Encoder(nn.Module):
-    """Keys and values of the decoder's attention to the source, which stay the same at each step."""
+    """Keys and values of the decoder's attention to the source, which are the same at each step."""
 
     def __init__(self, model: Any, inputs: Sequence[str]) -> None:
         super().__init__()

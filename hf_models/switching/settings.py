@@ -1,5 +1,4 @@
-"""Settings of a position embedding in a configuration: changed as a whole, and in the right place.
-"""
+"""Settings of a position embedding in a configuration: changed as a whole, and in the right place."""
 
 from __future__ import annotations
 
