@@ -75,8 +75,8 @@ def missing_folder(folder: Path, named: str) -> Path | None:
         named: The option that asks for the folder, such as "--output results/plot.png", for errors.
 
     Raises:
-        ValueError: if folders would have to be made at the root of the file system, where a typing
-            error is likelier, or in a file or a folder that cannot be written to.
+        ValueError: if folders would have to be made in a file, in a folder that cannot be written
+            to, or at the root of the file system, where a typing error is likelier.
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if folder.is_absolute() and folder != existing == Path(folder.anchor):

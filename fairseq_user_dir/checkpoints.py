@@ -128,7 +128,7 @@ def _checked(stock: Any) -> Any:
 
 
 def _own_defaults(stored: Mapping[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Lets another type begin with the type's defaults, not with the stored options of the first."""
+    """Lets another type begin with that type's defaults, not with stored options of the first."""
     if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
         return overrides
     decoder_has_type = "type" in (stored.get(DECODER_FIELD) or {})
@@ -200,7 +200,7 @@ def _same_ratio(old: str, new: str) -> bool:
 
 
 def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bool) -> None:
-    """Stops a resumed training whose position settings differ from the checkpoint."""
+    """Stops a resumed training with position settings that differ from the checkpoint."""
     stored_arguments, model = fairseq_arguments(state), trainer._model
     current = position_config(model)
     if current is None and TYPE_ARG not in stored_arguments:

@@ -115,7 +115,7 @@ def _raw_positions(tokens: Tensor, padding_idx: int, incremental_state: Any | No
 def process_generator(device: torch.device) -> torch.Generator:
     """A generator that continues fairseq's random stream, but differs between ranks. fairseq seeds
     each update with seed + update, on every rank alike. So a resumed training repeats its draws
-    exactly, and runs with the seeds s and s + 1 share draws, one update apart. Independent runs
-    need seeds that are far apart."""
+    exactly, and runs with the seeds s and s + 1 share draws, shifted by one update. Independent
+    runs need seeds that are far apart."""
     rank = distributed_utils.get_data_parallel_rank() if distributed.is_initialized() else 0
     return rank_generator(device, rank)

@@ -30,7 +30,7 @@ from hf_models.switching.settings import FIELD
 
 LARGE = 200  # million parameters; of larger models only the first layers are checked
 LAYERS = 2
-_STAGES = ("stage_names", "out_features", "out_indices")  # of a backbone, named after its layers
+_STAGES = ("stage_names", "out_features", "out_indices")  # fields that name layers of a backbone
 _NOTE = 160  # characters of a warning
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
 Rows = Iterator[tuple[str, Check]]

@@ -177,7 +177,7 @@ ALWAYS_DRAWS = minor_release(transformers.__version__) < (5, 23)
 
 
 def drops_layer(encoder: Any) -> bool:
-    """Whether an encoder leaves out the next layer; consumes the same random numbers as stock code."""
+    """Whether an encoder leaves out the next layer; draws the same random numbers as stock code."""
     if not encoder.training or not (encoder.layerdrop or ALWAYS_DRAWS):
         return False
     return bool(torch.rand([]) < encoder.layerdrop)

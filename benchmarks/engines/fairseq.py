@@ -35,7 +35,7 @@ def translator(folder: Path, search: Search) -> Step:
 
 
 def save(folder: Path, sizes: dict[str, int], num_words: int, alpha: str) -> int:
-    """Writes dictionaries and a checkpoint, like fairseq-train; returns the number of parameters."""
+    """Writes dictionaries and a checkpoint, as fairseq-train. Returns the number of parameters."""
     dictionary = Dictionary()
     for number in range(num_words):
         dictionary.add_symbol(str(number))

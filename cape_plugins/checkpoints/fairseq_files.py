@@ -28,7 +28,7 @@ from cape_plugins.settings.config import PositionConfig, option_fields
 DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
 
-# Settings whose text fairseq 0.12 hands to Python's eval(): numbers only (True and False too) ...
+# Settings that fairseq 0.12 hands as text to Python's eval(): numbers only (also True, False) ...
 _NUMBERS_IN_TEXT = (
     "adaptive_input_cutoff",
     "adaptive_softmax_cutoff",
@@ -142,7 +142,7 @@ def fairseq_arguments(state: Mapping[str, Any], section: str = "model") -> dict[
 def fairseq_config(
     arguments: Mapping[str, Any], names: Iterable[str], side: str | None = None
 ) -> PositionConfig:
-    """Position settings of a fairseq model, also of a stock one.
+    """Position settings of a fairseq model, stock models included.
 
     Args:
         arguments: Arguments of the model; an option that is None has the default of the type.

@@ -1,4 +1,4 @@
-"""Families of models as rows of data: where each keeps its settings, and where its positions are.
+"""Families of models as rows of data: the place of the settings, and the positions, of each family.
 
 Reading what a checkpoint stores by a row needs no host: the config.json of transformers, or the
 arguments of fairseq. :func:`add_family_row` adds a row for models outside this package.
@@ -16,7 +16,7 @@ from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 Settings = Mapping[str, Any]
 Number = float | Callable[[Settings], float]  # a constant, or a function of the stored settings
 
-OWN_PREFIX = "cape_"  # makes the model type of this package out of the stock one
+OWN_PREFIX = "cape_"  # turns the stock model type into the model type of this package
 FIELD = "position_embedding"
 # Settings of the decoder of fairseq's speech models, and prefix of its flags.
 DECODER_FIELD = "position_decoder"
@@ -67,7 +67,7 @@ class Family:
         model_type: Type of the stock model.
         sides: The position embedding of "encoder" and "decoder", the main one first.
         stock: Type of position embedding of the stock model, or a function of settings and side;
-            None where there is no stock model.
+            None if there is no stock model.
         parts: First parts of parameter names that tell this family from others (fairseq).
     """
 
@@ -100,7 +100,7 @@ def setting_of(name: str, settings: Any) -> Any:
     Args:
         name: Attribute of a configuration, or key of a stored configuration; a dot leads into a
             part of the configuration.
-        settings: The configuration, or the stored one.
+        settings: The configuration, or the stored configuration.
 
     Raises:
         AttributeError, KeyError: if there is no such setting.

@@ -12,9 +12,9 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
   stays unaugmented (docs/choosing.md, Probability).
 * N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. Else `cape` with
   the paper's shift of 0.5: images span [-1, 1] at any size, so no shift covers a larger image.
-  The scale of `cape` is 1 where training mixes sizes, as UniViT does (CAPE section 5.1).
+  The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
 * N > T, rotary models: `cape` with the scale N / T, so that training sees the distances of N. The
-  shift is 0, because a shift does nothing where only distances count.
+  shift is 0, because a shift does nothing if only distances count.
 * Global scale: the paper's scale for the domain. Local shift: 0.5 steps, the largest that keeps the
   order (CAPE section 5.2 and Appendix D.1).
 * Source scale: alpha, target tokens / source tokens (CAPE section 5.3). The length of a pair is

@@ -131,7 +131,7 @@ def count_text_files(
     Args:
         source_path: Source text in UTF-8 after subword segmentation; ``.gz`` is decompressed.
         target_path: Target text, with the same number of lines.
-        eos: Count one end-of-sentence token a line, as fairseq does.
+        eos: Count one end-of-sentence token a line, as in fairseq.
 
     Raises:
         FileNotFoundError: if a file is missing.
@@ -266,7 +266,7 @@ def _find_stems(folder: Path, source_lang: str, target_lang: str, split: str) ->
 
 
 def _data_file(prefix: str) -> Path | None:
-    """The file that tells the sentence lengths: an index, or the text itself (raw data)."""
+    """The file with the sentence lengths: an index, or the text itself (raw data)."""
     for path in (Path(f"{prefix}.idx"), Path(prefix)):
         if path.is_file():
             return path

@@ -1,5 +1,5 @@
 """The command ``cape-plugins demo``: trains small models with each type of position embedding on
-short inputs, and shows their errors on longer ones."""
+short inputs, and shows the errors of the models on longer inputs."""
 
 from __future__ import annotations
 

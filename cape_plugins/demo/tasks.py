@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     Attributes:
         symbols: ``[B, T]`` int64; T counts the patches of an image.
         labels: ``[B, T]`` int64.
-        scored: ``[T]`` bool, False where the offset leads out of the input.
+        scored: ``[T]`` bool, False if the offset leads out of the input.
     """
 
     symbols: Tensor

@@ -41,7 +41,7 @@ class Mismatch(Exception):
 
 
 class NotApplicable(Exception):
-    """Raised where a model has nothing to compare; the text says why."""
+    """Raised if a model has nothing to compare; the text gives the reason."""
 
 
 def check(name: str, compare: Callable[[], float | str]) -> Check:
@@ -102,12 +102,12 @@ def wishes(
 
     Args:
         settings: ``{"type": ..., option: value}``; None for the default type, and a type with
-            relative attention where the architecture has one.
+            relative attention if the architecture has one.
         domain: Domain of the model.
         architecture: Architecture of the model.
 
     Returns:
-        The settings, with a source scale of 1 where it would have to be counted.
+        The settings; a source scale that would have to be counted is 1.
 
     Raises:
         ValueError: if a model of this architecture cannot have the settings.

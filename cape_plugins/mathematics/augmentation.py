@@ -24,7 +24,7 @@ class Draw(NamedTuple):
         offset: ``[B, 1, D]`` float32 holding integers, a shift in grid steps; None for no offset.
         batch_size: B, needed for local shifts if the samples share their coordinates.
         order: ``[B, L]`` float32, random positions from 0 to L: a sample with n positions takes the
-            first n, sorted; None where positions are counted.
+            first n, sorted; None if positions are counted.
         count: ``[B]``, least number of entries of `order` that source and target take, so that a
             number has the same position on both sides; None if each side counts its own positions.
         chance: ``[B, 1, 1]`` float32, from U(0, 1) in augmented samples and 1 in the others. In the
@@ -205,7 +205,7 @@ def draw_local(
         coords: ``[B or 1, T, D]``.
         step: Grid step, see :class:`~cape_plugins.Positions`.
         max_local_shift: Half-width in grid steps.
-        batch_size: B, where `coords` is shared by the batch.
+        batch_size: B, if the batch shares `coords`.
         generator: Source of randomness; default the global one.
         augmented: ``[B, 1 or T, 1]`` bool, :attr:`Draw.augmented`; False marks positions that are
             not shifted. None to shift all.
@@ -268,7 +268,7 @@ def augment(
     parts = {"shift": shift, "scale": scale, "offset": offset, "local_shift": local_shift}
     for name, part in parts.items():
         _check_shape(name, part, coords)
-    # In this order and rounding, so that a seed gives the positions it has always given:
+    # In this order and rounding, so that a seed always gives the same positions:
     # torch.lerp or addcmul would save operations and round differently.
     for term in (shift, None if offset is None else times(offset, step), local_shift):
         if term is not None:

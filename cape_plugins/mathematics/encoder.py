@@ -38,7 +38,7 @@ class PositionEncoder(nn.Module):
 
     Args:
         config: Complete settings.
-        encoding: Module built by the row of the encoding; None where nothing is added.
+        encoding: Module built by the row of the encoding; None if nothing is added.
         side: "source" or "target"; alpha scales positions of the source only.
         start: Coordinate of position 0, in the unit of this encoder.
         unit: Distance that this encoder counts as 1, in the unit of the domain: hosts count frames,
@@ -71,7 +71,7 @@ class PositionEncoder(nn.Module):
 
     @property
     def max_local_shift(self) -> float:
-        """Half-width of local shifts in grid steps; 0 where nothing is random."""
+        """Half-width of local shifts in grid steps; 0 if nothing is random."""
         return self.config.max_local_shift if self.config.random else 0.0
 
     def draw(
@@ -81,8 +81,8 @@ class PositionEncoder(nn.Module):
         generator: Generators = None,
         partner: Draw | None = None,
     ) -> Draw | None:
-        """The random numbers of one training forward; None in evaluation, and where nothing is
-        random (:attr:`draws`).
+        """The random numbers of one training forward; None in evaluation, and if nothing is random
+        (:attr:`draws`).
 
         Args:
             batch_size: B.
@@ -188,7 +188,7 @@ class PositionEncoder(nn.Module):
         """Coordinates of the raw rows, ``[B or 1, T, D]``, in the unit of this encoder, ``start +
         alpha * gamma * position / unit``, and the :meth:`step` of the rows."""
         step = self.step(positions)
-        if positions.in_steps:  # one factor: frames at the hop of the host are whole numbers
+        if positions.in_steps:  # one factor, so frames at the hop of the host are whole numbers
             rows = times(positions.rows, self.alpha * step)
         else:
             rows = self._in_units(positions.rows, self.alpha * self.config.gamma)

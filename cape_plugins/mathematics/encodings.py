@@ -246,7 +246,7 @@ def _in_graph_capture(tensor: Tensor) -> bool:
 def warn_of_coarse_grid(
     sinusoid: Sinusoid, size: Sequence[int], paper_size: Sequence[int], gamma: float
 ) -> None:
-    """Warns if more channels alias on a grid of this size than on the grid of the papers, where
+    """Warns if more channels alias on a grid of this size than on the grid of the papers, on which
     12 to 16 % of the channels alias already.
 
     Args:

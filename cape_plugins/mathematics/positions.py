@@ -192,7 +192,7 @@ def timed_frame_positions(
     Args:
         times: ``[B, T]``, the centre of each frame in seconds, less the `start` of the encoder.
         num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
-        seconds_per_frame: Step of a sample that has one frame only, a number or ``[B]``.
+        seconds_per_frame: Step of a sample with a single frame, a number or ``[B]``.
 
     Raises:
         ValueError: if a shape is wrong. The values of `times` are not checked, because reading

@@ -233,7 +233,7 @@ def _grid_scores(
     query_offset: int | Tensor,
     patches: Sequence[int],
 ) -> Tensor:
-    """``q . (a^K[di] + a^K[dj])``, ``[B, H, T, S]``; 0 where query or key is no patch."""
+    """``q . (a^K[di] + a^K[dj])``, ``[B, H, T, S]``; 0 if query or key is no patch."""
     indices, is_patch = _axis_indices(query.shape[2], num_keys, query_offset, patches, query.device)
     query = query * is_patch
     scores = None

@@ -24,7 +24,7 @@ from cape_plugins.settings.config import ARCHITECTURES, PositionConfig
 from cape_plugins.settings.domains import DOMAINS, each_domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 
-MAX_POSITIONS = 3000  # in one input; the length of the thesis's similarity maps
+MAX_POSITIONS = 3000  # positions of one input, as in the similarity maps of the thesis
 MAX_CHANNELS = 12
 HEADS = 8  # heads in pictures of settings alone
 

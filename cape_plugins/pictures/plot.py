@@ -54,7 +54,7 @@ def save(figure: Any, path: Path, dpi: int = DPI) -> None:
 
 
 def title_of(stack: Stack, what: str) -> str:
-    """Title of a figure: its subject, type, domain, and the settings that have an effect."""
+    """Title of a figure: subject, type, domain, and the settings that have an effect."""
     config = stack.config
     settings = [
         f"{option.name} {value:g}" if isinstance(value, float) else f"{option.name} {value}"
@@ -203,8 +203,8 @@ def similarities_figure(stack: Stack, views: Sequence[View], patch: tuple[int, i
 def _patch_similarities(
     stack: Stack, views: Sequence[View], patch: tuple[int, int] | None, title: str
 ) -> Any:
-    """All pairs, patches counted row by row; one patch with all others, and with patches of its row
-    and column."""
+    """All pairs, with patches counted row by row. One patch with all others, and with the patches
+    of the same row and column."""
     figure, steps = new_figure(0.8 + 5.6 * len(views), title), stack.domain.steps
     axes = iter(figure.subplots(2 * len(views), 3, squeeze=False))
     for view in views:

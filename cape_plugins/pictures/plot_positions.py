@@ -116,7 +116,7 @@ def coverage_figure(
     draws: int,
     generator: torch.Generator,
 ) -> tuple[Any, list[dict[str, str]]]:
-    """Distribution of the positions drawn in training, and where positions of other inputs lie.
+    """Distribution of the positions drawn in training, and ranges of positions of other inputs.
 
     Args:
         stack: Position embedding.

@@ -151,7 +151,7 @@ def _exporter(args: argparse.Namespace) -> Exporter:
 
 
 def _host(source: Path) -> str:
-    """The host whose checkpoint stands at `source`."""
+    """The host that wrote the checkpoint at `source`."""
     try:
         exists = source.exists()
     except OSError as error:  # a name that is too long, a folder without permission

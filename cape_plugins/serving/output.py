@@ -35,7 +35,7 @@ class Exported:
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of files, quota
 # The number of an error of the operating system, as Python and Rust print it.
 _NUMBER = re.compile(r"(?:\[Errno |os error )(\d+)")
-_OF_TORCH = "enforce fail at inline_container"  # torch's writer of files tells no number
+_OF_TORCH = "enforce fail at inline_container"  # torch's writer of files gives no number
 
 
 @contextmanager

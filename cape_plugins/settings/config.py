@@ -97,7 +97,7 @@ class PositionConfig(OptionFields):
         if self.architecture == "seq2seq":
             value = row.seq2seq.get(option.name, value)
         if option.name == "mean_normalize" and self.architecture != "encoder":
-            return False  # impossible where positions are causal
+            return False  # impossible for causal positions
         return default_of(self.domain, option.name) if value is DOMAIN_DEFAULT else value
 
     def _check_applicable(self) -> None:

@@ -25,7 +25,7 @@ Source = str | os.PathLike | bytes
 
 _RATES = (100, 1_000_000)  # Hz; others cannot be resampled in the memory of a computer
 _ROUNDING = 0.01  # seconds by which transcripts round the end of a recording
-# Formats whose lengths are checked; HTK by libsndfile.
+# Formats with lengths that are checked; libsndfile checks HTK.
 _CHECKED = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "SVX", "VOC", "HTK")
 _CHECKED += ("FLAC", "OGG", "MP3")
 _BLOCK = 2**20  # samples of all channels that are decoded at a time

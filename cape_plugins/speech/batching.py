@@ -49,8 +49,8 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
     DataLoader then asks the data set for ``Hop(index, seconds)``.
 
     Durations are perturbed, sorted and cut into batches anew in each epoch; a batch of mean
-    duration m gives a recording of duration d the hop ``target_hop * d / m``. A batch is cut where
-    the hop would leave the allowed range. The order depends on seed and epoch alone, so hosts may
+    duration m gives a recording of duration d the hop ``target_hop * d / m``. A batch is cut before
+    a hop leaves the allowed range. The order depends on seed and epoch alone, so hosts may
     skip what was done before an interruption and deal the batches out to processes.
 
     Args:

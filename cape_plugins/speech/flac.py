@@ -14,8 +14,8 @@ from typing import BinaryIO, NamedTuple
 _MARK = re.compile(rb"fLaC[\0\x80]\0\0\x22")  # with the header of the first block of 34 bytes
 HEAD_BYTES = 42  # mark and first block
 _FRAME = re.compile(rb"\xff[\xf8\xf9][\x10-\xfe][\0-\xaf]", re.DOTALL)
-_PROBES = 8  # evenly spaced places where frames are read: scanning whole files would take too long
-_PROBE_BYTES = 2**15  # of frames with the usual 4096 samples of 16 bits, 8 to 16 KiB, one is whole
+_PROBES = 8  # evenly spaced places to read frames: scanning whole files would take too long
+_PROBE_BYTES = 2**15  # holds a whole frame: usual frames of 4096 samples have 8 to 16 KiB
 _LAST_BYTES = 2**17  # larger than a frame
 _TAG_BYTES = 128  # a tag ID3v1 behind the frames
 

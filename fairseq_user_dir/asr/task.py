@@ -215,7 +215,7 @@ class CapeAsrTask(LegacyFairseqTask):
     def get_interactive_tokens_and_lengths(
         self, lines: Sequence[str], encode_fn: Any
     ) -> tuple[list[Utterance], list[float]]:
-        """Recordings at the paths that fairseq-interactive reads, and their seconds; see fairseq."""
+        """See fairseq. Recordings at the paths that fairseq-interactive reads, and the seconds."""
         recordings = named_recordings(lines)
         return recordings, [recording.seconds for recording in recordings]
 

@@ -3,7 +3,7 @@
 * ``--replace-unk`` takes its default for the name of a file and, given an empty name, stops at the
   first unknown word, because nobody asks the generator for an alignment. In ``fairseq-interactive``
   the option would copy ``<unk>``, because it looks for the word among known words.
-* Resumed trainings differ from uninterrupted ones; see :mod:`fairseq_user_dir.host.resuming`.
+* Resumed trainings differ from uninterrupted trainings; see :mod:`fairseq_user_dir.host.resuming`.
 * With numpy 2, language models cannot be used through the hub, nor trained on ``--sample-break-mode
   eos``: fairseq asks numpy for ``numpy.compat.long``, the ``int`` of Python 3.
 * ``--num-batch-buckets`` asks numpy for a keyword of old versions.

@@ -33,7 +33,7 @@ _CONTAINERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("typing", ("Any",)),
     ("collections", ("defaultdict",)),
     ("builtins", ("dict", "list", "int")),
-    # ... and its marks in place of the tensors, which are sent separately
+    # ... and the marks in the place of tensors; tensors are sent separately
     ("fairseq.distributed.utils", ("_TensorPlaceholder",)),
 )
 

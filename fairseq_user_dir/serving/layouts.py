@@ -1,5 +1,5 @@
-"""Folders of Hugging Face for translation models of fairseq, if a stock class has the same layers.
-They are written as plain weights and JSON, without importing transformers."""
+"""Writes Hugging Face folders for translation models of fairseq, if a stock class has the same
+layers. The folders hold plain weights and JSON; transformers is not imported."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str
     cfg["task"] = _changed(cfg["task"], {"data": "."})
     cfg["model"] = _stock_arguments(trained, plain, limits)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
-    # stock tasks do not know our dictionary marks, which are therefore left out
+    # without the dictionary marks of this package, which stock tasks do not know
     return {
         "args": None,
         "cfg": cfg,

@@ -186,7 +186,7 @@ def _wish_checks(
 
 
 def _switch_if_possible(cape_model: Any, wish: Mapping[str, Any], optional: bool) -> str:
-    """Switches the model; an `optional` type may fail, as not all families have relative attention."""
+    """Switches the model; an `optional` type may fail: not all families have relative attention."""
     try:
         return _switch(cape_model, {FIELD: wish})
     except ValueError as refusal:

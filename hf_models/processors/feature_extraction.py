@@ -218,7 +218,7 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
     def _to_the_longest(
         self, waves: list[np.ndarray], multiple: int, **kwargs: Any
     ) -> BatchFeature:
-        """Stock features of recordings with silence after them, without the frames of the silence."""
+        """Stock features of recordings with silence at the end, without frames of the silence."""
         longest = math.ceil(max(map(len, waves)) / multiple) * multiple
         frames = math.ceil(longest / self.hop_length)
         batch = super().__call__(

@@ -1,4 +1,4 @@
-"""The recognition pipeline of transformers, for model types that stock code does not know by name."""
+"""The recognition pipeline of transformers, for model types that stock code does not know."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def without_hint(output: BaseModelOutput, mask: Tensor | None) -> CapeEncoderOut
     hidden_states = output.hidden_states
     if hidden_states is not None:  # None if a caller has selected other outputs
         hidden_states = tuple(None if state is None else state[:, 1:] for state in hidden_states)
-    # one operation, with a gradient of one operation, too
+    # one operation, also in the gradient
     leading, states = output.last_hidden_state.split((1, output.last_hidden_state.shape[1] - 1), 1)
     return CapeEncoderOutput(
         last_hidden_state=states,

@@ -116,7 +116,8 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
         """Encodes frames; not augmented without a `draw`, even in training mode.
 
         Args:
-            input_features: ``[B, bins, T]``, padded on the right; or with the mask as one more bin.
+            input_features: ``[B, bins, T]``, padded on the right, perhaps with the mask as one more
+                bin.
             attention_mask: ``[B, T]``, 0 on padding; without effect unless at natural length.
             hop_nanoseconds: See :meth:`hf_models.seams.speech.SpeechEncoder.forward`, also for the
                 other arguments.

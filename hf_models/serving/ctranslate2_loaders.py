@@ -176,7 +176,7 @@ def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
 
 def _named(tokenizer: Any, vocabulary: dict[str, int], embedding: Any) -> list[str]:
     """Different names of all rows of a table of words. Some models have more rows than their
-    tokenizer has words, and some tokenizers more words than they tell (M2M100: codes of languages).
+    tokenizer has words, and some tokenizers hide words (M2M100: codes of languages).
     """
     names = {number: name for name, number in vocabulary.items()}
     tokens: dict[str, int] = {}

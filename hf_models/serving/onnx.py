@@ -123,7 +123,7 @@ def graphs(model: Any) -> list[Graph]:
 
 
 def write(graph: Graph, path: Path, opset: int) -> None:
-    """Writes a graph; large weights go to a second file, whose name ends with ``.data``.
+    """Writes a graph; large weights go to a second file with ``.data`` at the end of the name.
 
     Raises:
         ValueError: if torch cannot export the graph; gives torch's reason.

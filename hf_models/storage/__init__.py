@@ -1,1 +1,1 @@
-"""Folders of models: loading, copies of the code in the folders, and turning back to stock models."""
+"""Folders of models: loading, copies of the code in the folders, and return to stock models."""

@@ -85,7 +85,7 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
 
 
 def _map_processors(folder: Path) -> None:
-    """Names the code of this package's feature extractor and tokenizer in the files that use them."""
+    """Names the code of this package's feature extractor and tokenizer in files that use them."""
     extractors = (hf_models.CapeSpeechFeatureExtractor, hf_models.CapeWhisperFeatureExtractor)
     for name in ("processor_config.json", "preprocessor_config.json"):
         with editing_json(folder / name) as saved:

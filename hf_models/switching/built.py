@@ -293,7 +293,7 @@ def without_head(name: str, config: Any) -> str:
 
 
 def _refuse_hooks(model: nn.Module) -> None:
-    """Raises for a module with a replaced forward, which would hide the forward of the new class."""
+    """Raises for a module with a replaced forward, which would hide the forward of a new class."""
     for name, module in model.named_modules():
         if "forward" in vars(module):
             raise ValueError(

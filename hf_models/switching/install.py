@@ -70,7 +70,7 @@ class PositionHost:
     """Mixin over a stock module that encodes positions, or calls a module that does."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
-        """Puts position encoders into the place of stock ones.
+        """Replaces stock positions by position encoders.
 
         Args:
             config: Configuration of the model, with its position embeddings.
@@ -81,7 +81,7 @@ class PositionHost:
 
 
 class SwitchedModel:
-    """Base of the models of this package; tells them from stacks and stock models."""
+    """Base class of the models of this package; stacks and stock models lack this base."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class InitializesPositions:
 
 
 class PositionModelMixin(InitializesPositions, SwitchedModel):
-    """Mixin over a stock model: switches positions when the model is built; saves and loads them."""
+    """Mixin over a stock model: switches positions when the model is built, saves and loads it."""
 
     # The stock forwards of these families take any keyword but ignore the number of items in a
     # batch; the Trainer would multiply their loss by the number of processes and of accumulation

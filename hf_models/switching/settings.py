@@ -1,4 +1,4 @@
-"""Settings of a position embedding in a configuration: changed as a whole, and in the right place."""
+"""Settings of a position embedding in a configuration: changed as a whole, in the right place."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def require_own_config(config: Any, model: str) -> None:
             raise ValueError(
                 f"source_scale={settings.source_scale!r} of {field} {settings.type!r} cannot be "
                 "counted by a model; allowed: a number > 0 or TARGET/SOURCE. Count the tokens of "
-                "the training data "
-                "(`cape-plugins alpha --text SOURCE TARGET --tokenizer MODEL` does so) and give "
+                "the training data with "
+                "`cape-plugins alpha --text SOURCE TARGET --tokenizer MODEL`, and give "
                 f'{field}={{"type": {settings.type!r}, "source_scale": ...}}, or 1.'
             )
 
