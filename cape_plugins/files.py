@@ -17,7 +17,7 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
     """Opens a temporary file that takes the name ``path`` when the block ends without an error.
 
     Args:
-        path: File to be made or replaced; its folder is made if there is none.
+        path: File to be made or replaced; a missing folder is made.
         mode: "w" for text in UTF-8, "wb" for bytes.
 
     Raises:
@@ -62,7 +62,7 @@ def editing_json(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes an object as transformers does: indented, keys in order."""
+    """Writes an object as in transformers: indented, with sorted keys."""
     with writing(path) as file:
         file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
@@ -71,7 +71,7 @@ def missing_folder(folder: Path, named: str) -> Path | None:
     """Returns the folder if it has to be made, None if the folder exists. Makes nothing.
 
     Args:
-        folder: Where files are to be written.
+        folder: Folder for files.
         named: The option that asks for the folder, such as "--output results/plot.png", for errors.
 
     Raises:

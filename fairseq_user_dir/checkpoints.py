@@ -360,7 +360,7 @@ def _check_marks(task: FairseqTask, state: Mapping[str, Any] | None, where: str)
         if side in marks and marks[side][0] == size and marks[side][1] != digest:
             raise SettingsError(
                 f"{where} was trained with other units, or in another order, than those of this "
-                f"{side} dictionary, which has as many ({size}): its embeddings would belong to "
+                f"{side} dictionary, which has as many ({size}): the embeddings would belong to "
                 f"other words. Give the data folder with the dictionary of training{_not(task)}."
             )
 

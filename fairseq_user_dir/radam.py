@@ -1,10 +1,10 @@
 """The optimizer ``radam`` of the translation recipes that the CAPE paper follows (appendix D.1).
 
 The optimizer is torch's rectified Adam after Liu et al. (ICLR 2020, algorithm 2), with weight decay
-apart from the gradient, as in fairseq's ``adam``. It takes momentum steps in the first five
-updates, as in Liu et al.; the optimizer of Transformer-Clinic takes no steps in these updates, in
-which the rate is below 1e-6. The flags have the names of the flags of ``adam``, as in the recipes
-of Transformer-Clinic, so the commands there need no change.
+apart from the gradient, as in fairseq's ``adam``. The first five updates are momentum steps, as in
+Liu et al.; the optimizer of Transformer-Clinic takes no steps there, where the rate is below 1e-6.
+The flags are named like the flags of ``adam``, as in the recipes of Transformer-Clinic, so the
+commands of these recipes need no change.
 """
 
 # no annotations from __future__: fairseq reads the types of a dataclass

@@ -67,7 +67,7 @@ _EVALUATED = re.compile(
 )
 # omegaconf calls a function for ${NAME:...}: oc.env reads the environment; users add others.
 _FUNCTION_CALL = re.compile(r"\$\{.*:", re.DOTALL)
-_MOST_ENTRIES = 10_000  # of a list that a text multiplies; the longest of fairseq has 20
+_MOST_ENTRIES = 10_000  # entries of a list that a text multiplies; fairseq's longest has 20
 _MOST_CHARACTERS = 60  # characters of a refused value
 _REMEDY = "Give a file of which you know who made it."
 

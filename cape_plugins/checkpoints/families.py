@@ -31,7 +31,7 @@ class Side:
     Attributes:
         domain: Key of :data:`~cape_plugins.DOMAINS`.
         architecture: Architecture of the side's :class:`~cape_plugins.PositionConfig`.
-        dim: Key of K among the stored settings; a dot leads into a part of them.
+        dim: Key of K among the stored settings; a dot leads into a part of the settings.
         field: Key of the position settings; None if they are stored among the others, as flags.
         start: Coordinate of the first position.
         spacing: Distance of positions in the unit of the domain, seconds.

@@ -42,7 +42,7 @@ SOURCE_TARGET = {"encoder": "source", "decoder": "target"}
 
 @dataclass(frozen=True)
 class Stack:
-    """The position embedding of an encoder or decoder, and where its positions are.
+    """The position embedding of an encoder or decoder, and the places of the positions.
 
     Attributes:
         config: Settings of the position embedding.
@@ -152,7 +152,7 @@ def _safetensors(folder: Path) -> dict[str, Any]:
     for file in sorted(folder.glob("*.safetensors")):
         try:
             weights = safe_open(file, "pt")
-        except Exception as error:  # its own type of error, for damaged files
+        except Exception as error:  # safetensors has a special type of error for damaged files
             raise ValueError(f"--model: {file} cannot be read ({error}).") from None
         readers |= {name: (lambda n=name, w=weights: w.get_tensor(n)) for name in weights.keys()}  # noqa: SIM118
     return readers

@@ -23,7 +23,7 @@ class Check(NamedTuple):
     Attributes:
         name: Name of the comparison.
         status: "ok", "FAIL" or "skip"; "note" for facts that a report of an error needs.
-        text: The difference with its limit, or the reason.
+        text: The difference and its limit, or the reason.
     """
 
     name: str
@@ -78,7 +78,7 @@ def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | No
 
     Args:
         row: The check of a model of this package.
-        compare_stock: The same comparison of the stock model; it runs only if the check failed.
+        compare_stock: The same comparison of the stock model; runs only if the check failed.
             None if there is no stock model.
     """
     if not row.failed or compare_stock is None:

@@ -158,7 +158,7 @@ class PositionEncoder(nn.Module):
         return positions_at(sample, number)[..., None]
 
     def check_length(self, length: int) -> None:
-        """Refuses inputs of more positions than a draw has. Compares the padded length, because
+        """Refuses inputs with more positions than a draw. Compares the padded length, because
         only the device knows the lengths of single samples.
 
         Raises:
@@ -318,7 +318,7 @@ def _resolve(generator: Generators, device: torch.device | str | None) -> torch.
 
 
 def _batch_size(coords: Tensor, draw: Draw | None) -> int:
-    """B, also where the samples share their coordinates but not their draws."""
+    """B, even if the samples share their coordinates but not their draws."""
     for part in draw or ():
         if part is not None:
             return part.shape[0] if isinstance(part, Tensor) else part

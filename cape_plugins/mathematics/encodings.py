@@ -268,8 +268,8 @@ def warn_of_coarse_grid(
     warnings.warn(
         f"{count} of {sinusoid.dim} channels ({share:.0f} %) of the position "
         f"embedding alias on a grid of {shape} patches (gamma={gamma:g}): their phase moves by "
-        "more than pi from one patch to the next, so that they do not tell how far apart patches "
-        f"are. Of the papers' {paper_shape} patches {paper_share:.0f} % do. Use smaller "
+        "more than pi from one patch to the next, so they do not show how far apart patches "
+        f"are. On the papers' {paper_shape} patches {paper_share:.0f} % alias. Use smaller "
         f"patches or larger images, or gamma={math.floor(100 * largest_gamma) / 100:g} or less.",
         stacklevel=2,
     )

@@ -22,7 +22,7 @@ class Positions(NamedTuple):
     encoding the rows once is enough for the batch.
 
     Attributes:
-        rows: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares them.
+        rows: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares the rows.
         step: Distance between neighbouring positions, the unit of the local shift: a number or a
             tensor that broadcasts to `rows`.
         in_steps: Whether `rows` are multiples of `step`, such as the numbers of tokens or frames.

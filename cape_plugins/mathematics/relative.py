@@ -290,7 +290,7 @@ def _axis_indices(
 def _distances(
     positions: RelativePositions, length: int, num_keys: int, query_offset: int
 ) -> tuple[int, int, int, int]:
-    """Rows low .. high of the table that T queries and S keys can meet, and the numbers of columns
+    """Rows low .. high of the table that T queries and S keys can meet. Then the numbers of columns
     of the ``[T, S + T - 1]`` matrix of distances that lie left and right of the context."""
     if not 0 <= query_offset <= num_keys - length:
         raise ValueError(

@@ -1,5 +1,5 @@
 """The check of a folder for ctranslate2: sentences, their translations, and the comparison with
-translations by the host. Takes objects of ctranslate2 and does not import it.
+translations of the host. Takes objects of ctranslate2, but does not import ctranslate2.
 
 Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 """

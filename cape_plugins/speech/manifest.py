@@ -42,8 +42,8 @@ class Utterance(NamedTuple):
             speaker, if there are several.
         audio: The recording: a path or part of a zip file as in a manifest, or anything else that
             the reader of the recording understands.
-        text: Text that is spoken; empty if it is not known.
-        seconds: Duration; None before it was measured.
+        text: Text that is spoken; empty for an unknown text.
+        seconds: Duration; None before the measurement.
     """
 
     id: str

@@ -21,7 +21,7 @@ _CHUNK_NAME = re.compile(rb"[A-Za-z0-9 _()-]{4}")
 
 
 class Samples(NamedTuple):
-    """Where the samples of the first recording of a file are.
+    """Place of the samples of the first recording of a file.
 
     Attributes:
         stated_size: Bytes of the samples by the header; None if the header leaves the size open.
@@ -41,7 +41,7 @@ class Samples(NamedTuple):
 
     @property
     def cut_off(self) -> bool:
-        """Whether more bytes are missing from the stated size than a header has."""
+        """Whether the stated size exceeds the bytes in the file by more than a header."""
         return self.stated_size is not None and self.actual_size + _HEADER_BYTES < self.stated_size
 
     def repaired(self, data: bytes) -> bytes:

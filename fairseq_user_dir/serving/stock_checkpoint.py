@@ -119,7 +119,7 @@ def load(source: Path, data: str | None) -> Trained:
         raise ValueError(
             f"SOURCE {source} is a {type(model).__name__}, whose stock class has no place for a "
             "table; allowed: translation and language models (cape_transformer, "
-            "cape_transformer_lm). Serve it by fairseq-generate with this package, or train "
+            "cape_transformer_lm). Serve it with fairseq-generate and this package, or train "
             "speech as a Hugging Face model and export that."
         )
     if config.relative_context:

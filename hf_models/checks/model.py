@@ -1,4 +1,4 @@
-"""Checks of one model of this package with any position embedding. They need no stock model."""
+"""Checks of one model of this package with any position embedding, without a stock model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The acoustic model of CAPE (Appendix C): speech recognition by CTC."""
+"""The acoustic model of CAPE (Appendix C): speech recognition with CTC."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CORPORA: dict[str, dict[str, Any]] = {
 
 @strict
 class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
-    """Speech recognition by CTC from log-mel frames: convolution with GLU, Transformer layers,
+    """Speech recognition with CTC from log-mel frames: convolution with GLU, Transformer layers,
     linear classifier (CAPE Appendix C). The defaults are the sizes of the paper's model of 36
     layers; :meth:`preset` adds the paper's dropout, layer drop and learned table.
 

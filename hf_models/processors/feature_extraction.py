@@ -301,7 +301,7 @@ def _waveforms(raw_speech: Any) -> list[np.ndarray]:
 
 def _waveform(recording: Any) -> torch.Tensor:
     try:
-        if recording is None:  # numpy would make it a NaN
+        if recording is None:  # numpy would turn None into NaN
             raise TypeError
         return torch.as_tensor(np.asarray(recording, dtype=np.float32))
     except (TypeError, ValueError):

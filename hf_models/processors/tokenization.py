@@ -72,7 +72,7 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
         Args:
             tokens: Pieces and blanks.
             group_tokens: Collapse repeated tokens.
-            spaces_between_special_tokens: Has no effect, because pieces hold their spaces.
+            spaces_between_special_tokens: Has no effect, because pieces contain spaces.
             output_char_offsets: Whether to return the offsets of pieces, too.
             output_word_offsets: Whether to return the offsets of words, too.
         """

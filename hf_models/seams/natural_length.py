@@ -99,7 +99,7 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if module is not self:  # stock writes sinusoids into its table
+        if module is not self:  # stock code writes sinusoids into the table of the encoder
             super()._init_weights(module)
 
     @merge_with_config_defaults

@@ -194,7 +194,7 @@ def _difference(graph: Graph, session: Any, sizes: dict[str, int], padding: str 
     case = f"{graph.name} at {sizes}, padding {padding}"
     try:
         actual = session.run(None, inputs)
-    except Exception as error:  # onnxruntime has a type for each of its codes
+    except Exception as error:  # onnxruntime has a type for each code of an error
         raise ValueError(f"ONNX Runtime cannot run the {case}: {error}") from error
     largest = 0.0
     for name, ours, theirs in zip(graph.outputs, expected, actual, strict=True):

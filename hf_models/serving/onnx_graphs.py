@@ -30,7 +30,7 @@ class Input:
     """An input of a graph.
 
     Attributes:
-        axes: Name of each axis that may have any size, or its size.
+        axes: Name of each axis with any size, or size of the axis.
         draw: Function that makes values of a shape, for a check.
         paddings: Sides on which a mask marks padding; empty for other inputs.
     """
@@ -46,7 +46,7 @@ class Graph:
 
     Attributes:
         name: Name of the file.
-        module: Takes the inputs in their order, and returns a tuple of tensors.
+        module: Takes the inputs in order, and returns a tuple of tensors.
         inputs: Inputs by name.
         outputs: Names of the returned tensors, in order.
         sample: Sizes of the axes of the inputs for tracing the module: at least 2, because

@@ -1,5 +1,5 @@
 """Stock checkpoints of Hugging Face models of this package: models of the stock class, with
-position embeddings in the stock tables. They do not need this package."""
+position embeddings in the stock tables. Such checkpoints do not need this package."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     _check_arguments(args)
     with clear_errors(str(source)):
         cape, stock_type = _load(source)
-    # both compute in float32, where rounding explains no difference; the file keeps its precision
+    # both compute in float32, so no difference is rounding; the file keeps the stored precision
     stored, cape = cape.dtype, cape.float()
     _refuse_relative(cape, stock_type)
     limit = _set_size(cape, args)
@@ -162,7 +162,7 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
         option = differences[0]
         value, of_stock = changes[option]
         raise ValueError(
-            f"{option}={value!r} cannot be that of a {type(stock).__name__}, which computes its "
+            f"{option}={value!r} is impossible in a {type(stock).__name__}, which computes its "
             f"positions ({option}={of_stock!r}) and ignores tables in its file; allowed: settings "
             "that compute what the stock model does. `cape-plugins export ctranslate2` or `onnx` "
             "takes it, `python -m hf_models.convert --self-contained` writes its code beside it."

@@ -163,7 +163,7 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
         if isinstance(module, (Bound, PositionHost, SwitchedModel)):
             raise ValueError(
                 f"{type(module).__name__} {name!r} is none of the parts that the configuration "
-                "asks for, as where layers or wrappers were added by hand, so that its position "
+                "asks for, as if layers or wrappers were added by hand, so its position "
                 "embedding cannot be exchanged; allowed: such changes of a model that is switched "
                 "once. Switch the stock model, or switch before the change."
             )
