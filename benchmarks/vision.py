@@ -24,7 +24,7 @@ from recipes.vit.classifier import images_per_second
 from recipes.vit.data import resize
 
 SECONDS = 60.0
-SIZE = 224  # of the table and of training
+SIZE = 224  # size of the table and of training images
 STORED = 256  # size of the stored images
 LIMIT = 1.1
 BATCH = {"cpu": 4, "cuda": 128}

@@ -33,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status 0. A bad argument or input ends the process with status 2 and one line that
-        names it; `doctor` ends with status 1 if it finds a difference.
+        names the argument or input; `doctor` ends with status 1 for a difference.
     """
     args = _parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
         print(args.run(args), flush=True)
-    except BrokenPipeError:  # the reader of the pipe has ended, as head does
+    except BrokenPipeError:  # the reader of the pipe, such as head, has ended
         # Python flushes the rest at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -138,7 +138,7 @@ def _add_alpha_args(parser: argparse.ArgumentParser) -> None:
 
 
 def user_dir_path(args: argparse.Namespace) -> str:
-    """The absolute path of this package; fairseq finds it by path only."""
+    """The absolute path of this package; fairseq finds a package by path only."""
     return str(Path(__file__).absolute().parent)
 
 

@@ -34,7 +34,7 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
             os.fsync(file.fileno())  # the rename may reach the disk before the content
         os.replace(partial, path)
     finally:
-        with contextlib.suppress(OSError):  # it was renamed, or could not be made
+        with contextlib.suppress(OSError):  # the file was renamed, or could not be made
             partial.unlink()
 
 

@@ -178,7 +178,7 @@ class _Measurement:
         """Stand-in for `AdminResidual.combine` that sets omega before it is used."""
         admin.omega[admin.current].fill_(self.ratio)
         self.constants.append(self.ratio)
-        # Population variance over all elements, padding included, in float32, as the reference.
+        # Population variance over all elements, padding included, in float32, as in the reference.
         residual_variance = (self.ratio * residual.float()).var(correction=0).item()
         branch_variance = x.float().var(correction=0).item()
         self.ratio = math.sqrt(residual_variance + branch_variance)

@@ -21,7 +21,7 @@ class RelativeSelfAttention(MultiheadAttention):
     """fairseq's self-attention with learned relative positions (Shaw et al.).
 
     Checkpoints of the stock attention fit: the relative tables are additional parameters. The
-    whole forward is replaced, because the key and value terms act on both sides of the softmax.
+    whole forward is replaced, because key terms act before the softmax and value terms after it.
     """
 
     relative: RelativePositions

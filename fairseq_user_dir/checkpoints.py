@@ -237,8 +237,7 @@ def _with_comparison(stock: Any) -> Any:
         self: Trainer, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         # fairseq resets the optimizer for --finetune-from-model, and refuses --reset-optimizer
-        # beside it; once the folder of the new training has a checkpoint, fairseq resumes that
-        # training
+        # beside this option; once the new folder has a checkpoint, fairseq resumes that training
         finetuning = reset_optimizer and filename == self.cfg.checkpoint.finetune_from_model
         if os.path.isfile(filename):
             # each rank reads for itself: if only one rank stopped, the others would wait for ever
@@ -251,7 +250,7 @@ def _with_comparison(stock: Any) -> Any:
             with _new_tables(self._model) if finetuning else nullcontext():
                 return stock(self, filename, reset_optimizer, *args, **kwargs)
         except Exception as error:
-            # fairseq hides every reason behind "please ensure that the architectures match"
+            # fairseq hides all reasons behind "please ensure that the architectures match"
             if isinstance(error.__context__, SettingsError):
                 raise error.__context__ from None
             raise

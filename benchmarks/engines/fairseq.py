@@ -48,7 +48,7 @@ def save(folder: Path, sizes: dict[str, int], num_words: int, alpha: str) -> int
     argv += ["--source-lang", "source", "--target-lang", "target", "--max-tokens", "1"]
     parser = options.get_training_parser("translation")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's deprecations
+        warnings.simplefilter("ignore")  # hydra warns of deprecations
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
     torch.manual_seed(0)
     model = tasks.setup_task(cfg.task).build_model(cfg.model)

@@ -25,7 +25,7 @@ from cape_plugins.checkpoints.families import FAIRSEQ_FAMILIES, find_fairseq_fam
 from cape_plugins.settings.arguments import PREFIX, TYPE_ARG
 from cape_plugins.settings.config import PositionConfig, option_fields
 
-DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
+DICTIONARIES = "dictionaries"  # key in "task_state": size and digest of each dictionary
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
 
 # Settings that fairseq 0.12 hands as text to Python's eval(): numbers only (also True, False) ...
@@ -102,7 +102,7 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
         if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
             raise ValueError("it has no entry 'model'")
-    except Exception as error:  # a damaged file can stop the reader anywhere, with anything
+    except Exception as error:  # a damaged file can stop the reader anywhere, with any error
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint of fairseq ({reason(error)}): it is damaged, "
             "incomplete or not written by fairseq-train. Give another checkpoint of the training, "

@@ -1,6 +1,6 @@
-"""Families of models as rows of data: the place of the settings, and the positions, of each family.
+"""Families of models as rows of data: where each family keeps settings, and where positions are.
 
-Reading what a checkpoint stores by a row needs no host: the config.json of transformers, or the
+A row reads what a checkpoint stores, without the host: the config.json of transformers, or the
 arguments of fairseq. :func:`add_family_row` adds a row for models outside this package.
 This module needs the standard library only.
 """

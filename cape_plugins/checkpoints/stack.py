@@ -122,7 +122,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     model_type = str(saved.get("model_type"))
     if find_family(model_type) is None:
         for module in entry_points(group="cape_plugins.families"):
-            module.load()  # adds its rows
+            module.load()  # the module adds rows
     family = find_family(model_type)
     if family is None:
         raise ValueError(

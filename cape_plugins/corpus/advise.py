@@ -107,7 +107,7 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
 
 
 def advice(args: argparse.Namespace) -> str:
-    """The printed advice: the corpus, the settings as flags and as a dictionary, and why.
+    """The printed advice: the corpus, the settings as flags and as a dictionary, and the reason.
 
     Raises:
         ValueError: names option, value, allowed range and remedy.

@@ -172,7 +172,7 @@ def _count_text(path: Path, eos: bool) -> _Side:
     lines = tokens = 0
     for line in text_lines(path):
         lines += 1
-        tokens += len(line.split())  # at white space of any kind, as fairseq
+        tokens += len(line.split())  # at white space of any kind, as in fairseq
     return _Side(lines, tokens + lines * eos)
 
 
@@ -185,9 +185,9 @@ def count_binarized(
 ) -> TokenCounts:
     """Counts the training data of a fairseq translation task from its index files.
 
-    Sums over `split`, `split`1, `split`2 ... and over all folders, as fairseq trains on all of
-    them. Files may be named ``train.SRC-TGT.*`` or ``train.TGT-SRC.*`` and may be in any format
-    that fairseq-preprocess writes: mmap, cached, lazy or raw. Every sentence pair counts once,
+    Sums over `split`, `split`1, `split`2 ... and over all folders, because fairseq trains on all
+    of them. Files may be named ``train.SRC-TGT.*`` or ``train.TGT-SRC.*`` and have any format that
+    fairseq-preprocess writes: mmap, cached, lazy or raw. Every sentence pair counts once,
     whatever the value of ``--upsample-primary``.
 
     Args:

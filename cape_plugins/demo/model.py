@@ -38,7 +38,7 @@ class Layer(nn.Module):
         self.relative = build_relative_positions(config, DIM // HEADS, HEADS) if relative else None
 
     def forward(self, x: Tensor, patches: Sequence[int] | None) -> Tensor:
-        """``[B, T, DIM]`` to the same; `patches` are (height, width) of images."""
+        """``[B, T, DIM]`` to the same shape; `patches` are (height, width) of images."""
         parts = self.project(self.norms[0](x)).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         if self.relative is None:

@@ -90,7 +90,7 @@ def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | No
 
 
 def relative_difference(expected: Tensor, got: Tensor) -> float:
-    """Largest difference relative to the largest number; infinite if any number is NaN."""
+    """Largest difference relative to the largest number; infinite if a number is not finite."""
     difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)
     return difference.item() if difference.isfinite() else float("inf")
 

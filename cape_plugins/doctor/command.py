@@ -167,7 +167,7 @@ def _checks(
             continue
         try:
             doctor = _doctor(point)
-        except Exception as error:  # a release can stop the import with any
+        except Exception as error:  # a release can stop the import with any error
             yield name, Check("host", FAILED, _import_error(name, error))
             continue
         yield from doctor(args, settings)
@@ -180,7 +180,7 @@ def _doctor(point: EntryPoint) -> Doctor:
 
 
 def _is_installed(host: str) -> bool:
-    """Whether a host has metadata. An import would not do: a release that has removed a name raises
+    """Whether a host has metadata. An import is no test: a release that has removed a name raises
     the same ImportError as a missing package."""
     for package in _HOST_PACKAGES[host]:
         try:

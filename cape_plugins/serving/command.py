@@ -15,7 +15,7 @@ from cape_plugins.settings.arguments import FAIRSEQ, HUGGING_FACE, add_data, int
 GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
 _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
 SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
-# ctranslate2's own names; "auto" and "default" are for loading
+# ctranslate2's names; "auto" and "default" are for loading
 QUANTIZATIONS = (
     "int8",
     "int8_float32",

@@ -87,7 +87,7 @@ class PositionConfig(OptionFields):
 
     @property
     def _row(self) -> PositionType:
-        # not types_of, which copies the table: each step of generation comes here
+        # not types_of, which copies the table: each step of generation calls this method
         types = ROTARY_TYPES if self.architecture == ROTARY else TYPES
         return types[self.type]
 

@@ -16,8 +16,9 @@ from typing import Any
 from cape_plugins.settings.domains import DOMAINS, each_domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY, types_of
 
-# Words for a ratio that is counted in the training data, and whether end-of-sentence tokens count:
-# in fairseq's preprocess.log they do, in the notebook behind appendix D.1 of the CAPE paper not.
+# Words for a ratio that is counted in the training data, and whether end-of-sentence tokens count.
+# fairseq's preprocess.log counts these tokens; the notebook behind appendix D.1 of the CAPE paper
+# does not.
 COUNTED = {"auto": True, "auto-no-eos": False}
 AUGMENT_PROBABILITY = "augment_probability"  # a decoder takes the value of its encoder
 
@@ -256,7 +257,7 @@ def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
 
 
 def parse_option(name: str, value: Any) -> Any:
-    """`value`, perhaps text from a command line, as the type of option `name`.
+    """Turns `value`, perhaps text from a command line, into the type of option `name`.
 
     Raises:
         OptionError: names the option, the value, the allowed range and the meaning.
@@ -281,7 +282,7 @@ def choose(name: str, value: Any, allowed: Any) -> None:
 
 
 def parse_value(meta: Mapping[str, Any], value: Any) -> Any:
-    """`value`, perhaps text, as an option with this metadata takes it.
+    """Turns `value`, perhaps text, into the type of an option with this metadata.
 
     Raises:
         ValueError, TypeError, ZeroDivisionError, OverflowError: if the option cannot take `value`.

@@ -202,7 +202,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_local_shift": 0.0,
         "max_global_scale": 2.0,
     },
-    # SHAPE section 3.1 and Table 4; its relative baseline clips at 16 and has values too (2.2)
+    # SHAPE section 3.1 and Table 4; SHAPE's relative baseline clips at 16, with values (2.2)
     "shape_wmt16": {"type": "shape", "architecture": "seq2seq", "max_offset": 500},
     "relpos_wmt16": {
         "type": "relpos",

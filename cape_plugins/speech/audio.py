@@ -136,7 +136,7 @@ def audio_rate(source: Source) -> int:
 
 
 def resample(waveform: Tensor, rate: int, new_rate: int) -> Tensor:
-    """``[samples]`` at `rate` Hz to `new_rate` Hz by a polyphase filter."""
+    """Resamples ``[samples]`` from `rate` Hz to `new_rate` Hz with a polyphase filter."""
     if rate == new_rate:
         return waveform
     from scipy.signal import resample_poly
@@ -267,7 +267,7 @@ def _as_audio_errors(source: Source) -> Iterator[None]:
     except AudioError:
         raise
     except Exception as error:
-        # soundfile's own text of an error names the object that it has opened
+        # str() of soundfile's error also names the opened object
         reason = getattr(error, "error_string", None) or error
         remedy = "convert it to wav or flac, or leave it out."
         raise AudioError(f"{_name(source)} cannot be decoded ({reason}); {remedy}") from None

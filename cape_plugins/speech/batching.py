@@ -193,7 +193,7 @@ def equal_length(
 
     Args:
         frames: ``[T_i, bins]`` of each recording.
-        generator: Generator of the choice; default torch's own.
+        generator: Generator of the choice; default torch's generator.
 
     Returns:
         ``[B, T, bins]`` and the indices of the frames that stay, ``[B, T]`` int64.

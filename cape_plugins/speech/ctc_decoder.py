@@ -34,7 +34,7 @@ class BeamDecoder:
         lexicon: Spellings, the tokens of each word in the order of `words`.
         words: Names of the words.
         lm_weight: Factor on the score of the language model.
-        word_score: Added for each word of a lexicon.
+        word_score: Score added for each word of a lexicon.
         separator: Token between words, if there is one. The separator ends each word of a lexicon,
             whether the spelling has a separator or not, and the text, whether the model puts a
             separator there or not.
@@ -223,8 +223,8 @@ def _flashlight() -> tuple[Any, Any]:
 
 
 def _language_model(path: str | os.PathLike, names: Any) -> Any:
-    """KenLM's model of a file. Adds to `names` a word that no model knows; the model does not know
-    names with the same score, either. Binary files do not show their vocabulary.
+    """KenLM's model of a file. Adds to `names` a word that no model knows: the model does not know
+    names with the score of this word. Binary files do not show their vocabulary.
 
     Raises:
         ValueError: if the file cannot be read.

@@ -1,5 +1,4 @@
-"""FLAC: the number of samples in the header, and the number shown by the frames, which are
-numbered.
+"""FLAC: the number of samples in the header, and the number that numbered frames show.
 
 Source: RFC 9639.
 """

@@ -38,7 +38,7 @@ _RATES = (44100, 48000, 32000)
 _WIDE = 0x90  # a bit rate with frames that have room for Xing's header
 
 
-_MOST_FRAMES = 10_000  # in a byte of the file; FLAC and Vorbis need less for silence only
+_MOST_FRAMES = 10_000  # frames in a byte of the file; FLAC and Vorbis reach more for silence only
 
 
 class Stream(NamedTuple):

@@ -304,7 +304,7 @@ class CapeAsrTask(LegacyFairseqTask):
                     "decoder, whose beam is --beam."
                 )
             return super().build_generator(models, args, **kwargs)
-        args.beam = settings.ctc_beam  # fairseq-generate shows it with the score
+        args.beam = settings.ctc_beam  # fairseq-generate shows the beam with the score
         return CtcGenerator(
             self.dictionary,
             beam=settings.ctc_beam,

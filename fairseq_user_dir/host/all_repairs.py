@@ -282,7 +282,7 @@ def _with_alignment(stock: Any) -> Any:
 
 
 class _SourceText(str):
-    """Source sentence in fairseq's print, and the typed sentence, one word a token."""
+    """The source sentence that fairseq prints, and the typed sentence, one word a token."""
 
     words: list[str]
 

@@ -25,7 +25,7 @@ from cape_plugins.settings.arguments import PREFIX, text_in_flags
 _PROJECT_FOLDERS = (Path(cape_plugins.__file__).parent, Path(__file__).parents[1])
 _FAIRSEQ = Path(fairseq.__file__).parent
 
-# Beginnings of messages with which fairseq refuses something, and remedies, which fairseq lacks.
+# Beginnings of fairseq's messages that refuse something, and remedies, which fairseq does not give.
 _REMEDIES = {
     "Dataset not found": "give --gen-subset, --valid-subset or --train-subset the name of a set in "
     "the data folder, such as test",

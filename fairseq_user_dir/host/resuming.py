@@ -94,7 +94,7 @@ def _check_restore_file(cfg: Any, suffix: str) -> None:
     a job cannot have."""
     if cfg.restore_file == _LAST:
         return
-    path = cfg.restore_file.replace(".pt", f"{suffix}.pt")  # as fairseq names it
+    path = cfg.restore_file.replace(".pt", f"{suffix}.pt")  # fairseq's name of the file
     last = os.path.join(cfg.save_dir, _LAST.replace(".pt", f"{suffix}.pt"))
     if os.path.realpath(path) != os.path.realpath(last) and not PathManager.isfile(path):
         raise SettingsError(

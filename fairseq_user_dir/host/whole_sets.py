@@ -3,9 +3,8 @@
 fairseq silently leaves out the last batch of a set if the size of the batch is no multiple of
 ``--required-batch-size-multiple``, 8 by default. Sets are sorted by length, so the longest
 sentences are lost. The number of lost sentences depends on the size of the batches, so two commands
-score two sets.
-With this module fairseq's batches stay, and the remaining sentences are one more batch. A training
-keeps fairseq's batches, which drop a remainder, so that it repeats bit for bit.
+score two sets. With this module fairseq's batches stay, and the remaining sentences are one more
+batch. A training keeps fairseq's batches, which drop a remainder, so that it repeats bit for bit.
 
 A training that validates on its training set (``--valid-subset train``) gets this set from fairseq
 as one dataset with one iterator: validation then loses the rest, and ends the epoch. With this
