@@ -1,4 +1,4 @@
-"""FLAC: the number of samples in the header, and the number that numbered frames show.
+"""FLAC: the number of samples, from the header and from the numbers of the frames.
 
 Source: RFC 9639.
 """

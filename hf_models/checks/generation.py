@@ -44,7 +44,7 @@ def generate(
     recording and edits the result).
 
     Args:
-        model: Stock or of this package, in evaluation mode.
+        model: Stock model or model of this package, in evaluation mode.
         inputs: Inputs of the model; inputs of a decoder are left out.
         beams: 1 for the most probable token of each step.
         cache: ``cache_implementation`` of transformers, such as "static"; None for the default.
@@ -122,7 +122,7 @@ def generation_checks(
     Args:
         cape_model: Model of this package in evaluation mode.
         samples: Samples without padding.
-        stock: The stock model, if there is one. Checks that the stock model fails are skipped.
+        stock: The stock model, if there is one. Checks that both models fail are skipped.
         prefix: Prefix of the names of the checks.
         compare: Whether both models have to compute the same.
     """

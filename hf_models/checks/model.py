@@ -25,7 +25,7 @@ def model_checks(
 
     Args:
         cape_model: Model of this package in evaluation mode and float32.
-        stock: The stock model, if there is one. Checks that the stock model fails are skipped.
+        stock: The stock model, if there is one. Checks that both models fail are skipped.
         prefix: Prefix of the names of the checks.
         inputs: Samples without padding; by default two samples of random numbers.
     """

@@ -123,7 +123,7 @@ class CapeWhisperForConditionalGeneration(
                 for timestamps that the model cannot have.
         """
         config, stock_view = self.config, copy(self.config)
-        stock_view.model_type = WhisperConfig.model_type  # stock code knows it by name
+        stock_view.model_type = WhisperConfig.model_type  # stock code knows models by this name
         if config.at_natural_length and input_features is not None:
             configs = (generation_config, self.generation_config)
             input_features = self._prepare(input_features, one_piece, kwargs, configs, stock_view)
@@ -163,7 +163,7 @@ class CapeWhisperForConditionalGeneration(
         if one_piece is None:
             segments = stock_hop and requested("no_timestamps_token_id") is not None
             one_piece = requested("return_timestamps") is False or not segments
-        counts_frames = timestamps or (pieces > 1 and not one_piece)  # in stock code, of 10 ms
+        counts_frames = timestamps or (pieces > 1 and not one_piece)  # stock frames have 10 ms
         if (counts_frames and not stock_hop) or (timestamps and one_piece and pieces > 1):
             raise ValueError(
                 f"return_timestamps={bool(timestamps)} for {frames} frames, {hop} s apart, in "

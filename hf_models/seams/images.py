@@ -126,7 +126,7 @@ class PatchEmbeddings(Bound, PositionHost):
         stock.image_size, stock.num_patches = self.image_size, size[0] * size[1]
 
     def resized_table(self, height: int, width: int) -> Tensor:
-        """``[1, special tokens + patches, C]`` for an image of `rows` x `columns` patches."""
+        """``[1, special tokens + patches, C]`` for an image of `height` x `width` patches."""
         table, special = self.table, len(self.special_tokens)
         if (height, width) == self.table_size:
             return table

@@ -71,7 +71,7 @@ class RotaryAngles(Bound, PositionHost):
         """See :class:`~hf_models.switching.install.PositionHost`."""
         self.positions = build_positions(config, self.side)
         settings = getattr(config, FIELD), *config.position_fields[FIELD]
-        self.settings = json.dumps(settings)  # as an operator of torch takes them
+        self.settings = json.dumps(settings)  # text, because an operator of torch takes no dict
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """See transformers."""

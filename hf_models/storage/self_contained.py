@@ -100,7 +100,7 @@ def _map_processors(folder: Path) -> None:
 
 
 def _change_card(folder: Path, config: dict[str, Any]) -> None:
-    """Writes the way to load the folder now into a model card that has not been edited."""
+    """Updates the loading instructions in a model card that has not been edited."""
     path, settings = folder / "README.md", config["position_embedding"]
     name = (config.get("architectures") or [""])[0]
     autos = [

@@ -49,7 +49,7 @@ class InitializesPositions:
 
 
 class PositionModelMixin(InitializesPositions, SwitchedModel):
-    """Mixin over a stock model: switches positions when the model is built, saves and loads it."""
+    """Mixin over a stock model: switches positions at construction, saves and loads the model."""
 
     # The stock forwards of these families take any keyword but ignore the number of items in a
     # batch; the Trainer would multiply their loss by the number of processes and of accumulation
@@ -97,7 +97,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
     @classmethod
     def _complete_config(cls, config: Any, arguments: dict[str, Any]) -> Any:
         """The caller's configuration, or a configuration made from a stock configuration or a dict.
-        Position embeddings among the `arguments` of the call are taken out and put into it."""
+        Takes position embeddings out of the `arguments` of the call, into the configuration."""
         fields = cls.config_class.position_fields
         embeddings = {name: arguments.pop(name) for name in fields if name in arguments}
         if embeddings and hasattr(config, "position_fields"):

@@ -58,7 +58,7 @@ def share_processors(config: Any) -> None:
     cape_type, *stock_types = config.model_types()
     for stock_type in stock_types:
         for mapping in _PROCESSOR_MAPPINGS:
-            # by name, because registering a class would import the class, as every image processor
+            # by name, because registering classes would import every image processor
             mapping._reverse_config_mapping[config.__name__] = stock_type
         if stock_type in TOKENIZER_MAPPING_NAMES:
             TOKENIZER_MAPPING_NAMES[cape_type] = TOKENIZER_MAPPING_NAMES[stock_type]
