@@ -190,8 +190,7 @@ def _with_weights(model: Any, source: nn.Module) -> Any:
 
 
 def _differs(subject: Subject, config: PositionConfig) -> str:
-    """The settings that make the model compute something else than the stock model; empty if there
-    are none."""
+    """The settings that make the model differ from the stock model; empty if there are none."""
     family = find_fairseq_family(subject.model.state_dict())
     values = stock_values(config, *family.sides)
     stock_type = family.stock_type(values, next(iter(family.sides)))

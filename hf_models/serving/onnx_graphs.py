@@ -1,8 +1,7 @@
 """Parts of a model as graphs with tensors only: inputs with names and axes, caches taken apart.
 
-Axes have names: batch, length (tokens of a source, or tokens given now), past (tokens in the
-cache), states (encoder states that a decoder sees), frames, height, width. Numbers are sizes that
-do not change.
+Axes have names: batch, length (tokens of a source or given now), past (tokens in the cache), states
+(encoder states that a decoder sees), frames, height, width; numbers are sizes that do not change.
 """
 
 from __future__ import annotations
@@ -87,8 +86,7 @@ def draw(
 
 
 def _padded(mask: Tensor, side: str) -> Tensor:
-    """A mask of ones ``[B, T]`` with zeros on a side; zeros increase from sample to sample, and at
-    least a one is left."""
+    """A mask of ones ``[B, T]`` with zeros on a side, more in each sample; a one is left."""
     batch, length = mask.shape
     num_ones = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
     number = torch.arange(length)
