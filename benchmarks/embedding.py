@@ -1,8 +1,8 @@
 """Time and peak memory of the position embedding alone, in training, against the stock lookup.
 
 The stock arch looks its sinusoids up; cape computes them, because augmented positions are no
-integers. The cost of that is compared with the stock lookup and the addition to the content, the
-cheapest operation of the model on the result.
+integers. The cost of computing is compared with the stock lookup plus the addition to the content,
+the cheapest operation of the model on the result.
 """
 
 from functools import partial
@@ -62,7 +62,7 @@ def types() -> list[str]:
 
 
 def make_step(name: str, batch_size: int, length: int, dim: int, setup: Setup) -> Step:
-    """A call of the embedding `name`, with the addition if it ends so."""
+    """A call of the embedding `name`, with the addition if `name` ends with it."""
     task = hosts.make_task(1000)
     tokens = hosts.make_sample(task, batch_size, length, setup)["net_input"]["src_tokens"]
     embedding = name.removesuffix(ADD)
@@ -112,7 +112,7 @@ def run(setup: Setup) -> Report:
         where = "" if setup.device.type == "cuda" else f", {malloc}"
         for heading, table in ratio_tables(rows, "T").items():
             report.tables[heading + where] = table
-        # constant where time is linear in B x T
+        # constant if time is linear in B x T
         report.tables[f"Nanoseconds per number of the result{where}"] = variant_table(
             rows, "T", lambda r: f"{1e6 * r['milliseconds'] / (r['B'] * r['T'] * r['K']):.2f}"
         )
@@ -132,7 +132,7 @@ def run(setup: Setup) -> Report:
 def time_all(
     names: list[str], batch: int, length: int, dim: int, setup: Setup, malloc: str
 ) -> dict[str, Timing]:
-    """Times one length. It runs in a new process, because `malloc` changes the process."""
+    """Times one length. Runs in a new process, because `malloc` changes the process."""
     if malloc == MALLOC[1]:
         keep_pages()
     steps = {name: make_step(name, batch, length, dim, setup) for name in names}

@@ -63,7 +63,7 @@ class Group:
         models: Configuration to stock class, of transformers.
         sizes: Settings of the configuration.
         cape: Settings of the position embedding `cape`.
-        generates: Whether it is timed in generation, too.
+        generates: Whether generation is timed, too.
     """
 
     models: Any
@@ -142,7 +142,8 @@ def run(setup: Setup) -> Report:
 
 
 def show(report: Report) -> None:
-    """Makes tables and plot of the added rows; the many cases stand below each other."""
+    """Makes tables and plot of the added rows; cases stand below each other, because there are
+    many."""
     cases, names = distinct(report.rows, "case"), distinct(report.rows, "variant")
 
     def table(cell: Callable[[Mapping], str]) -> list[str]:
@@ -168,7 +169,7 @@ def time_cases(setup: Setup, report: Report, cases: dict[str, dict[str, Step]]) 
 
 
 def make_models(setup: Setup, name: str, group: Group) -> dict[str, nn.Module]:
-    """The stock model and two of this package, on shared parameters."""
+    """The stock model and two models of this package, on shared parameters."""
     config = CONFIG_MAPPING[name]
     stock_class = group.models[config]
     stock_class = stock_class[0] if isinstance(stock_class, tuple) else stock_class

@@ -21,7 +21,7 @@ from cape_plugins import TYPES, PositionConfig
 warnings.filterwarnings("ignore", message=".*torch.cuda.amp.*", category=FutureWarning)
 
 STOCK = "stock"
-# of WMT14 English-German (CAPE appendix D.1); "auto" would count training data
+# alpha of WMT14 English-German (CAPE appendix D.1); "auto" would count training data
 ALPHA = "1.0337"
 # transformer-base, and its reduction for quick runs
 BASE = {"share_all_embeddings": True}
@@ -60,8 +60,8 @@ def make_task(vocabulary: int) -> TranslationTask:
 def make_model(
     task: TranslationTask, positions: Mapping[str, object], setup: Setup, **arguments: object
 ) -> nn.Module:
-    """A Transformer of fairseq's base architecture, except for the `arguments`; `positions` are the
-    arguments of a cape model, and empty for the stock model."""
+    """A Transformer with fairseq's base architecture, except for the `arguments`. `positions` are
+    the arguments of a cape model, and empty for the stock model."""
     arch = "cape_transformer" if positions else "transformer"
     args = Namespace(arch=arch, **arguments, **positions)
     ARCH_CONFIG_REGISTRY[arch](args)
@@ -70,8 +70,8 @@ def make_model(
 
 
 def share_parameters(models: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Makes all models use the parameters of the first wherever they have the same, so that
-    neither their values nor their place in memory can make a difference. Returns the distinct
+    """Makes all models use the parameters of the first model that they also have, so that neither
+    values of parameters nor their place in memory can make a difference. Returns the distinct
     parameters."""
     first, *others = models
     modules = dict(first.named_modules())
@@ -86,8 +86,8 @@ def share_parameters(models: Iterable[nn.Module]) -> list[nn.Parameter]:
 
 
 def make_tokens(task: TranslationTask, batch_size: int, length: int) -> list[torch.Tensor]:
-    """Random sentences that end with EOS, of 80 to 100 % of `length` tokens, as in batches of
-    sentences of similar length."""
+    """Random sentences with 80 to 100 % of `length` tokens, EOS last, as in batches of sentences of
+    similar length."""
     generator = torch.Generator().manual_seed(length)
     symbols = task.source_dictionary
     lengths = torch.randint(-(-4 * length // 5), length + 1, (batch_size,), generator=generator)
@@ -119,8 +119,8 @@ def make_sample(task: TranslationTask, batch_size: int, length: int, setup: Setu
 def training_steps(
     task: TranslationTask, models: Mapping[str, nn.Module], sample: dict
 ) -> dict[str, Step]:
-    """A whole training step of each model: forward, loss, backward and fairseq's Adam, which keeps
-    its state in float32. The models share their parameters, hence the optimizer."""
+    """A whole training step of each model: forward, loss, backward and fairseq's Adam with its
+    state in float32. The models share their parameters, and therefore the optimizer."""
     config = FairseqAdamConfig(adam_betas="(0.9, 0.98)", lr=[1e-5])
     optimizer = FairseqAdam(config, share_parameters(models.values()))
     criterion = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)

@@ -1,6 +1,6 @@
 """Hugging Face models: a training step and generation, cape classes against the stock class.
 
-Models of one family share their parameters, as far as they have the same ones.
+Models of one family share the parameters that they have in common.
 """
 
 from functools import partial

@@ -1,10 +1,10 @@
 """Time as ratios within one run, memory as the peak of one process, and the machine.
 
-A time in seconds says more about the machine than about the code. So the variants of a benchmark
-take turns: each round runs all of them once in random order, the reference among them, and a ratio
-is taken within a round. The reference takes part twice, and ratios are to the mean of the two; its
-own ratio is the second time by the first, which would be 1 on a perfect machine and shows how far
-the other ratios can be trusted.
+A time in seconds tells more about the machine than about the code. So the variants of a benchmark
+take turns: each round runs all of them once in random order, and a ratio is taken within a round.
+The reference takes part twice, and ratios are to the mean of both times. The ratio of the reference
+is the second time by the first; it would be 1 on a perfect machine and shows how far the other
+ratios can be trusted.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ from recipes.lab.tables import how_made
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "numpy", "ctranslate2", "onnxruntime")
 MIN_ROUNDS, MAX_ROUNDS = 5, 500
-WARM_UP = 2  # rounds: memory allocators and libraries settle in the first
+WARM_UP = 2  # rounds: memory allocators and libraries settle in the first rounds
 
 Step = Callable[[], object]
 
@@ -40,11 +40,11 @@ class Setup:
     """Settings from the command line."""
 
     device: torch.device
-    dtype: torch.dtype  # of parameters and activations
+    dtype: torch.dtype  # precision of parameters and activations
     quick: bool = False  # small models, few rounds: a check of the programs, not of their cost
     clock: str = "wall"  # or "cpu" (seconds of all threads) on a machine that does other work
     rounds: int | None = None  # timed rounds; None: as many as a benchmark has time for
-    warm_up: int = WARM_UP  # rounds before the timed ones
+    warm_up: int = WARM_UP  # rounds before the timed rounds
 
     def seconds(self, full: float) -> float:
         """Time to spend on a group of variants: `full`, or next to nothing."""
@@ -61,7 +61,7 @@ class Timing:
     """Time of a variant: medians over the rounds, and the 95 % bootstrap interval of the ratio."""
 
     milliseconds: float
-    ratio: float  # of its time by the mean time of the reference in the same round
+    ratio: float  # time of the variant by the mean time of the reference in the same round
     low: float
     high: float
     rounds: int
@@ -71,8 +71,8 @@ def interleave(
     steps: Mapping[str, Step], setup: Setup, seconds: float, label: str
 ) -> dict[str, Timing]:
     """Times variants in turns; see the module docstring. The first of the `steps` is the reference,
-    which takes part twice; its own ratio compares these two runs. The `seconds` to spend determine
-    the number of rounds (5 to 500, 3 if quick), unless `setup` has it."""
+    which takes part twice; the ratio of the reference compares these two runs. The `seconds` to
+    spend determine the number of rounds (5 to 500, 3 if quick), unless `setup` sets it."""
     reference, again = next(iter(steps)), object()
     steps = {again: steps[reference], **steps}
     for _ in range(setup.warm_up):
@@ -121,12 +121,12 @@ MEBIBYTE = 2**20
 
 
 def peak_memory(setup: Setup, make: Callable[..., Step], *args: object) -> float:
-    """MiB that a call of the step ``make(*args)`` needs at its peak, its result included.
+    """MiB that a call of the step ``make(*args)`` needs at its peak, the result included.
 
-    On a CPU the step runs in a new process, once to warm up and once to be measured, by the growth
-    of the resident set, so pages that were never touched do not count. On a GPU the growth of
-    torch's allocated memory is measured. `make` is a function of a module, because it is sent to
-    the process by name.
+    On a CPU the step runs in a new process, once to warm up and once for the measurement. Measured
+    is the growth of the resident set, so pages that were never touched do not count. On a GPU the
+    growth of torch's allocated memory is measured. `make` is a function of a module, because it is
+    sent to the process by name.
     """
     if setup.device.type == "cuda":
         return _peak_cuda(make(*args)) / MEBIBYTE

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def peak_resident(step: Callable[[], object]) -> tuple[float, float]:
-    """Memory of this process before and at the peak of a second call of `step`, in MiB: the
-    resident set, so pages that were never touched do not count. The first call warms up."""
+    """Memory of this process in MiB, before a second call of `step` and at the peak of this call:
+    the resident set, so pages that were never touched do not count. The first call warms up."""
     step()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(

@@ -1,7 +1,7 @@
 """Relative attention against attention without positions: Table 9 of the CAPE appendix, and memory.
 
 A Transformer layer, the encoder and the decoder (six layers) are measured, forward and backward.
-The paper has batches of 50, 10 updates of warm-up and 100 timed ones (appendix D.2):
+The paper uses batches of 50, 10 updates of warm-up and 100 timed updates (appendix D.2):
 
     python -m benchmarks.run relative --device cuda --warm-up 10 --rounds 100
 """
@@ -21,11 +21,11 @@ DIM, HEADS, LAYERS = 768, 8, 6
 PARTS = ("layer", "encoder", "decoder")
 LENGTHS, CONTEXTS = (10, 100, 1000), (100, 1000)
 MEMORY_LENGTHS, MEMORY_CONTEXTS = (1000, 2000), (0, 10, 100, 250, 500, 1000)
-# B by T: the paper's 50 fits a GPU; on a CPU, as many tokens as a few seconds allow
+# B by T: the paper's batch of 50 fits a GPU; a CPU gets as many tokens as a few seconds allow
 BATCHES = {"cpu": {10: 50, 100: 10, 1000: 1}, "cuda": dict.fromkeys(LENGTHS, 50)}
 SECONDS = {"layer": 8.0, "encoder": 15.0, "decoder": 15.0}
 LIMIT = 1.5
-# CAPE, Table 9, fp32 and fp16 on a V100, by context and part: T 10, 100, 1000
+# CAPE, Table 9, in fp32 and fp16 on a V100, by context and part, for T = 10, 100, 1000
 PAPER = {
     "fp32": {
         1000: {"layer": (2.3, 2.3, 1.7), "encoder": (2.2, 1.7, 1.6), "decoder": (1.7, 1.4, 1.4)},
@@ -80,7 +80,7 @@ def label(context: int) -> str:
 
 
 def make_model(task, context: int, shape: tuple[int, int, int], setup: Setup) -> nn.Module:
-    """The stock model without positions, or with relative ones if `context` is not 0."""
+    """The stock model without positions, or with relative positions if `context` is not 0."""
     dim, heads, layers = shape
     arguments: dict[str, object] = {"no_token_positional_embeddings": True}
     for side in ("encoder", "decoder"):
@@ -93,7 +93,7 @@ def make_model(task, context: int, shape: tuple[int, int, int], setup: Setup) ->
 
 
 def make_step(model: nn.Module, part: str, batch: int, length: int, setup: Setup) -> Step:
-    """Forward and backward of a part of `model`, from a fixed gradient of its output."""
+    """Forward and backward of a part of `model`, from a fixed gradient of the output."""
     vocabulary, dim = model.encoder.embed_tokens.weight.shape
     tokens = torch.randint(4, vocabulary, (batch, length), device=setup.device)
     lengths = torch.full((batch,), length, device=setup.device)
@@ -122,13 +122,14 @@ def make_step(model: nn.Module, part: str, batch: int, length: int, setup: Setup
 def make_layer_step(
     context: int, batch: int, length: int, shape: tuple[int, int], setup: Setup
 ) -> Step:
-    """A layer and its step, for a process that measures memory."""
+    """A layer and the step of the layer, for a process that measures memory."""
     model = make_model(hosts.make_task(1000), context, (*shape, 1), setup)
     return make_step(model, "layer", batch, length, setup)
 
 
 def _measure_memory(report: Report, setup: Setup, shape: tuple[int, int, int]) -> None:
-    """Peak of a layer, forward and backward, one sample, for each length and context."""
+    """Measures the peak of a layer with one sample, forward and backward, for each length and
+    context."""
     lengths, contexts = MEMORY_LENGTHS, MEMORY_CONTEXTS
     if setup.quick:
         lengths, contexts = (20,), (0, 5, 20)

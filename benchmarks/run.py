@@ -26,7 +26,7 @@ BENCHMARKS = {
     "vision": "vision:run",
     "serving": "serving:run",
 }
-CPU_ONLY = {"serving"}  # in float32; its engines set their precision themselves
+CPU_ONLY = {"serving"}  # in float32; the engines of serving set their precision themselves
 RESULTS = Path(__file__).parent / "results"
 QUICK_RESULTS = Path("build") / "benchmarks-quick"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -83,7 +83,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def shown_command(name: str, args: argparse.Namespace) -> str:
-    """The command that makes a result again, without folders of this machine."""
+    """The command that repeats a result, without folders of this machine."""
     command = ["python", "-m", "benchmarks.run", name]
     defaults = {"device": "cpu", "dtype": "float32", "clock": "wall"}
     for option, default in {**defaults, "rounds": None, "warm_up": measure.WARM_UP}.items():
@@ -97,7 +97,7 @@ def shown_command(name: str, args: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
-    logging.disable(logging.INFO)  # fairseq logs all it builds
+    logging.disable(logging.INFO)  # fairseq logs everything that it builds
     device, dtype = torch.device(args.device), DTYPES[args.dtype]
     setup = measure.Setup(device, dtype, args.quick, args.clock, args.rounds, args.warm_up)
     for name in args.names:

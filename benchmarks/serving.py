@@ -1,4 +1,4 @@
-"""The cost of serving a trained model by fairseq and transformers, and by the engines that
+"""The cost of serving a trained model with fairseq and transformers, and with the engines that
 `cape-plugins export` writes for."""
 
 import contextlib
@@ -60,7 +60,7 @@ CTranslate2 and ONNX Runtime do not import torch.""",
 
 
 def run(setup: Setup) -> Report:
-    """Times all translators in all cases, and measures the memory of each."""
+    """Times all translators in all cases, and measures the memory of each translator."""
     speed = "speed as a multiple of the reference's; the .csv has the intervals of times"
     report = Report("Serving a translation model", TEXT, in_parentheses=speed)
     threads = torch.get_num_threads()
@@ -106,7 +106,7 @@ def add_case(report: Report, setup: Setup, folder: Path, search: Search) -> None
 
 
 def peak_memory(make: Callable, folder: Path, search: Search) -> float:
-    """MiB of a new process, which imports only the modules that `make` needs."""
+    """Peak memory in MiB of a new process, which imports only the modules that `make` needs."""
     name = f"{make.__module__}:{make.__name__}"
     program = "import sys; from benchmarks.engines import memory; memory.print_peak(*sys.argv[1:])"
     done = subprocess.run(
@@ -124,12 +124,12 @@ def peak_memory(make: Callable, folder: Path, search: Search) -> float:
 
 
 def write_models(folder: Path, setup: Setup) -> int:
-    """Writes the checkpoint, the Hugging Face folder, their exports, and the sentences. Returns the
-    number of parameters."""
+    """Writes the checkpoint, the Hugging Face folder, the exports of both, and the sentences.
+    Returns the number of parameters."""
     rng = np.random.default_rng(0)
     num_words = 100 if setup.quick else VOCABULARY - SPECIAL
     lengths = [SOURCE, *rng.integers(4 * SOURCE // 5, SOURCE, endpoint=True, size=max(BATCHES) - 1)]
-    # one token of each is </s>
+    # one token of each sentence is </s>
     sources = [[str(word) for word in rng.integers(num_words, size=size - 1)] for size in lengths]
     (folder / SOURCES).write_text(json.dumps(sources), encoding="utf-8")
     sizes = TINY if setup.quick else SIZES
@@ -160,7 +160,8 @@ def case_of(row: dict[str, Any]) -> str:
 
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Tables of speed, with its ratio to the reference's speed, for each search; and of memory."""
+    """A table of speed, with ratios to the speed of the reference, for each search; and a table of
+    memory."""
     sections = {}
     for search in distinct(rows, "search"):
         of_search = [row for row in rows if row["search"] == search]

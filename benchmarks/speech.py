@@ -55,7 +55,7 @@ reading included. To reach: 50.""",
 
 
 def run(setup: Setup) -> Report:
-    """All three parts."""
+    """Measures all three parts."""
     report = Report("Speech", TEXT)
     for batch, length in ((2, 60), (2, 90)) if setup.quick else SIZES[setup.device.type]:
         size = f"{batch} x {length}"
@@ -92,7 +92,7 @@ def training_step(model: Any, criterion: CapeCtcCriterion, samples: list[dict]) 
 
 
 def make_sample(setup: Setup, features: list[torch.Tensor], **times: torch.Tensor) -> dict:
-    """A batch as the task makes it, three labels for each second."""
+    """A batch in the form of the task, with three labels for each second."""
     lengths = torch.tensor([len(frames) for frames in features])
     padded = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
     units = [torch.randint(4, UNITS, (max(1, int(0.03 * n)),)) for n in lengths]
@@ -114,7 +114,7 @@ def type_steps(setup: Setup, batch: int, length: int) -> dict[str, Step]:
 
 
 def make_batches(setup: Setup, name: str) -> list[dict]:
-    """An epoch of random recordings in batches of one sort."""
+    """An epoch of random recordings in batches of one kind."""
     rng = np.random.default_rng(0)
     count = 6 if setup.quick else RECORDINGS[setup.device.type]
     seconds = rng.gamma((MEAN / DEVIATION) ** 2, DEVIATION**2 / MEAN, count).clip(0.5)

@@ -1,9 +1,9 @@
-"""fairseq's transformer-base, cape archs against the stock arch: a whole training step as
-`fairseq-train` runs it, and beam search by fairseq's SequenceGenerator.
+"""fairseq's transformer-base, cape archs against the stock arch: a whole training step as in
+`fairseq-train`, and beam search with fairseq's SequenceGenerator.
 
 All models share one set of parameters, and the optimizer, so that nothing but the positions
-differs. Untrained models do not stop by themselves, so in beam search every hypothesis gets the
-same fixed length: all variants decode the same number of steps.
+differs. Untrained models do not stop by themselves, so every hypothesis in beam search gets the
+same fixed length, and all variants decode the same number of steps.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from benchmarks.measure import Setup, Step, interleave
 from benchmarks.report import Report
 
 VOCABULARY = 10_000
-# B x T: as many tokens as a step of 2 CPU cores takes within a second, or a batch of a GPU
+# B x T: tokens that a step takes within a second on 2 CPU cores, or a usual batch of a GPU
 SIZES = {"cpu": ((8, 50), (2, 250)), "cuda": ((80, 50), (16, 250))}
 BATCH, BEAM, LENGTHS = 8, 4, (25, 50)  # of beam search
 TRAINING_SECONDS, GENERATION_SECONDS = 100.0, 50.0
@@ -48,7 +48,7 @@ positions. `cape, no BOS` shows what the positions alone cost.""",
 
 
 def make_models(setup: Setup) -> tuple[TranslationTask, dict[str, nn.Module]]:
-    """The stock model and a model of each type, with their task."""
+    """The stock model and a model of each type, with the task of the models."""
     task = hosts.make_task(1000 if setup.quick else VOCABULARY)
     sizes = hosts.TINY if setup.quick else hosts.BASE
     models = {
@@ -92,7 +92,7 @@ def run_generation(setup: Setup) -> Report:
 def beam_search(
     task: TranslationTask, model: nn.Module, sample: dict, length: int, beam: int = BEAM
 ) -> Step:
-    """A call of beam search, `length` steps."""
+    """A call of beam search with `length` steps."""
     generator = SequenceGenerator(
         [model], task.target_dictionary, beam_size=beam, max_len_b=length, min_len=length
     )

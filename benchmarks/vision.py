@@ -24,7 +24,7 @@ from recipes.vit.classifier import images_per_second
 from recipes.vit.data import resize
 
 SECONDS = 60.0
-SIZE = 224  # of the table and of training
+SIZE = 224  # size of the table and of training images
 STORED = 256  # size of the stored images
 LIMIT = 1.1
 BATCH = {"cpu": 4, "cuda": 128}
@@ -45,7 +45,7 @@ last columns are the embedding layer alone (patches, class token, positions)."""
 
 
 def run(setup: Setup) -> Report:
-    """All three parts."""
+    """Measures all three parts."""
     report = Report("Images", TEXT)
     batch = 2 if setup.quick else BATCH[setup.device.type]
     sizes = (16, 32, 48) if setup.quick else UNIVIT_SIZES

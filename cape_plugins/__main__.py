@@ -1,4 +1,4 @@
-"""``python -m cape_plugins`` is the command ``cape-plugins``, also where nothing is installed."""
+"""``python -m cape_plugins`` is the command ``cape-plugins``; it needs no installation."""
 
 import sys
 

@@ -33,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status 0. A bad argument or input ends the process with status 2 and one line that
-        names it; `doctor` ends with status 1 if it finds a difference.
+        names the argument or input; `doctor` ends with status 1 for a difference.
     """
     args = _parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
         print(args.run(args), flush=True)
-    except BrokenPipeError:  # the reader of the pipe has ended, as head does
+    except BrokenPipeError:  # the reader of the pipe, such as head, has ended
         # Python flushes the rest at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -138,16 +138,16 @@ def _add_alpha_args(parser: argparse.ArgumentParser) -> None:
 
 
 def user_dir_path(args: argparse.Namespace) -> str:
-    """The absolute path of this package; fairseq finds it by path only."""
+    """The absolute path of this package; fairseq finds a package by path only."""
     return str(Path(__file__).absolute().parent)
 
 
 def alpha_report(args: argparse.Namespace) -> str:
-    """Token counts, alpha and the flag that sets it, one a line.
+    """Token counts, alpha and the flag that sets alpha, one a line.
 
     Raises:
         FileNotFoundError: if data are missing.
-        ValueError: if data are damaged or if arguments do not fit together.
+        ValueError: if data are damaged or arguments do not fit together.
     """
     counts = _count(args)
     if counts.doubt:
@@ -212,7 +212,7 @@ def option_table(args: argparse.Namespace) -> str:
 
 
 def _defaults(option: Any, domain: str) -> str:
-    """Each type whose default has an effect, with that default; else the value without effect."""
+    """Each type with a default that has an effect, and the default; else the value without one."""
     architecture = DOMAINS[domain].architecture
     values = {
         name: getattr(PositionConfig(name, domain, architecture), option.name)

@@ -1,5 +1,5 @@
-"""Writes files whole or not at all, so that no reader sees half a file; checks folders before there
-is anything to write."""
+"""Writes files whole or not at all, so that no reader sees half a file; checks folders before
+anything is written."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
     """Opens a temporary file that takes the name ``path`` when the block ends without an error.
 
     Args:
-        path: File to be made or replaced; its folder is made if there is none.
+        path: File to be made or replaced; a missing folder is made.
         mode: "w" for text in UTF-8, "wb" for bytes.
 
     Raises:
-        OSError: if the folder cannot be written to or is full. Nothing is left behind, as after
-            any error of the block.
+        OSError: if the folder cannot be written to, or the disk is full. Nothing is left behind, as
+            after any error of the block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The same folder makes the last step a rename and not a copy between file systems.
+    # In the same folder the last step is a rename, not a copy between file systems.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(partial, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -34,14 +34,14 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
             os.fsync(file.fileno())  # the rename may reach the disk before the content
         os.replace(partial, path)
     finally:
-        with contextlib.suppress(OSError):  # it was renamed, or could not be made
+        with contextlib.suppress(OSError):  # the file was renamed, or could not be made
             partial.unlink()
 
 
 @contextlib.contextmanager
 def editing_json(path: Path) -> Iterator[dict[str, Any]]:
-    """The object in a JSON file, to be changed in place. The file is written only if the object
-    changes. Without the file the object is empty.
+    """Yields the object in a JSON file, to be changed in place. The file is written only if the
+    object changes. If there is no file, the object is empty.
 
     Raises:
         ValueError: if the file holds no JSON object.
@@ -62,21 +62,21 @@ def editing_json(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes an object as transformers does: indented, keys in order."""
+    """Writes an object as in transformers: indented, with sorted keys."""
     with writing(path) as file:
         file.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def missing_folder(folder: Path, named: str) -> Path | None:
-    """The folder if it has to be made, None if it is there. Makes nothing.
+    """Returns the folder if it has to be made, None if the folder exists. Makes nothing.
 
     Args:
-        folder: Where files are to be written.
+        folder: Folder for files.
         named: The option that asks for the folder, such as "--output results/plot.png", for errors.
 
     Raises:
-        ValueError: if folders would have to be made at the root of the file system, where a typing
-            error is likelier, or in a file or a folder that cannot be written to.
+        ValueError: if folders would have to be made in a file, in a folder that cannot be written
+            to, or at the root of the file system, where a typing error is likelier.
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if folder.is_absolute() and folder != existing == Path(folder.anchor):

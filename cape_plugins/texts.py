@@ -1,8 +1,8 @@
-"""Texts of the user: lines end at a line feed alone, bytes that are no text are an error.
+"""Texts of the user: lines end at a line feed alone, and bytes that are no text are an error.
 
-Python's own reading ends a line at a carriage return, ``str.splitlines`` also at U+2028, U+0085 and
-some control characters, all of which occur within crawled sentences. No encoding is guessed:
-Latin-1 never fails, so that one damaged byte would silently make a whole text of wrong letters.
+Python by default ends a line at a carriage return, ``str.splitlines`` also at U+2028, U+0085 and
+some control characters; all of them occur within crawled sentences. No encoding is guessed: Latin-1
+never fails, so one damaged byte would silently make a whole text of wrong letters.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _COMPRESSED = {
 
 
 def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The lines of a text file, without their ends ``\\n`` or ``\\r\\n``; nothing else ends a line.
+    """The lines of a text file, without ``\\n`` or ``\\r\\n`` at the end; nothing else ends a line.
 
     Args:
         path: Text in UTF-8, or in UTF-16 or UTF-32 with a byte-order mark; ``.gz`` is decompressed.
 
     Raises:
         FileNotFoundError: if the file is missing.
-        ValueError: if it is empty or damaged, compressed in another way, or if a line, which the
-            message names, is no text.
+        ValueError: if the file is empty, damaged or compressed in another way, or if a line is no
+            text; the message names the line.
     """
     path = Path(path)
     if not path.is_file():
@@ -71,7 +71,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """The whole text of a file, with its line ends; an empty file is an empty text.
 
     Raises:
-        OSError: if it cannot be opened.
+        OSError: if the file cannot be opened.
         ValueError: as from :func:`text_lines`.
     """
     path = Path(path)
@@ -106,8 +106,9 @@ def _open_bytes(path: Path) -> Iterator[tuple[BinaryIO, str]]:
 
 
 def _compression(path: Path) -> str:
-    """Says how a file is compressed and how to make text of it, as in "is compressed by xz;
-    decompress it first"; empty for other files, and for files named .gz, which readers take."""
+    """Words for the compression of a file and the way to make text of the file, as in "is
+    compressed by xz; decompress it first". Empty for other files, and for files named .gz, which
+    readers take."""
     if path.suffix == ".gz":
         return ""
     with path.open("rb") as file:
@@ -133,7 +134,7 @@ def _decode(path: Path, data: bytes, encoding: str, line: int = 1) -> str:
         else:
             return text.replace(_MARK, "")  # inner marks come from files that were joined
     except UnicodeDecodeError as error:
-        start = len(data) - len(error.object) + error.start  # it counts from behind the mark
+        start = len(data) - len(error.object) + error.start  # error.start counts behind the mark
         text_before = data[:start].decode(encoding, errors="replace")
         fault = f"is not {encoding.upper().removesuffix('-SIG')} text ({error.reason})"
         remedy = "convert the file, for example with `iconv -f latin1 -t utf-8`, or repair it."

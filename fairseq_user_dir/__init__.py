@@ -1,8 +1,8 @@
 """fairseq user directory: registers the ``cape_<arch>`` architectures, speech recognition
 and the optimizer ``radam``.
 
-Load it by ``--user-dir cape_plugins`` or ``--user-dir fairseq_user_dir`` on any fairseq command, or
-import it in Python before building or loading a model.
+Load this package with ``--user-dir cape_plugins`` or ``--user-dir fairseq_user_dir`` in any fairseq
+command, or import it in Python before building or loading a model.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ __all__ = [
 
 
 def _accept_fallback_path() -> None:
-    """fairseq finds an installed ``--user-dir NAME`` as ``<fairseq>/../NAME`` and, if NAME was
-    imported before, accepts it only under exactly this spelling of its path."""
+    """Lets fairseq accept this package if it was imported before. fairseq finds an installed
+    ``--user-dir NAME`` as ``<fairseq>/../NAME`` and, if NAME was imported before, accepts only
+    exactly this spelling of the path."""
     for name, paths in (("cape_plugins", cape_plugins.__path__), ("fairseq_user_dir", __path__)):
         spelling = os.path.join(os.path.dirname(fairseq.utils.__file__), "..", name)
         known = spelling in paths or not os.path.isdir(spelling)

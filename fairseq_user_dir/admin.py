@@ -1,22 +1,22 @@
 """ADMIN initialisation of deep post-LN transformers (``--admin-init``).
 
-Liu et al. 2020, "Understanding the difficulty of training transformers" (Admin), as used by Liu et
-al. 2020, "Very deep transformers for neural machine translation", and by the CAPE paper for its
-6L-6L and 18L-18L models. Each residual sub-layer of a post-LN stack computes
+Liu et al. 2020, "Understanding the difficulty of training transformers" (Admin), as in Liu et al.
+2020, "Very deep transformers for neural machine translation", and in the 6L-6L and 18L-18L models
+of the CAPE paper. Each residual sub-layer of a post-LN stack computes
 
     LN(f(x) + omega * x)      instead of      LN(f(x) + x)
 
 with one trainable vector omega [embed_dim] per sub-layer. Before training, one forward pass
-measures how the variance of the residual stream grows with depth; each omega starts at that ratio:
+measures how the variance of the residual stream grows with depth. Each omega starts at the ratio:
 
     s_1 = 1,   omega_i := s_i,   s_{i+1} = sqrt(Var(s_i * x_i) + Var(f_i(x_i)))
 
-separately for encoder and decoder. The authors' program does this in a separate run and passes
-the numbers on in a file, which must be kept for inference as well. Here the omegas are parameters
-of the model: profiled when it is built, stored in its checkpoints, and nothing else is needed.
+separately for encoder and decoder. The authors' program measures in a separate run and passes the
+numbers on in a file, which inference needs as well. In this module the omegas are parameters of the
+model, profiled when the model is built and stored in checkpoints; nothing else is needed.
 
-The layers stay fairseq's, whatever their class is and whether or not they have been wrapped for
-activation checkpointing already.
+The layers stay fairseq's layers, of any class, and may already be wrapped for activation
+checkpointing.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from fairseq_user_dir.host.errors import SettingsError
 
 _FLAG = "--admin-init"
 
-# Sentence pairs at the beginning of the training data from which the profiling batch is chosen.
+# Sentence pairs at the beginning of the training data; the profiling batch is chosen among them.
 _CANDIDATES = 10_000
 
-# The modules whose call opens a residual sub-layer, in the order of the layer's forward pass.
+# The modules that open a residual sub-layer, in the order of the layer's forward pass.
 _BRANCHES = ("self_attn", "encoder_attn", "fc1")
 
 
@@ -67,7 +67,7 @@ class AdminResidual(nn.Module):
     """The residual connections of one layer.
 
     Args:
-        like: a parameter of the layer, which decides dtype and device.
+        like: a parameter of the layer, which sets dtype and device.
         embed_dim: size K of the layer's input and output.
         sublayers: number of residual sub-layers.
 
@@ -85,9 +85,9 @@ class AdminResidual(nn.Module):
     def enter(self, index: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Forward pre-hook of the module that opens sub-layer ``index``.
 
-        Which omega is due is told by the branch that was entered last, not counted: a count would
-        be wrong after an exception, when a layer is recomputed for its gradients (which runs no
-        hooks of the layer itself), or where a sub-layer is left out.
+        The branch that was entered last sets which omega is due. A count would be wrong after an
+        exception, when a layer is recomputed for its gradients (which runs no hooks of the layer),
+        or if a sub-layer is left out.
         """
         self.current = index
 
@@ -99,18 +99,18 @@ class AdminResidual(nn.Module):
 def attach_admin(model: nn.Module) -> None:
     """Give every layer of a post-LN encoder-decoder model trainable residual weights.
 
-    Each layer gets a submodule ``admin``, so that the state dict gains keys such as
-    ``encoder.layers.0.admin.omega.0``. All omegas are one at first, with which the model computes
-    what it did before, up to rounding. To be called when the layers are complete: an attention
-    module exchanged later would not announce itself.
+    Each layer gets a submodule ``admin``, so the state dict gains keys such as
+    ``encoder.layers.0.admin.omega.0``. All omegas are one at first, so the model computes the same
+    as before, up to rounding. Call this function when the layers are complete: an attention module
+    exchanged later would not announce itself.
 
     Args:
-        model: has ``encoder.layers`` and ``decoder.layers`` of fairseq's transformer layers.
+        model: has ``encoder.layers`` and ``decoder.layers`` with fairseq's transformer layers.
 
     Raises:
-        SettingsError: if the model is pre-LN, non-autoregressive, has no encoder or decoder with
-            such layers, has base layers or residual weights already (``--scale-resids``, ADMIN).
-            Nothing is attached then.
+        SettingsError: if the model is pre-LN or non-autoregressive, lacks an encoder or decoder
+            with such layers, or has base layers or residual weights already (``--scale-resids``,
+            ADMIN). Then nothing is attached.
     """
     if isinstance(model, FairseqNATModel):
         raise SettingsError(
@@ -135,7 +135,7 @@ def attach_admin(model: nn.Module) -> None:
 
 
 def _layers(model: nn.Module, side: str) -> list[nn.Module]:
-    """The layers of one stack; by index, since a stack with layer drop skips some when iterated."""
+    """The layers of one stack; by index, because iterating a stack with layer drop skips layers."""
     layers = getattr(getattr(model, side, None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise SettingsError(
@@ -178,7 +178,7 @@ class _Measurement:
         """Stand-in for `AdminResidual.combine` that sets omega before it is used."""
         admin.omega[admin.current].fill_(self.ratio)
         self.constants.append(self.ratio)
-        # Population variance over all elements, padding included, in float32, as the reference.
+        # Population variance over all elements, padding included, in float32, as in the reference.
         residual_variance = (self.ratio * residual.float()).var(correction=0).item()
         branch_variance = x.float().var(correction=0).item()
         self.ratio = math.sqrt(residual_variance + branch_variance)
@@ -191,8 +191,8 @@ def profile_admin(
     """Set all omegas from one forward pass in training mode, with dropout but without layer drop.
 
     Reproducible: the random numbers come from ``seed``, and the caller's random state and the modes
-    of all modules are restored; no gradients are computed. If torch.distributed is
-    initialised, all ranks must make the call, and all get the constants of rank 0: ranks draw
+    of all modules are restored; no gradients are computed. If torch.distributed is initialised, all
+    ranks must call this function. All ranks get the constants of rank 0, because ranks draw
     different augmentations, and different processors round differently.
 
     Args:
@@ -206,7 +206,7 @@ def profile_admin(
 
     Raises:
         SettingsError: if the model has no ADMIN parameters or is not on the CPU, or if a constant
-            is not finite. The omegas are as before then.
+            is not finite. Then the omegas do not change.
     """
     stacks = [_layers(model, side) for side in ("encoder", "decoder")]
     layers = [layer for stack in stacks for layer in stack]
@@ -263,12 +263,12 @@ def _fill(omegas: Sequence[Tensor], constants: Sequence[float]) -> None:
 
 @contextlib.contextmanager
 def _training_mode(model: nn.Module) -> Iterator[None]:
-    """All modules in training mode, layer drop excepted: a dropped layer cannot be measured."""
+    """All modules in training mode, without layer drop: a dropped layer cannot be measured."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.train()
         for side in ("encoder", "decoder"):
-            getattr(model, side).layers.training = False  # the list only, not the layers in it
+            getattr(model, side).layers.training = False  # only the list, not the layers
         yield
     finally:
         for module, training in modes:
@@ -277,7 +277,7 @@ def _training_mode(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_seed(seed: int) -> Iterator[None]:
-    """Random numbers of the CPU from ``seed``; the caller's random state is restored afterwards."""
+    """Seeds random numbers of the CPU; the caller's random state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would seed the GPUs too, and nothing would set them back
         torch.default_generator.manual_seed(seed)
@@ -285,7 +285,7 @@ def _fixed_seed(seed: int) -> Iterator[None]:
 
 
 def _of_first_rank(values: list[float]) -> list[float]:
-    """The list as rank 0 has it, in every process."""
+    """The list of rank 0, in every process."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return values
     on_gpu = torch.distributed.get_backend() == "nccl"
@@ -296,17 +296,17 @@ def _of_first_rank(values: list[float]) -> list[float]:
 
 
 def profiling_batch(task: Any, max_tokens: int = 4096) -> ProfilingBatch | None:
-    """Read one training batch of a translation task, the same one in every process and run.
+    """Read one training batch of a translation task, the same batch in every process and run.
 
-    Taken from the first pairs of the training data (10 000, in the first of the data folders), and
-    among these around the median length, so that like a real batch it has little padding.
+    The batch is taken from the first 10 000 pairs of the training data, in the first data folder.
+    Among these pairs it has lengths around the median, so it has little padding, like a real batch.
 
     Args:
-        task: its ``cfg`` has the fields of fairseq's ``TranslationConfig``.
+        task: a task with the fields of fairseq's ``TranslationConfig`` in ``cfg``.
         max_tokens: bound on rows x columns of each side, padding included.
 
     Returns:
-        The batch, padded on the sides that the task pads on; None if there are no such data, as
+        The batch, padded on the sides that the task pads on; None if there are no training data, as
         when a trained model is only used.
 
     Raises:
@@ -387,6 +387,6 @@ def _choose_rows(sizes: Sequence[np.ndarray], limits: Sequence[int], max_tokens:
 
 
 def _read(dataset: Any, rows: np.ndarray) -> list[Tensor]:
-    if getattr(dataset, "supports_prefetch", False):  # such a dataset reads nothing by itself
+    if getattr(dataset, "supports_prefetch", False):  # without this call it reads nothing
         dataset.prefetch(rows)
     return [dataset[int(row)].long() for row in rows]

@@ -21,7 +21,7 @@ class RelativeSelfAttention(MultiheadAttention):
     """fairseq's self-attention with learned relative positions (Shaw et al.).
 
     Checkpoints of the stock attention fit: the relative tables are additional parameters. The
-    whole forward is replaced because the key and value terms enter inside of the softmax.
+    whole forward is replaced, because key terms act before the softmax and value terms after it.
     """
 
     relative: RelativePositions
@@ -48,7 +48,7 @@ class RelativeSelfAttention(MultiheadAttention):
             attn_mask: ``[T, S]`` added to the scores.
 
         Returns:
-            ``[T, B, C]`` and weights: ``[H, B, T, S]`` if `need_head_weights`, their mean
+            ``[T, B, C]`` and weights: ``[H, B, T, S]`` if `need_head_weights`, the mean over heads
             ``[B, T, S]`` if `need_weights`, else None.
         """
         if static_kv or before_softmax:
@@ -91,8 +91,8 @@ class RelativeSelfAttention(MultiheadAttention):
         values: Tensor,
         key_padding_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values of the whole prefix; the cache holds content only, no positions, so
-        that fairseq's own reordering of beams stays right."""
+        """Keys and values of the whole prefix. The cache holds only content, no positions, so
+        fairseq's reordering of beams stays right."""
         saved = self._get_input_buffer(incremental_state)
         if "prev_key" in saved:
             keys = torch.cat((saved["prev_key"], keys), dim=2)
@@ -118,11 +118,11 @@ def add_relative_positions(layers: nn.ModuleList, config: PositionConfig) -> Non
     the settings have no relative attention.
 
     Exchanges the class of the built attention and overrides no builder of layers: layers may
-    already be wrapped for activation checkpointing, their attention is not; stock initialisation,
+    already be wrapped for activation checkpointing, but not their attention. Stock initialisation,
     names of parameters and dropout settings stay.
 
     Raises:
-        ValueError: for attention variants in which relative positions are not defined.
+        ValueError: for kinds of attention without a definition of relative positions.
     """
     # by index: with layer drop, iterating skips layers at random
     for layer in (layers[index] for index in range(config.relative_depth(len(layers)))):

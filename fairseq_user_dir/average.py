@@ -1,14 +1,15 @@
 """Average the model parameters of several fairseq checkpoints (``cape-average-checkpoints``).
 
 The usual last step of a translation recipe: the mean of the last N epochs translates better than
-any of them. fairseq's own script is not in its wheel and does not load under torch 2.6 and later.
+any single epoch. fairseq's script is not in the wheel of fairseq and does not load under torch 2.6
+and later.
 
     cape-average-checkpoints --inputs checkpoints --num-epoch-checkpoints 5 --output avg5.pt
     cape-average-checkpoints --inputs run/checkpoint8.pt run/checkpoint9.pt --output avg.pt
 
-The result holds the averaged ``model``; everything else, such as the configuration from which the
-model is rebuilt, comes from the checkpoint trained longest. The optimizer state is left out: it
-belongs to one point of the training, and is two thirds of the file.
+The result holds the averaged ``model``. Everything else, such as the configuration for rebuilding
+the model, comes from the checkpoint that was trained longest. The optimizer state is left out,
+because it belongs to one point of the training and is two thirds of the file.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _FILES = {
     "update": re.compile(r"checkpoint_\d+_(\d+)\.pt"),
 }
 
-# Settings of the position embedding: weights trained under different ones do not share a mean.
+# Settings of the position embedding; weights trained with different settings have no mean.
 _SETTINGS_PREFIX = "position_"
 
 # Batch normalisation counts its steps; no parameter and no statistic depends on the count.
@@ -58,7 +59,7 @@ def select_checkpoints(folder: Path, which: str, count: int, upper: int | None) 
         ``count`` paths, the oldest first.
 
     Raises:
-        ValueError: if the folder has fewer.
+        ValueError: if the folder has fewer checkpoints.
     """
     matches = ((_FILES[which].fullmatch(path.name), path) for path in folder.glob("*.pt"))
     numbered = sorted((int(match[1]), path) for match, path in matches if match)
@@ -74,7 +75,7 @@ def select_checkpoints(folder: Path, which: str, count: int, upper: int | None) 
 
 
 def _updates(state: Mapping[str, Any]) -> int:
-    """Number of updates the checkpoint was trained for; -1 if it does not say."""
+    """Number of updates that the checkpoint was trained for; -1 if it is not stored."""
     history = state.get("optimizer_history") or [{}]
     return int(history[-1].get("num_updates", -1))
 
@@ -84,20 +85,20 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
 
     Floating-point tensors (any shape) become the mean over the files, summed in float64 so that
     neither the order nor half precision matters, and cast back to their dtype. Integer and boolean
-    tensors are counts and masks, of which a mean says nothing: they must be equal. Tensors that
-    share their memory in the files, as tied embeddings do, share it in the result.
+    tensors are counts and masks, for which a mean makes no sense: they must be equal. Tensors that
+    share memory in the files, such as tied embeddings, share memory in the result.
 
     Args:
-        paths: one or more checkpoint files. Two of them at a time are in memory, besides the sum.
+        paths: one or more checkpoint files. Memory holds two files at a time, and the sum.
 
     Returns:
-        A checkpoint: the entries of the file with the most updates (the last of these, if several),
-        ``model`` averaged, without ``last_optimizer_state``.
+        A checkpoint: the entries of the file with the most updates (the last such file, if there
+        are several), ``model`` averaged, without ``last_optimizer_state``.
 
     Raises:
-        ValueError: if no file is given or one is given twice, cannot be loaded, or differs from
-            another in its parameters' names, shapes or dtypes, or in its positional settings; or
-            if a parameter is NaN. The message names file, key and remedy.
+        ValueError: if no file is given; if a file is given twice or cannot be loaded; if files
+            differ in names, shapes or dtypes of parameters or in positional settings; or if a
+            parameter is NaN. The message names file, key and remedy.
     """
     _check_distinct(paths)
     total: dict[str, Tensor] = {}
@@ -160,7 +161,7 @@ def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, An
 
 
 def _same_settings(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the settings are the same once defaults are put in: a stock model has none stored."""
+    """Whether settings are the same with defaults filled in; a stock model stores no settings."""
     try:
         first, second = (fairseq_configs(fairseq_arguments(s), s["model"]) for s in (state, other))
     except ValueError:
@@ -169,7 +170,7 @@ def _same_settings(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _check_entry(key: str, names: str, value: Any, other: Any) -> None:
-    """Refuse two entries of the same name that have no mean."""
+    """Refuse two entries with the same name that have no mean."""
     if not isinstance(value, Tensor) or not isinstance(other, Tensor):
         if type(value) is not type(other) or value != other:
             raise ValueError(
@@ -208,12 +209,12 @@ def _add(total: dict[str, Tensor], key: str, value: Any) -> None:
 
 
 def _mean(value: Any, total: Tensor | None, count: int) -> Any:
-    """The averaged entry in the dtype of the files, or the entry itself if it has no sum."""
+    """The averaged entry in the dtype of the files; the entry unchanged if it has no sum."""
     return value if total is None else (total / count).to(value.dtype)
 
 
 def _share_again(model: Mapping[str, Any], means: dict[str, Any]) -> dict[str, Any]:
-    """Entries that shared memory in the file share it again, unless their means differ."""
+    """Lets entries that shared memory in the file share memory again, unless their means differ."""
     owners: dict[tuple[Any, ...], str] = {}
     for key, value in model.items():
         if not isinstance(value, Tensor) or value.numel() == 0:
@@ -226,20 +227,20 @@ def _share_again(model: Mapping[str, Any], means: dict[str, Any]) -> dict[str, A
 
 
 def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
-    """Write a checkpoint in one step: the file at ``output`` is complete, or as it was before.
+    """Write a checkpoint in one step: the file at ``output`` is complete, or unchanged.
 
     Raises:
-        OSError: if the folder cannot be written to or is full; nothing is left behind then.
+        OSError: if the folder cannot be written to, or the disk is full; nothing is left behind.
     """
     try:
         with writing(Path(output), "wb") as file:
             torch.save(dict(state), file)
-    except RuntimeError as error:  # torch.save raises it on a full disk
+    except RuntimeError as error:  # torch.save raises this type on a full disk
         raise OSError(f"--output {output} cannot be written; disk full? ({error})") from error
 
 
 def _check_output(output: Path, inputs: Sequence[Path]) -> None:
-    """Refuse an output that cannot be written or would destroy an input, before long reading."""
+    """Refuse, before long reading, an output that cannot be written or would destroy an input."""
     if output.is_dir():
         raise ValueError(f"--output {output} is a folder; name a file, such as {output / 'avg.pt'}")
     if not output.parent.is_dir():
@@ -304,8 +305,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv: the command line without the program's name; None for the command line of the process.
 
     Raises:
-        SystemExit: with status 2 and a message if an option or an input is unusable; the output is
-            then not written.
+        SystemExit: with status 2 and a message if an option or an input is unusable; then no output
+            is written.
     """
     parser = make_parser()
     args = parser.parse_args(argv)

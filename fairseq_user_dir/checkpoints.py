@@ -1,8 +1,8 @@
 """Facts about a model that a checkpoint stores beside the weights: all position settings, and marks
 of the dictionaries. Both are compared when the checkpoint is used again.
 
-fairseq stores the arguments of the model, and does not check whether a resumed training has other
-arguments; of the dictionaries it stores only the number of their symbols.
+fairseq stores the arguments of the model, but does not check whether a resumed training has other
+arguments. Of the dictionaries fairseq stores only the number of symbols.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _OLD_TABLES = ("embed_positions.weights", "embed_positions._float_tensor")
 _RELATIVE = ".relative."
 _RESUMING = ", by --restore-file, or delete the file to start anew"
-# Parts of the names of positional parameters, and the flags that decide on them.
+# Parts of the names of positional parameters, and the flags that decide on these parameters.
 _PARTS = {
     "embed_positions.weight": "--position-embedding, --max-source-positions and the like",
     ".positions.encoding.": "--position-embedding",
@@ -68,15 +68,15 @@ def watch_checkpoints() -> None:
 
 
 def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
-    """:func:`~cape_plugins.checkpoints.fairseq_files.read_checkpoint`, whose errors fairseq's
+    """:func:`~cape_plugins.checkpoints.fairseq_files.read_checkpoint`, with errors that fairseq's
     commands print in one line.
 
     Raises:
-        SettingsError: if it cannot be read, or has a setting that fairseq would run as code, with a
-            remedy.
+        SettingsError: if the file cannot be read, or has a setting that fairseq would run as code;
+            names a remedy.
     """
-    # Again, because torch.serialization.safe_globals, which transformers uses to resume, forgets at
-    # its end also the types that others have declared.
+    # Again, because torch.serialization.safe_globals, which transformers uses to resume, also
+    # forgets at its end the types that others have declared.
     allow_fairseq_checkpoints()
     try:
         return fairseq_files.read_checkpoint(path, remedy)
@@ -91,10 +91,10 @@ def task_name(state: Mapping[str, Any]) -> str:
 
 
 def check_registered(state: Mapping[str, Any], path: str | Path) -> None:
-    """Refuses a checkpoint whose model or task is defined in another user directory.
+    """Refuses a checkpoint with a model or task that another user directory defines.
 
     Raises:
-        SettingsError: naming the model or task, and what to do.
+        SettingsError: names the model or task, and what to do.
     """
     model = fairseq_arguments(state)
     names = {
@@ -116,7 +116,7 @@ def _checked(stock: Any) -> Any:
         path: str, arg_overrides: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         local_path = PathManager.get_local_path(path)
-        if os.path.isfile(local_path):  # fairseq names a missing one
+        if os.path.isfile(local_path):  # fairseq names a missing file
             # first, because fairseq lets omegaconf evaluate the settings while it loads them
             state = read_checkpoint(local_path)
             if arg_overrides and TYPE_ARG in arg_overrides:
@@ -128,7 +128,7 @@ def _checked(stock: Any) -> Any:
 
 
 def _own_defaults(stored: Mapping[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Lets another type begin with its own defaults instead of the stored options of the first."""
+    """Lets another type begin with that type's defaults, not with stored options of the first."""
     if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
         return overrides
     decoder_has_type = "type" in (stored.get(DECODER_FIELD) or {})
@@ -165,8 +165,8 @@ def _decoder_config(model: nn.Module) -> PositionConfig | None:
 
 
 def _with_record(stock: Any) -> Any:
-    """Writes our settings into the stored ones: fairseq builds a model configured by dataclass from
-    a copy of the settings that it stores."""
+    """Writes the position settings into the stored settings: fairseq builds a model that is
+    configured with a dataclass from a copy of the settings that it stores."""
 
     @functools.wraps(stock)
     def build_model(cfg: Any, *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +181,7 @@ def _with_record(stock: Any) -> Any:
 def changed_settings(
     stored: PositionConfig, current: PositionConfig, prefix: str = PREFIX
 ) -> list[str]:
-    """Differences, named by flags: ``--position-max-global-shift 5.0 (now 7.0)``."""
+    """Differences, named as flags: ``--position-max-global-shift 5.0 (now 7.0)``."""
     if stored.type != current.type:
         return [f"{option_flag(TYPE_ARG, prefix)} {stored.type} (now {current.type})"]
     values = [
@@ -200,7 +200,7 @@ def _same_ratio(old: str, new: str) -> bool:
 
 
 def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bool) -> None:
-    """Stops a resumed training whose position settings differ from the checkpoint."""
+    """Stops a resumed training with position settings that differ from the checkpoint."""
     stored_arguments, model = fairseq_arguments(state), trainer._model
     current = position_config(model)
     if current is None and TYPE_ARG not in stored_arguments:
@@ -211,7 +211,7 @@ def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bo
     with named_by_flags(f"{path}: "):
         trained = fairseq_config(stored_arguments, state["model"])
     if (trained.domain, trained.architecture) != (current.domain, current.architecture):
-        return  # another kind of model, whose weights do not fit
+        return  # another kind of model, with weights that do not fit
     differences = changed_settings(trained, current)
     decoder = _decoder_config(model)
     if decoder is not None and trained.type == current.type:
@@ -237,10 +237,10 @@ def _with_comparison(stock: Any) -> Any:
         self: Trainer, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         # fairseq resets the optimizer for --finetune-from-model, and refuses --reset-optimizer
-        # beside it; once there is a checkpoint in the folder of the new training, it resumes that
+        # beside this option; once the new folder has a checkpoint, fairseq resumes that training
         finetuning = reset_optimizer and filename == self.cfg.checkpoint.finetune_from_model
         if os.path.isfile(filename):
-            # each rank reads for itself: if one alone stopped, the others would wait for ever
+            # each rank reads for itself: if only one rank stopped, the others would wait for ever
             state = read_checkpoint(filename, _RESUMING)
             _compare(filename, state, self, resuming=not reset_optimizer)
             if not getattr(self.cfg.model, ALLOW_ARG, False):
@@ -250,7 +250,7 @@ def _with_comparison(stock: Any) -> Any:
             with _new_tables(self._model) if finetuning else nullcontext():
                 return stock(self, filename, reset_optimizer, *args, **kwargs)
         except Exception as error:
-            # fairseq hides every reason behind "please ensure that the architectures match"
+            # fairseq hides all reasons behind "please ensure that the architectures match"
             if isinstance(error.__context__, SettingsError):
                 raise error.__context__ from None
             raise
@@ -262,17 +262,18 @@ def _with_comparison(stock: Any) -> Any:
 
 
 class PositionalModel:
-    """Checks the positional parameters that a fairseq model loads; a mixin over its class.
+    """Mixin over the class of a fairseq model: checks the positional parameters that it loads.
 
     Attributes:
-        starts_tables: True while relative tables that a checkpoint lacks may keep their start.
+        starts_tables: True while relative tables that a checkpoint lacks may keep their initial
+            values.
     """
 
     starts_tables = False
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
-        """Refuses a checkpoint whose positions are of another kind, with a reason; drops the
-        sinusoid tables that old fairseq versions stored, as the stock model does."""
+        """Refuses a checkpoint with another kind of positions, and gives a reason. Drops the
+        sinusoid tables that old fairseq versions stored, as in the stock model."""
         for name in [n for n in state_dict if n.endswith(_OLD_TABLES)]:
             del state_dict[name]
         if self.starts_tables:
@@ -304,7 +305,7 @@ def check_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module) -> None
     """Compares the positional parameters of a checkpoint with the parameters of the model.
 
     Raises:
-        SettingsError: naming the difference, the flags of the model and what to do.
+        SettingsError: names the difference, the flags of the model and what to do.
     """
     model_parameters = model.state_dict()
     for part, flags in _PARTS.items():
@@ -337,14 +338,13 @@ def _refuse(model: nn.Module, what: str, flags: str) -> None:
 
 
 def dictionary_marks(task: FairseqTask) -> dict[str, list[Any]]:
-    """Number of symbols and a digest of the symbols in their order, for each side that has a
-    dictionary."""
+    """Number of symbols and a digest of the symbols in order, for each side with a dictionary."""
     marks = {}
     for side in ("source", "target"):
         try:
             dictionary = getattr(task, f"{side}_dictionary")
         except (AttributeError, LookupError, NotImplementedError):
-            continue  # a task without this dictionary, or of several languages
+            continue  # a task without this dictionary, or with several languages
         if isinstance(dictionary, Dictionary):
             digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).hexdigest()[:16]
             marks[side] = [len(dictionary), digest]
@@ -353,13 +353,13 @@ def dictionary_marks(task: FairseqTask) -> dict[str, list[Any]]:
 
 def _check_marks(task: FairseqTask, state: Mapping[str, Any] | None, where: str) -> None:
     """Refuses a dictionary of the same size with other symbols, or in another order. If the sizes
-    differ, fairseq says so itself or (as for BART) fits the embeddings."""
+    differ, fairseq stops with an error or (as for BART) fits the embeddings."""
     marks = dictionary_marks(task)
     for side, (size, digest) in ((state or {}).get(DICTIONARIES) or {}).items():
         if side in marks and marks[side][0] == size and marks[side][1] != digest:
             raise SettingsError(
                 f"{where} was trained with other units, or in another order, than those of this "
-                f"{side} dictionary, which has as many ({size}): its embeddings would belong to "
+                f"{side} dictionary, which has as many ({size}): the embeddings would belong to "
                 f"other words. Give the data folder with the dictionary of training{_not(task)}."
             )
 

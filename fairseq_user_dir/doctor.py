@@ -1,5 +1,6 @@
-"""Checks of ``cape-plugins doctor`` for models of fairseq: a model of this package with the type of
-the stock model computes the same, also step by step with a cache; with any other type it trains."""
+"""Checks of ``cape-plugins doctor`` for models of fairseq. With the type of the stock model, a
+model of this package computes the same as the stock model, also step by step with a cache. With any
+other type the model trains."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class Subject(NamedTuple):
         name: Name of the stock model, such as "transformer".
         arguments: Arguments that the model was built from.
         model: Stock model or model of this package, in evaluation mode and float32.
-        task: Task with its dictionaries.
+        task: Task of the model, with dictionaries.
     """
 
     name: str
@@ -158,8 +159,8 @@ def _loaded(path: Path, data: str | None) -> Subject:
 
 
 def _twin(subject: Subject, settings: Mapping[str, Any]) -> Any:
-    """A model of this package with the weights of the subject; new tables are drawn, wide enough
-    for a wrong distance to be seen."""
+    """A model of this package with the weights of the subject. New tables are drawn with numbers
+    large enough to show a wrong distance."""
     options = {PREFIX + name: value for name, value in settings.items() if name != "type"}
     ours = {name for name in subject.arguments if name.startswith(PREFIX)}
     arguments = {name: value for name, value in subject.arguments.items() if name not in ours}
@@ -169,7 +170,7 @@ def _twin(subject: Subject, settings: Mapping[str, Any]) -> Any:
 
 
 def _stock(subject: Subject, config: PositionConfig) -> Any:
-    """The stock model with the weights of one of this package."""
+    """The stock model with the weights of a model of this package."""
     sides = [side for side in ("encoder", "decoder") if hasattr(subject.model, side)]
     new_arguments = argparse.Namespace(**{**subject.arguments, **stock_values(config, *sides)})
     return _with_weights(
@@ -189,8 +190,7 @@ def _with_weights(model: Any, source: nn.Module) -> Any:
 
 
 def _differs(subject: Subject, config: PositionConfig) -> str:
-    """The settings by which the model computes something else than the stock model; empty if there
-    are none."""
+    """The settings that make the model differ from the stock model; empty if there are none."""
     family = find_fairseq_family(subject.model.state_dict())
     values = stock_values(config, *family.sides)
     stock_type = family.stock_type(values, next(iter(family.sides)))
@@ -306,7 +306,8 @@ def _evaluation(cape_model: Any, samples: list[Sample]) -> str:
 
 @torch.no_grad()
 def _cached(cape_model: Any, samples: list[Sample]) -> float:
-    """Tokens are given one by one: wrong positions often lead to the same choice."""
+    """Gives tokens one by one and compares logits, because wrong positions often lead to the same
+    choice."""
     source, target = samples[0]
     memory = {}
     if hasattr(cape_model, "encoder"):
@@ -355,7 +356,8 @@ def _cached_beams(subject: Subject, cape_model: Any, samples: list[Sample]) -> f
 
 
 def _augmentation(subject: Subject, cape_model: Any) -> str:
-    """With only the position embeddings in training mode, so that nothing else is random."""
+    """Checks draws with only the position embeddings in training mode, so that nothing else is
+    random."""
     cape_model = copy.deepcopy(cape_model)
     modules = [
         module for module in cape_model.modules() if isinstance(module, TokenPositionEmbedding)

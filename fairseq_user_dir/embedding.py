@@ -20,13 +20,13 @@ from cape_plugins.mathematics.augmentation import rank_generator
 from cape_plugins.mathematics.binding import Bound
 from cape_plugins.mathematics.tables import counted_rows
 
-# Embeddings without a table have no maximum; fairseq needs a number, and has this for sinusoids.
+# Embeddings without a table have no maximum; fairseq needs a number, and sets this for sinusoids.
 MAX_POSITIONS = int(1e5)
 
 
 class TokenPositionEmbedding(Bound, nn.Module):
-    """Embeds token positions in fairseq's call signature; owns no parameters and no state. The draw
-    of a forward is bound to it.
+    """Embeds token positions in fairseq's call signature; owns no parameters and no state. Holds
+    the draw of a forward.
 
     Args:
         encoder: The core's position encoder.
@@ -44,8 +44,8 @@ class TokenPositionEmbedding(Bound, nn.Module):
     def draw(
         self, batch_size: int, device: torch.device, partner: Draw | None = None
     ) -> Draw | None:
-        """A new draw for the batch, whose other side may have a `partner`; None in evaluation, and
-        where nothing is random."""
+        """A new draw for the batch; `partner` is the draw of the other side, if there is one. None
+        in evaluation, and if nothing is random."""
         return self.encoder.draw(batch_size, device, process_generator, partner)
 
     def forward(
@@ -83,8 +83,8 @@ class TokenPositionEmbedding(Bound, nn.Module):
 
 
 class WrappingPositionalEmbedding(LearnedPositionalEmbedding):
-    """fairseq's learned table, wrapping around beyond its last row: E(t) = E(t mod N) (CAPE
-    section 5.2). Within the table, and in its checkpoints, the same as fairseq's."""
+    """fairseq's learned table; wraps around beyond the last row: E(t) = E(t mod N) (CAPE section
+    5.2). Within the table, and in checkpoints, equal to fairseq's table."""
 
     @classmethod
     def take_over(cls, table: LearnedPositionalEmbedding) -> WrappingPositionalEmbedding:
@@ -114,8 +114,8 @@ def _raw_positions(tokens: Tensor, padding_idx: int, incremental_state: Any | No
 
 def process_generator(device: torch.device) -> torch.Generator:
     """A generator that continues fairseq's random stream, but differs between ranks. fairseq seeds
-    each update with seed + update, on every rank alike: a resumed training repeats its draws
-    exactly, and runs with the seeds s and s + 1 share draws, one update apart. Independent runs
-    need seeds that are far apart."""
+    each update with seed + update, on every rank alike. So a resumed training repeats its draws
+    exactly, and runs with the seeds s and s + 1 share draws, shifted by one update. Independent
+    runs need seeds that are far apart."""
     rank = distributed_utils.get_data_parallel_rank() if distributed.is_initialized() else 0
     return rank_generator(device, rank)

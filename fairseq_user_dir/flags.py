@@ -1,6 +1,6 @@
 """Flags and dataclass fields of fairseq models, generated from PositionConfig, and back.
 
-fairseq suppresses defaults in model groups, so that they are left to the architecture functions.
+fairseq suppresses defaults in model groups, so the architecture functions set them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def add_position_args(
 
 
 def add_decoder_args(parser: argparse._ActionsContainer) -> None:
-    """Adds the flags of a text decoder whose type may differ from the type of its encoder: the
-    flags of the core with ``--position-decoder-`` for ``--position-``."""
+    """Adds the flags of a text decoder that may have another type than the encoder: the flags of
+    the core with ``--position-decoder-`` for ``--position-``."""
     encoder_parser = argparse.ArgumentParser(add_help=False)
     arguments.add_position_args(encoder_parser, "text", "the type of the encoder", "decoder")
     for action in encoder_parser._actions:
@@ -71,8 +71,8 @@ def add_admin_arg(parser: argparse._ActionsContainer) -> None:
 
 
 def set_missing(args: Any) -> None:
-    """Gives every option that is absent from `args` the value "unset"; part of each architecture
-    function, which fairseq also runs on the settings of loaded checkpoints."""
+    """Gives every option that is absent from `args` the value "unset". Part of each architecture
+    function; fairseq also runs these functions on the settings of loaded checkpoints."""
     if getattr(args, TYPE_ARG, None) is None:
         setattr(args, TYPE_ARG, DEFAULT_TYPE)
     for option in option_fields("text"):
@@ -82,7 +82,7 @@ def set_missing(args: Any) -> None:
 
 
 def set_args(args: Any, **values: Any) -> None:
-    """Sets attributes of a namespace or of a configuration with a fixed set of keys."""
+    """Sets attributes of a namespace, or of a configuration with a fixed set of keys."""
     with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
         for name, value in values.items():
             setattr(args, name, value)
@@ -96,8 +96,9 @@ def record(args: Any, config: PositionConfig) -> None:
 
 
 def dataclass_with_positions(name: str, base: type) -> type:
-    """`base`, a FairseqDataclass, extended by the fields of the flags of :func:`add_position_args`
-    (for models that fairseq configures by dataclass)."""
+    """Returns a subclass of `base`, a FairseqDataclass, with a field for each flag of
+    :func:`add_position_args`. The subclass serves models that fairseq configures with a dataclass.
+    """
     types = {"float": float, "int": int}
     extra: list[tuple[str, Any, Any]] = [
         (TYPE_ARG, str, _field(DEFAULT_TYPE, type_help())),
@@ -118,7 +119,7 @@ def dataclass_with_positions(name: str, base: type) -> type:
 
 
 def config_from_args(args: Any, architecture: str, domain: str = "text") -> PositionConfig:
-    """The complete configuration of a model from its arguments.
+    """The complete configuration of a model, from the model's arguments.
 
     Args:
         args: Namespace, DictConfig or dataclass with the flags as attributes.
@@ -126,7 +127,7 @@ def config_from_args(args: Any, architecture: str, domain: str = "text") -> Posi
         domain: "text" or "audio".
 
     Raises:
-        SettingsError: naming the flag, its value, the allowed range and what to do.
+        SettingsError: names the flag, the value, the allowed range and what to do.
     """
     with named_by_flags():
         return PositionConfig(
@@ -135,16 +136,16 @@ def config_from_args(args: Any, architecture: str, domain: str = "text") -> Posi
 
 
 def decoder_config_from_args(args: Any) -> PositionConfig:
-    """The complete configuration of a text decoder, by default of the type of its encoder, with as
-    many of the samples augmented. Settings of a checkpoint hold where no flag says otherwise. All
-    settings are written into `args`, which fairseq stores; the type only if a flag or a checkpoint
-    has named it.
+    """The complete configuration of a text decoder. By default the decoder has the type of the
+    encoder and augments as many samples. Settings of a checkpoint hold unless a flag changes them.
+    All settings are written into `args`, which fairseq stores; the type only if a flag or a
+    checkpoint has named the type.
 
     Args:
         args: Namespace with the flags of :func:`add_decoder_args` as attributes.
 
     Raises:
-        SettingsError: naming the flag, its value, the allowed range and what to do.
+        SettingsError: names the flag, the value, the allowed range and what to do.
     """
     encoder_type = getattr(args, TYPE_ARG)
     stored = dict(getattr(args, DECODER_FIELD, None) or {})

@@ -44,7 +44,7 @@ from fairseq_user_dir.stacks import DecoderPositions, EncoderPositions
 logger = logging.getLogger(__name__)
 
 PREFIX = "cape_"
-# Stock architectures that do not run, so their variants cannot either.
+# Stock architectures that do not run, so cape architectures cannot run either.
 NOT_RUNNABLE = {
     "nacrf_transformer": "uses np.float, gone from numpy",
     "transformer_from_pretrained_xlm": "needs a pretrained XLM",
@@ -61,11 +61,11 @@ class _CapeModel(PositionalModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> Any:
-        """Builds the stock model, then puts cape positions in; all settings, defaults and alpha
+        """Builds the stock model, then puts cape positions in. All settings, defaults and alpha
         included, are written into `args`, which fairseq stores in the checkpoint.
 
         Raises:
-            SettingsError: for settings that are not allowed, naming flag, value, range and remedy.
+            SettingsError: for settings that are not allowed; names flag, value, range and remedy.
         """
         config = config_from_args(args, cls.architecture)
         check_stock_args(args, config)
@@ -75,11 +75,11 @@ class _CapeModel(PositionalModel):
                 source_scale=_count_tokens(task, config.source_scale, is_explicit)
             )
         # alpha is two integers in the arguments, not a buffer: state dicts equal stock
-        # ones, and checkpoints load both ways
+        # state dicts, and checkpoints load both ways
         record(args, config)
         _set_stock_args(args, config)
         model = super().build_model(args, task)
-        if not isinstance(model, cls):  # transformer_align names its own class
+        if not isinstance(model, cls):  # transformer_align names the stock class
             model.__class__ = cls
         model.position_config = config
         if hasattr(model, "encoder"):
@@ -96,7 +96,7 @@ class _CapeSeq2Seq(_CapeModel):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        """Adds the stock arguments of the model and ours."""
+        """Adds the stock arguments of the model and the arguments of this package."""
         super().add_args(parser)
         add_position_args(parser)
         add_admin_arg(parser)
@@ -109,8 +109,8 @@ class _CapeSeq2Seq(_CapeModel):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """See fairseq; the encoder draws for both sides, and gets the length of the target if the
-        draw depends on it."""
+        """See fairseq. The encoder draws for both sides, and gets the length of the target if the
+        draw depends on this length."""
         lengths = None
         if self.position_config.sampling:
             lengths = self._target_lengths(prev_output_tokens, *args, **kwargs)
@@ -118,7 +118,7 @@ class _CapeSeq2Seq(_CapeModel):
             return super().forward(src_tokens, src_lengths, prev_output_tokens, *args, **kwargs)
 
     def _target_lengths(self, prev_output_tokens: Tensor, *_: Any, **__: Any) -> Tensor:
-        """``[B]``, the most target tokens that the decoder reads in a forward."""
+        """``[B]``, largest number of target tokens that the decoder reads in a forward."""
         return prev_output_tokens.ne(self.decoder.padding_idx).sum(1)
 
 
@@ -126,7 +126,8 @@ class _CapeNonautoregressive(_CapeSeq2Seq):
     def _target_lengths(
         self, prev_output_tokens: Tensor, tgt_tokens: Tensor, *_: Any, **__: Any
     ) -> Tensor:
-        """Some decoders first read a draft with tokens left out, and then the whole target, too."""
+        """See the base class; some decoders first read a draft with tokens left out, and then the
+        whole target, too."""
         lengths = super()._target_lengths
         return torch.maximum(lengths(prev_output_tokens), lengths(tgt_tokens))
 
@@ -151,16 +152,16 @@ def _set_stock_args(args: Any, config: PositionConfig) -> None:
 
 
 def stock_values(config: PositionConfig, *sides: str) -> dict[str, bool]:
-    """Stock arguments by which the stacks of these sides get a place for the position embedding,
-    and a learned table under its stock name: initialisation and checkpoints stay stock."""
+    """Stock arguments that give the stacks of these sides a place for the position embedding, and
+    give a learned table its stock name: initialisation and checkpoints stay stock."""
     learned = {f"{side}_learned_pos": config.encoding.counts for side in sides}
     return {"no_token_positional_embeddings": not config.encoding.adds, **learned}
 
 
 def install(stack: nn.Module, mixin: type, config: PositionConfig, side: str) -> None:
     """Replaces ``embed_positions`` of a built stack and puts `mixin` over its class. The first
-    token is at ``padding_idx + 1``, as in fairseq, so that an unaugmented sinusoid is bit for bit
-    fairseq's own."""
+    token is at ``padding_idx + 1``, as in fairseq, so an unaugmented sinusoid equals fairseq's
+    sinusoid bit for bit."""
     stock = stack.embed_positions
     if (stock is None) == config.encoding.adds:
         raise SettingsError(
@@ -186,11 +187,11 @@ def install(stack: nn.Module, mixin: type, config: PositionConfig, side: str) ->
 
 
 def _count_tokens(task: Any, mode: str, is_explicit: bool) -> str:
-    """Counts the binarised training data of the task: TARGET/SOURCE, with or without EOS as `mode`,
-    a word of :data:`~cape_plugins.settings.options.COUNTED`, says. A task without one source and
-    one target language has no such ratio: 1, unless the option `is_explicit`. That is exact for
-    denoising, where both sides are the same text, and leaves the indices alone for several
-    languages. A resumed training counts again, and stops if the data have another ratio.
+    """Counts the binarised training data of the task: TARGET/SOURCE. `mode`, a word of
+    :data:`~cape_plugins.settings.options.COUNTED`, sets whether EOS counts. A task without one
+    source and one target language has no such ratio and gets 1, unless `is_explicit`. The ratio 1
+    is exact for denoising, in which both sides are the same text, and does not change the indices
+    of several languages. A resumed training counts again, and stops if the data have another ratio.
 
     Raises:
         SettingsError: if the data cannot be counted.
@@ -256,7 +257,7 @@ def _arch_function(stock: Callable[[Any], None], defaults: dict[str, Any]) -> Ca
 
 
 def _register(name: str, stock: type, mixin: type) -> type:
-    """One stock model with all of its architectures."""
+    """Registers one stock model with all its architectures."""
     dataclass = MODEL_DATACLASS_REGISTRY.get(name)
     cape = type(f"Cape{stock.__name__}", (mixin, stock), {"__doc__": stock.__doc__})
     if dataclass is not None:
@@ -266,10 +267,10 @@ def _register(name: str, stock: type, mixin: type) -> type:
     if issubclass(stock, TransformerModel):
         defaults["admin_init"] = False
     if issubclass(stock, FairseqNATModel):
-        # their task, translation_lev, puts BOS before the source itself
+        # translation_lev, the task of these models, puts BOS before the source itself
         defaults["position_source_bos"] = False
     for arch in ARCH_MODEL_INV_REGISTRY[name]:
-        if dataclass is None or arch != name:  # a dataclass model registers its own name
+        if dataclass is None or arch != name:  # a dataclass model registers its name itself
             function = _arch_function(ARCH_CONFIG_REGISTRY[arch], defaults)
             register_model_architecture(PREFIX + name, PREFIX + arch)(function)
     return cape

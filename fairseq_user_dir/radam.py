@@ -1,10 +1,10 @@
 """The optimizer ``radam`` of the translation recipes that the CAPE paper follows (appendix D.1).
 
-It is torch's: rectified Adam after Liu et al. (ICLR 2020, algorithm 2), with weight decay apart
-from the gradient, as in fairseq's ``adam``. It takes momentum steps in the first five
-updates, as Liu et al. say; Transformer-Clinic's takes none there, where the rate is below 1e-6. The
-flags have the names of ``adam``'s, as in the recipes of
-Transformer-Clinic, whose commands need no change.
+The optimizer is torch's rectified Adam after Liu et al. (ICLR 2020, algorithm 2), with weight decay
+apart from the gradient, as in fairseq's ``adam``. The first five updates are momentum steps, as in
+Liu et al.; the optimizer of Transformer-Clinic takes no steps there, where the rate is below 1e-6.
+The flags are named like the flags of ``adam``, as in the recipes of Transformer-Clinic, so the
+commands of these recipes need no change.
 """
 
 # no annotations from __future__: fairseq reads the types of a dataclass
@@ -39,7 +39,7 @@ class RAdamConfig(FairseqDataclass):
 class FairseqRAdam(FairseqOptimizer):
     """``torch.optim.RAdam`` under fairseq's trainer.
 
-    Half precision is as for other optimizers without half-precision kernels: ``--fp16`` and
+    Half precision works as for other optimizers without half-precision kernels: ``--fp16`` and
     ``--bf16`` keep parameters in float32 beside the model; ``--memory-efficient-fp16`` is refused.
 
     Args:
@@ -47,7 +47,7 @@ class FairseqRAdam(FairseqOptimizer):
         params: Parameters to train.
 
     Raises:
-        SettingsError: for options that are not allowed, naming flag, value, range and remedy.
+        SettingsError: for options that are not allowed; names flag, value, range and remedy.
     """
 
     def __init__(self, cfg: RAdamConfig, params: Iterable[torch.nn.Parameter]) -> None:
@@ -57,7 +57,7 @@ class FairseqRAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Settings that replace a checkpoint's when a training is resumed."""
+        """Settings that replace the settings of a checkpoint when a training is resumed."""
         rate = self.cfg.lr
         return {
             "lr": rate[0] if isinstance(rate, Sequence) else rate,
@@ -68,7 +68,7 @@ class FairseqRAdam(FairseqOptimizer):
 
     @property
     def supports_flat_params(self) -> bool:
-        """All parameters may be one tensor, since each number is updated by itself."""
+        """True: all parameters may be one tensor, because each number is updated by itself."""
         return True
 
 

@@ -1,8 +1,8 @@
 """Encoder and decoder stacks of fairseq with cape positions: the smallest overrides that carry one
 draw from the source to the target side and put a BOS token before the source.
 
-The mixins are put over the class of a built stack, because the stock ways to replace a stack are
-bypassed by some models (transformer_align) and missing in others (language models).
+The mixins are put over the class of a built stack, because some models bypass the stock ways to
+replace a stack (transformer_align) and others lack such ways (language models).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class _PositionStack:
 
     def max_positions(self) -> int:
         """No limit: positions are computed, or wrap around. The *task* filters the data, at 1024
-        tokens unless ``--max-source-positions`` and ``--max-target-positions`` say otherwise."""
+        tokens unless ``--max-source-positions`` and ``--max-target-positions`` set other limits."""
         return MAX_POSITIONS
 
 
 class EncoderPositions(Bound, _PositionStack):
-    """Draws in training and inserts the BOS hint; a mixin over a TransformerEncoder. The number of
-    target tokens ``[B]`` is bound to it, where the model knows it."""
+    """Mixin over a TransformerEncoder: draws in training and inserts the BOS hint. Holds the number
+    of target tokens ``[B]``, if the model knows this number."""
 
     padding_idx: int
     embed_tokens: nn.Module
@@ -57,7 +57,7 @@ class EncoderPositions(Bound, _PositionStack):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list[Any]]:
-        """fairseq's encoder output, and in it
+        """fairseq's encoder output with two more entries:
 
         - **position_draw**: ``[Draw]`` of this forward, in training, for the decoder;
         - **src_tokens**: ``[B x S]``, the caller's tokens, if a BOS token was put before them.
@@ -86,8 +86,8 @@ class EncoderPositions(Bound, _PositionStack):
         return out
 
     def _reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> Any:
-        """BART's beams share the states of their source; the caller's tokens have a row for each,
-        as attention has."""
+        """Reorders the output. BART's beams share the states of their source; the caller's tokens,
+        like attention, have a row for each beam."""
         encoder_out = super()._reorder_encoder_out(encoder_out, new_order)
         tokens = [tokens.index_select(0, new_order) for tokens in encoder_out["src_tokens"]]
         return {**encoder_out, "src_tokens": tokens}
@@ -100,15 +100,15 @@ class EncoderPositions(Bound, _PositionStack):
 
 
 class DecoderPositions(_PositionStack):
-    """A mixin over a TransformerDecoder: uses the draw of the encoder, or draws itself if the sides
-    are independent and in language models; returns attention over the caller's source tokens."""
+    """Mixin over a TransformerDecoder: uses the draw of the encoder, or draws itself if the sides
+    are independent and in language models. Returns attention over the caller's source tokens."""
 
     padding_idx: int
 
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Any | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
-        """See fairseq; called first by every decoder, non-autoregressive ones included."""
+        """See fairseq; every decoder calls this method first, even non-autoregressive decoders."""
         with _using(self.position_module, self._draw(prev_output_tokens, encoder_out)):
             features, extra = super().extract_features(
                 prev_output_tokens, encoder_out, *args, **kwargs
@@ -156,7 +156,7 @@ def prepend_bos(tokens: Tensor, padding_idx: int, bos: int) -> tuple[Tensor, Ten
         bos: Index of BOS.
 
     Returns:
-        ``[B, S + 1]`` tokens and ``[B, 1]`` the column of BOS.
+        ``[B, S + 1]``, the tokens, and ``[B, 1]``, the column of BOS.
     """
     column = tokens.ne(padding_idx).int().argmax(dim=1, keepdim=True)
     return F.pad(tokens, (1, 0), value=padding_idx).scatter(1, column, bos), column
@@ -164,7 +164,7 @@ def prepend_bos(tokens: Tensor, padding_idx: int, bos: int) -> tuple[Tensor, Ten
 
 @contextmanager
 def _using(module: TokenPositionEmbedding | None, draw: Draw | None) -> Iterator[None]:
-    """Binds the draw to the module for a stock call, which has no argument for it: overriding
+    """Binds the draw to the module for a stock call, which has no argument for a draw. Overriding
     fairseq's forwards instead would copy 90 lines."""
     if module is None:
         yield

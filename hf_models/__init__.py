@@ -1,4 +1,4 @@
-"""Hugging Face models whose position embedding is chosen by their configuration.
+"""Hugging Face models with a position embedding that the configuration chooses.
 
 Importing this package registers the model types of its families, such as ``cape_marian`` and
 ``cape_vit``, with the Auto classes of transformers. Configurations and models have the names of the
@@ -38,7 +38,7 @@ from hf_models.switching.built import switch
 from hf_models.switching.install import FamilyClasses, add_parts
 from hf_models.switching.stock_calls import accept_position_embeddings
 
-# By configuration of a family: its Auto classes, and the model that each loads.
+# Maps the configuration of a family to its Auto classes, and to the model that each class loads.
 AUTO_CLASSES: dict[type, Any] = {}
 MODELS: dict[str, type] = {}  # by name
 
@@ -59,8 +59,8 @@ def register_family(family: FamilyClasses) -> None:
 
 
 def _register_processors() -> None:
-    # Subwords by a tokenizer of our own, letters by transformers' Wav2Vec2CTCTokenizer, which the
-    # files of a checkpoint name; its processor takes any features.
+    # Subwords need the tokenizer of this package; for letters the files of a checkpoint name
+    # transformers' Wav2Vec2CTCTokenizer, and its processor takes any features.
     AutoFeatureExtractor.register(CapeSpeechConfig, CapeSpeechFeatureExtractor, exist_ok=True)
     AutoTokenizer.register(
         CapeSpeechConfig, slow_tokenizer_class=CapeSpeechTokenizer, exist_ok=True

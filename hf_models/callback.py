@@ -13,11 +13,11 @@ from cape_plugins.mathematics.augmentation import rank_seed
 class RankSeedCallback(TrainerCallback):
     """Gives each process different random numbers within a training step.
 
-    The Trainer seeds all processes alike, so that they would draw the same positions and the same
-    dropout masks. The models of this package draw positions by rank without this callback;
-    compiled models cannot, and need it. Between the steps all processes share one stream again,
-    on which the order of the data may rest and which checkpoints save, so that a resumed training
-    draws the same numbers.
+    The Trainer seeds all processes alike, so all would draw the same positions and the same dropout
+    masks. The models of this package draw positions by rank without this callback; compiled models
+    cannot, and need the callback. Between the steps all processes share one stream again. The order
+    of the data may depend on this stream, and checkpoints save it, so a resumed training draws the
+    same numbers.
     """
 
     def __init__(self) -> None:

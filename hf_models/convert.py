@@ -78,16 +78,16 @@ def convert(
     settings: dict[str, Any] | None,
     neutral: bool = False,
 ) -> PreTrainedModel:
-    """Writes the checkpoint `source` to the new folder `target` with another position embedding,
-    and prints the settings by which it computes something else until it is fine-tuned.
+    """Writes the checkpoint `source` to the new folder `target` with another position embedding.
+    Prints the settings that change the results of the model until it is fine-tuned.
 
     Args:
         source: Folder or hub name of a stock or cape checkpoint.
         target: Folder that does not exist yet.
         settings: ``{"type": ..., option: value}``; None for the stock model. Missing options are
-            taken from `source` if it has this type, or if there is no "type".
-        neutral: Take missing options from `source`, so that the new model computes the same until
-            it is trained: alpha is 1, there is no BOS hint, no mean is subtracted, and new relative
+            taken from `source` if `source` has this type, or if there is no "type".
+        neutral: Take missing options from `source`, so the new model computes the same until it
+            is trained: alpha is 1, there is no BOS hint, no mean is subtracted, and new relative
             embeddings begin at zero. Impossible if the learned table is dropped (ViT with any type
             but ``abspos``).
 
@@ -95,8 +95,8 @@ def convert(
         The model that was written.
 
     Raises:
-        ValueError: if `source` is of an unknown family or cannot be read, if a setting is wrong,
-            or if the stock model, or with `neutral` the new one, would not give the same output.
+        ValueError: if `source` has an unknown family or cannot be read, if a setting is wrong, or
+            if the stock model, or with `neutral` the new model, would not give the same output.
     """
     require_place(source)
     with complete_folder(Path(target), "DST") as folder:
@@ -130,7 +130,7 @@ def own_class(source: str, config: Any) -> Any:
 
 
 def _settings(config: Any) -> Settings:
-    """Settings of each position embedding of the model of a configuration, stock or cape."""
+    """Settings of each position embedding of a model with this configuration, stock or cape."""
     if not hasattr(config, "position_fields"):
         classes = hf_models.AUTO_CLASSES
         cape_config = next(cape for cape in classes if config.model_type in cape.model_types())
@@ -148,7 +148,7 @@ def _stock_settings(config: Any, fields: Mapping[str, Any]) -> Settings:
 
 
 def _changes(before: Settings, after: Settings) -> dict[str, str]:
-    """Differences outside of training, in words, by "field option"."""
+    """Differences outside of training, in words; the keys are "field option"."""
     option_names = {
         "source_scale": "alpha",
         "source_bos": "the BOS hint",
@@ -236,7 +236,7 @@ def _cape_model(
 
 
 def _new_weights(stock: Mapping[str, torch.Tensor], model: PreTrainedModel) -> list[str]:
-    """Names of weights in a switched model that the stock model did not have under any name."""
+    """Names of weights in a switched model that the stock model has under no name."""
     stock_addresses = {tensor.data_ptr() for tensor in stock.values()}
     weights = model.state_dict().items()
     return sorted(
@@ -285,8 +285,8 @@ def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
 
 
 def copy_other_files(source: str | os.PathLike[str], target: Path) -> None:
-    """Copies the files of a checkpoint that a model does not write: of the tokenizer, of the
-    feature extractor, settings of generation. They name no code that is left behind."""
+    """Copies the files of a checkpoint that a model does not write: files of tokenizer and feature
+    extractor, and settings of generation. The copies name no code that is left behind."""
     folder = (
         source
         if os.path.isdir(source)
@@ -315,7 +315,7 @@ def _forget_code(settings: dict[str, Any]) -> None:
 
 
 def _source_scale(argument: str, model: str) -> str:
-    """Alpha, a number or counted from two texts."""
+    """Alpha, given as a number or counted from two texts."""
     files = argument.split(",")
     if len(files) == 2:
         counts = count_texts(*files, model)

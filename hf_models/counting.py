@@ -1,4 +1,4 @@
-"""Source scale alpha of raw text, counted by the tokenizer of a model."""
+"""Source scale alpha of raw text, counted with the tokenizer of a model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cape_plugins.texts import text_lines
 def token_lists(
     model: str | os.PathLike[str], eos: bool = True
 ) -> Callable[..., Iterator[list[int]]]:
-    """How a tokenizer splits raw text files, one sentence a line, with progress bars.
+    """Splits raw text files with a tokenizer, one sentence a line, with progress bars.
 
     Args:
-        model: Folder or hub name of a model with a tokenizer. Tokens that it adds to a sentence
-            count (EOS, language codes), except BOS, as everywhere in this package.
+        model: Folder or hub name of a model with a tokenizer. Tokens that the tokenizer adds to a
+            sentence count (EOS, language codes), except BOS, as everywhere in this package.
         eos: Count the end-of-sentence tokens, too; the CAPE paper's notebook does not.
 
     Returns:
-        A function of a text file in UTF-8 (``.gz`` is decompressed), a target with
-        ``target=True``, which gives the tokens of each line.
+        A function that gives the tokens of each line of a text file in UTF-8 (``.gz`` is
+        decompressed); ``target=True`` marks a target text.
 
     Raises:
         ValueError: if there is no tokenizer.

@@ -28,16 +28,16 @@ from hf_models.switching.built import build_stock, stock_settings
 from hf_models.switching.install import PARTS, stock_class
 from hf_models.switching.settings import FIELD
 
-LARGE = 200  # million parameters of a model, beyond which its first layers are checked
+LARGE = 200  # million parameters; of larger models only the first layers are checked
 LAYERS = 2
-_STAGES = ("stage_names", "out_features", "out_indices")  # of a backbone, named after its layers
+_STAGES = ("stage_names", "out_features", "out_indices")  # fields that name layers of a backbone
 _NOTE = 160  # characters of a warning
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers")
 Rows = Iterator[tuple[str, Check]]
 
 
 def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows:
-    """Checks a model, or a tiny one of each registered family.
+    """Checks a model, or a tiny model of each registered family.
 
     Args:
         args: Arguments of ``cape-plugins doctor``.
@@ -45,7 +45,7 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
             :func:`~hf_models.check_family`.
 
     Raises:
-        ValueError: if the model is of no registered family, cannot be read, or cannot have these
+        ValueError: if the model has no registered family, cannot be read, or cannot have these
             settings.
     """
     refuse_data(args)
@@ -68,12 +68,12 @@ def _tested() -> str:
 
 @contextmanager
 def _quiet() -> Iterator[set[str]]:
-    """Keeps logs, warnings and progress bars back, and collects what a host says of its changes."""
+    """Keeps logs, warnings and progress bars back, and collects a host's notes on its changes."""
     verbosity, messages = logging.get_verbosity(), set()
 
     def collect(message: Any, category: type, *_: Any, **__: Any) -> None:
         if issubclass(category, FutureWarning | DeprecationWarning):
-            # some hold the values of tensors
+            # some warnings hold the values of tensors
             messages.add(textwrap.shorten(f"{category.__name__}: {message}", _NOTE))
 
     logging.set_verbosity_error()
@@ -113,8 +113,8 @@ def _family_checks(settings: Mapping[str, Any] | None) -> Rows:
 
 
 def head_of(config: type) -> Any:
-    """The stock model of a family that generates, else the first with a head; None if the family
-    has no stock models.
+    """The stock model of a family that generates, else the first stock model with a head; None if
+    the family has no stock models.
 
     Args:
         config: Class of the configuration of this package.

@@ -2,9 +2,9 @@
 
 Releases rename arguments: the cache is ``past_key_values`` up to transformers 5.23 and ``cache``
 from 5.24 on, and code that looks for the old name gets None. A value of a distinct type is found by
-this type, under any name; other names are read from the signature of the stock forward. Where
-neither is possible the model is refused when it is built (:func:`check_forwards`): an overlooked
-argument silently gives wrong positions.
+this type, under any name; other names are read from the signature of the stock forward. If neither
+is possible, building the model fails (:func:`check_forwards`), because an overlooked argument
+silently gives wrong positions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ARGUMENTS = frozenset(
         "use_cache",
     }
 )
-# Names as well as annotations: annotations are surer, but not all stock forwards have them.
+# Names as well as annotations: annotations are safer, but not all stock forwards have annotations.
 _NAMES = {
     "the cache": ("cache", "past_key_values"),
     "the number of cached tokens": ("cache_length", "past_key_values_length"),
@@ -53,13 +53,13 @@ _NAMES = {
 
 
 def is_cache(value: Any) -> bool:
-    """Whether a value can say how many tokens it holds; not all caches of transformers have one
-    base class (continuous batching)."""
+    """Whether a value can tell its number of tokens. Not all caches of transformers have one base
+    class (continuous batching)."""
     return hasattr(value, "get_seq_length")
 
 
 def find_cache(*arguments: Any) -> Any | None:
-    """The cache among the arguments of a call; None if it has none."""
+    """The cache among the arguments of a call; None if there is none."""
     return next(filter(is_cache, arguments), None)
 
 
@@ -67,8 +67,8 @@ def cached_tokens(cache: Any | None, layer: int | None = None) -> int | Tensor:
     """Number of tokens of the text that a cache holds.
 
     Args:
-        cache: Cache of a stack; a decoder's may also hold keys of the source, which do not count.
-        layer: Layer to ask; default all have come equally far.
+        cache: Cache of a stack; keys of the source in the cache of a decoder do not count.
+        layer: Layer to ask; None if all layers hold the same number.
     """
     if cache is None:
         return 0
@@ -78,7 +78,7 @@ def cached_tokens(cache: Any | None, layer: int | None = None) -> int | Tensor:
 
 
 def without_cache(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a model, by name, for its encoder: a cache is the decoder's."""
+    """The arguments of a model, by name, for the encoder: a cache belongs to the decoder."""
     return {name: value for name, value in arguments.items() if not is_cache(value)}
 
 
@@ -97,7 +97,7 @@ def _name(forward: Any, meaning: str, annotation: str) -> str:
     """The argument that has the annotation, or one of the known names.
 
     Raises:
-        ValueError: unless there is exactly one.
+        ValueError: unless exactly one argument fits.
     """
     parameters = inspect.signature(forward).parameters
     annotated = [
@@ -123,12 +123,12 @@ _REMEDY = (
 
 @functools.cache
 def check_forwards(part: type[nn.Module], stock: type[nn.Module]) -> None:
-    """Refuses a part that takes arguments which its stock class does not have.
+    """Refuses a part that takes arguments which the stock class does not have.
 
     Args:
-        part: Class that takes the place of `stock`. Arguments in :data:`ARGUMENTS` that it adds to
-            the stock ones are named in the attribute `adds` of the base whose forward does so.
-        stock: Its last base.
+        part: Class that takes the place of `stock`. A base with a forward that adds arguments in
+            :data:`ARGUMENTS` to the stock arguments names them in the attribute `adds`.
+        stock: Last base of `part`.
 
     Raises:
         ValueError: for an argument in :data:`ARGUMENTS` that a forward of `part` names, but
@@ -149,7 +149,7 @@ def check_forwards(part: type[nn.Module], stock: type[nn.Module]) -> None:
             )
         positional = [name for name, value in base_parameters.items() if value.kind in _BY_PLACE]
         if positional and base_parameters[positional[-1]].kind is inspect.Parameter.VAR_POSITIONAL:
-            positional.pop()  # *args: what comes before is handed on by place
+            positional.pop()  # *args: earlier arguments are handed on by place
             if positional != list(parameters)[: len(positional)]:
                 _refuse(stock, f"the arguments of {base.__name__}.forward in another order")
     if bases and (unknown_names := [name for name in parameters if _names_positions(name)]):
@@ -172,12 +172,12 @@ def _refuse(stock: type[nn.Module], difference: str) -> None:
     )
 
 
-# Stock encoders draw a number for each layer in training: up to 5.22 also where none is dropped.
+# Stock encoders draw a number for each layer in training: up to 5.22 even if no layer is dropped.
 ALWAYS_DRAWS = minor_release(transformers.__version__) < (5, 23)
 
 
 def drops_layer(encoder: Any) -> bool:
-    """Whether an encoder leaves out its next layer; consumes the random numbers that stock does."""
+    """Whether an encoder leaves out the next layer; draws the same random numbers as stock code."""
     if not encoder.training or not (encoder.layerdrop or ALWAYS_DRAWS):
         return False
     return bool(torch.rand([]) < encoder.layerdrop)
@@ -186,8 +186,8 @@ def drops_layer(encoder: Any) -> bool:
 def record_outputs(module: nn.Module) -> None:
     """Tells transformers which outputs (hidden states, attentions) a module of a new class records.
 
-    It notes them by class when it builds a module: by the class itself from 5.23 on, before by its
-    name in a plain dict.
+    transformers notes these outputs when it builds a module: from 5.23 on under the class, before
+    under the name of the class in a plain dict.
     """
     if hasattr(module, "_can_record_outputs"):
         name, recorded = str(type(module)), module._can_record_outputs

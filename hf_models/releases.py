@@ -1,4 +1,4 @@
-"""Releases of transformers that the tests of this package have passed on."""
+"""Releases of transformers on which the tests of this package have passed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-# Written by `make test-versions`; not in a self-contained folder, which holds code only.
+# `make test-versions` writes this file. A self-contained folder lacks it and holds code only.
 TESTED = Path(__file__).with_name("tested.json")
 
 
@@ -24,14 +24,14 @@ def tested_releases() -> list[dict[str, Any]]:
 
 
 def is_tested(release: str) -> bool:
-    """Whether the tests have passed on a release of this minor number."""
+    """Whether the tests have passed on a release with this minor number."""
     return minor_release(release) in {
         minor_release(row["transformers"]) for row in tested_releases()
     }
 
 
 def warn_if_untested(release: str) -> None:
-    """Warns of a release of transformers that the tests have not passed on."""
+    """Warns of a release of transformers on which the tests have not passed."""
     rows = tested_releases()
     if rows and not is_tested(release):
         tested = " to ".join(dict.fromkeys(row["transformers"] for row in (rows[0], rows[-1])))

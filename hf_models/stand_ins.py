@@ -1,9 +1,9 @@
-"""Takes the working directory off the path where ``python -m hf_models.run`` begins.
+"""Takes the working directory off the path when ``python -m hf_models.run`` begins.
 
-To be imported before transformers, which looks for torchvision, torchcodec and the like when it is
-imported. ``python -m`` puts the working directory on the path first, and a script's modules of such
-names would break that import. ``python SCRIPT`` has the
-folder of the script on the path instead; hf_models.run puts it there later.
+Import this module before transformers, which looks for torchvision, torchcodec and the like when it
+is imported. ``python -m`` puts the working directory on the path first, and a script's modules with
+such names would break the import of transformers. ``python SCRIPT`` puts the folder of the script
+on the path instead; hf_models.run does so later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-_begins = sys.argv[:1] == ["-m"]  # while the module is looked for, afterwards its path
+_begins = sys.argv[:1] == ["-m"]  # while Python looks for the module; afterwards its path
 if (
     _begins
     and any(word.endswith("hf_models.run") for word in sys.orig_argv)

@@ -1,2 +1,3 @@
-"""Translators of the hosts, and of the engines that `cape-plugins export` writes for; a file each,
-which imports none of the others, so that each can be measured in a separate process."""
+"""Translators of the hosts, and of the engines that `cape-plugins export` writes for. Each file
+holds one translator and imports no other file, so that each can be measured in a separate process.
+"""

@@ -6,7 +6,7 @@ import ctranslate2
 
 from benchmarks.engines.task import Search, Step, read_sources
 
-FLOAT32, INT8 = "ctranslate2", "ctranslate2-int8"  # folders
+FLOAT32, INT8 = "ctranslate2", "ctranslate2-int8"  # names of folders
 
 
 def float32(folder: Path, search: Search) -> Step:

@@ -17,7 +17,7 @@ CHECKPOINT = "checkpoint.pt"
 
 
 def translator(folder: Path, search: Search) -> Step:
-    """fairseq's beam search on the checkpoint, prepared as fairseq-generate does."""
+    """fairseq's beam search on the checkpoint, prepared as in fairseq-generate."""
     torch.set_num_threads(search.threads)
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(folder / CHECKPOINT)], arg_overrides={"data": str(folder)}
@@ -30,13 +30,12 @@ def translator(folder: Path, search: Search) -> Step:
             "src_lengths": torch.tensor([len(row) for row in ids]),
         }
     }
-    # fairseq makes one step more than the length, for </s>
+    # fairseq makes one more step than the length, for </s>
     return beam_search(task, model, sample, search.length - 1, search.beam)
 
 
 def save(folder: Path, sizes: dict[str, int], num_words: int, alpha: str) -> int:
-    """Writes dictionaries and a checkpoint as fairseq-train does; returns the number of
-    parameters."""
+    """Writes dictionaries and a checkpoint, as fairseq-train. Returns the number of parameters."""
     dictionary = Dictionary()
     for number in range(num_words):
         dictionary.add_symbol(str(number))
@@ -49,7 +48,7 @@ def save(folder: Path, sizes: dict[str, int], num_words: int, alpha: str) -> int
     argv += ["--source-lang", "source", "--target-lang", "target", "--max-tokens", "1"]
     parser = options.get_training_parser("translation")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra's deprecations
+        warnings.simplefilter("ignore")  # hydra warns of deprecations
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, argv))
     torch.manual_seed(0)
     model = tasks.setup_task(cfg.task).build_model(cfg.model)

@@ -1,4 +1,4 @@
-"""Peak memory of a translator, measured by a process that holds only this translator."""
+"""Peak memory of a translator, measured in a process that holds only this translator."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Greedy search with the graphs of an exported Hugging Face model, by ONNX Runtime."""
+"""Greedy search with ONNX Runtime and the graphs of an exported Hugging Face model."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def translator(folder: Path, search: Search) -> Step:
     """The loop over tokens that the README of an exported folder shows, for batches.
 
     Raises:
-        ValueError: There is a beam, which the graphs leave to the caller.
+        ValueError: for a beam, which the graphs leave to the caller.
     """
     if search.beam != 1:
         raise ValueError(f"beam {search.beam} is not implemented for ONNX Runtime; allowed: 1.")

@@ -1,8 +1,8 @@
 """The input of all translators: sentences, the size of a batch, and options of the search.
 
-A translator is made by a function of a folder and a :class:`Search`. The folder has the models and
-the sentences as lists of words. Words are numbers: word n has the id ``n + SPECIAL``, after
-`<s>`, `<pad>`, `</s>` and `<unk>`.
+A function of a folder and a :class:`Search` makes a translator. The folder has the models and the
+sentences as lists of words. Words are numbers: word n has the id ``n + SPECIAL``, after `<s>`,
+`<pad>`, `</s>` and `<unk>`.
 """
 
 import json
@@ -23,10 +23,10 @@ class Search:
     """Number of sentences in a batch, and options of the search.
 
     Attributes:
-        batch: Sentences.
+        batch: Number of sentences.
         beam: Width of the beam; 1 is greedy.
-        length: Tokens that each hypothesis gets, neither less nor more.
-        threads: Of the engine.
+        length: Exact number of tokens of each hypothesis.
+        threads: Threads of the engine.
     """
 
     batch: int
@@ -41,7 +41,7 @@ def read_sources(folder: Path, search: Search) -> list[list[str]]:
 
 
 def source_ids(folder: Path, search: Search) -> np.ndarray:
-    """The same as ids int64 [B, T] with `</s>`, padded at the end."""
+    """The first sentences as ids int64 [B, T] with `</s>`, padded at the end."""
     sentences = read_sources(folder, search)
     ids = np.full((len(sentences), 1 + max(map(len, sentences))), PAD)
     for row, words in zip(ids, sentences, strict=True):

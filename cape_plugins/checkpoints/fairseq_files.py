@@ -1,7 +1,7 @@
 """Checkpoint files of fairseq, read without fairseq: contents, arguments, position settings.
 
-Reading one runs nothing from it. torch refuses what is not data (``weights_only``); a file is also
-refused if fairseq would run one of its settings as Python while it builds the task or the model.
+Reading a file runs nothing from the file. torch refuses what is not data (``weights_only``). A
+setting that fairseq would run as Python, to build the task or the model, is refused too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from cape_plugins.checkpoints.families import FAIRSEQ_FAMILIES, find_fairseq_fam
 from cape_plugins.settings.arguments import PREFIX, TYPE_ARG
 from cape_plugins.settings.config import PositionConfig, option_fields
 
-DICTIONARIES = "dictionaries"  # among "task_state": size and digest of each
+DICTIONARIES = "dictionaries"  # key in "task_state": size and digest of each dictionary
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
 
-# Settings whose text fairseq 0.12 hands to Python's eval(): numbers only (True and False too) ...
+# Settings that fairseq 0.12 hands as text to Python's eval(): numbers only (also True, False) ...
 _NUMBERS_IN_TEXT = (
     "adaptive_input_cutoff",
     "adaptive_softmax_cutoff",
@@ -58,22 +58,22 @@ _NUMBERS_IN_TEXT = (
     "adafactor_eps",
     "lamb_betas",
 )
-# ... and those that hold names or paths, too.
+# ... and settings that may also hold names or paths.
 _TEXTS_IN_TEXT = ("wer_args", "xformers_att_config")
-# A setting of one side has its name in front: encoder.xformers_att_config, or with an underscore.
+# The name of a side may come first: encoder.xformers_att_config, or with an underscore.
 _EVALUATED = re.compile(
     r"(?:(?:en|de)coder[._])?"
     rf"(?:(?P<numbers>{'|'.join(_NUMBERS_IN_TEXT)})|{'|'.join(_TEXTS_IN_TEXT)})"
 )
-# omegaconf calls a function for ${NAME:...}: oc.env reads the environment, others are the user's.
+# omegaconf calls a function for ${NAME:...}: oc.env reads the environment; users add others.
 _FUNCTION_CALL = re.compile(r"\$\{.*:", re.DOTALL)
-_MOST_ENTRIES = 10_000  # of a list that a text multiplies; the longest of fairseq has 20
+_MOST_ENTRIES = 10_000  # entries of a list that a text multiplies; fairseq's longest has 20
 _MOST_CHARACTERS = 60  # characters of a refused value
 _REMEDY = "Give a file of which you know who made it."
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be used as a checkpoint of fairseq; the text says why and what to do."""
+    """A file that cannot be used as a checkpoint of fairseq; the text names cause and remedy."""
 
 
 class UnsafeSettingError(CheckpointError):
@@ -81,13 +81,13 @@ class UnsafeSettingError(CheckpointError):
 
 
 def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
-    """Contents of a checkpoint file of fairseq. Nothing else in this project opens one.
+    """Contents of a checkpoint file of fairseq. Nothing else in this project opens such a file.
 
-    Tensors stay in the file until they are used, where its format (of torch 1.6 and later) allows.
+    Tensors stay in the file until they are used, if the format allows (torch 1.6 and later).
 
     Args:
         path: Path of the file.
-        remedy: Other inputs that the caller takes; it continues "Give another checkpoint ...".
+        remedy: Other inputs that the caller takes; continues "Give another checkpoint ...".
 
     Raises:
         CheckpointError: for files that cannot be read, or hold no model.
@@ -102,7 +102,7 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
         if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
             raise ValueError("it has no entry 'model'")
-    except Exception as error:  # a damaged file can stop the reader anywhere, with anything
+    except Exception as error:  # a damaged file can stop the reader anywhere, with any error
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint of fairseq ({reason(error)}): it is damaged, "
             "incomplete or not written by fairseq-train. Give another checkpoint of the training, "
@@ -115,12 +115,12 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
 
 def reason(error: Exception) -> str:
     """Why a file could not be read, in one line for people."""
-    # the rest of torch's text is not for users: advice to load anything, "miniz"
+    # torch's text goes on with what is not for users: advice to load anything, "miniz"
     if type_name := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"it holds {type_name[1]}, which no training saves"
     if isinstance(error, pickle.UnpicklingError | LookupError):
         return "not a file of torch, or with objects that no training saves"
-    # a zip file ends with its central directory, and says how far before the end it begins
+    # a zip file ends with its central directory and the distance to the start of the directory
     before_beginning = isinstance(error, OSError) and error.errno == errno.EINVAL
     if isinstance(error, EOFError) or before_beginning or "central directory" in str(error):
         return "it is cut off"
@@ -142,11 +142,11 @@ def fairseq_arguments(state: Mapping[str, Any], section: str = "model") -> dict[
 def fairseq_config(
     arguments: Mapping[str, Any], names: Iterable[str], side: str | None = None
 ) -> PositionConfig:
-    """Position settings of a fairseq model, also of a stock one.
+    """Position settings of a fairseq model, stock models included.
 
     Args:
         arguments: Arguments of the model; an option that is None has the default of the type.
-        names: Names of its parameters.
+        names: Names of the model's parameters.
         side: One of :data:`SIDES`; default the encoder if there is one.
 
     Raises:
@@ -182,11 +182,11 @@ def fairseq_configs(
 
 def literal(text: str) -> Any:
     """Value of a text that holds data: what ``ast.literal_eval`` takes, and sums and multiples of
-    it, as fairseq writes layers: ``"[(512, 3)] * 4 + [(1024, 3)]"``.
+    such data, as fairseq writes layers: ``"[(512, 3)] * 4 + [(1024, 3)]"``.
 
     Raises:
-        ValueError: for all other texts, none of which is run.
-        TypeError: if it is no text, as ``eval`` raises.
+        ValueError: for all other texts; no text is run.
+        TypeError: if `text` is no string, as ``eval`` raises.
     """
     if not isinstance(text, str):
         raise TypeError(f"{text!r} is no text")
@@ -214,10 +214,10 @@ def _value(node: ast.AST) -> Any:
 
 
 def _refuse_code(value: Any, name: str, path: str | Path) -> None:
-    """Checks a section of the settings and everything inside it.
+    """Checks a section of the settings and everything inside the section.
 
     Raises:
-        UnsafeSettingError: naming file, setting and value, and what is allowed.
+        UnsafeSettingError: names file, setting, value, and what is allowed.
     """
     value = _without_omegaconf(value)
     if isinstance(value, str) and _FUNCTION_CALL.search(value):
@@ -247,8 +247,8 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _without_omegaconf(value: Any) -> Any:
-    """A container of omegaconf as dict, list or text; its own methods would call the functions that
-    are refused here. It can only exist if a host has imported omegaconf."""
+    """A container of omegaconf as dict, list or text. The container's methods would call the
+    functions that are refused here. Containers exist only if a host has imported omegaconf."""
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
         return value
@@ -256,7 +256,7 @@ def _without_omegaconf(value: Any) -> Any:
 
 
 def _is_data(value: Any, texts: bool) -> bool:
-    """Whether a value, or what its text stands for, has only numbers and perhaps `texts`."""
+    """Whether a value, or the data that its text stands for, holds only numbers, or also texts."""
     value = _without_omegaconf(value)
     if isinstance(value, str):
         try:
@@ -285,11 +285,11 @@ def _short(value: Any) -> str:
 
 def allow_checkpoint_files() -> None:
     """Declares to ``torch.load(weights_only=True)`` what fairseq stores beside tensors: settings
-    as a Namespace, and metrics as numpy numbers. They hold data and run nothing from the file.
+    as a Namespace, and metrics as numpy numbers. These types hold data and run nothing.
 
-    Each builder of numpy is declared under its names in numpy 1 and 2, because a file says the
-    one of the version that wrote it. Calling it again changes nothing. (torch's context manager
-    would, at its end, also forget what others have declared.)
+    Each builder of numpy is declared under its names in numpy 1 and 2, because a file holds the
+    name of the version that wrote the file. A second call changes nothing. (torch's context
+    manager would, at its end, also forget what others have declared.)
     """
     builders = np.zeros(1).__reduce__()[0], np.float64().__reduce__()[0]
     torch.serialization.add_safe_globals(

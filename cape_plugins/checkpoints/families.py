@@ -1,7 +1,7 @@
-"""Families of models as rows of data: where each keeps its settings, and where its positions are.
+"""Families of models as rows of data: where each family keeps settings, and where positions are.
 
-A row is read without the host, from what a checkpoint stores: the config.json of transformers, or
-the arguments of fairseq. :func:`add_family_row` adds one for models outside this package.
+A row reads what a checkpoint stores, without the host: the config.json of transformers, or the
+arguments of fairseq. :func:`add_family_row` adds a row for models outside this package.
 This module needs the standard library only.
 """
 
@@ -16,7 +16,7 @@ from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 Settings = Mapping[str, Any]
 Number = float | Callable[[Settings], float]  # a constant, or a function of the stored settings
 
-OWN_PREFIX = "cape_"  # makes the model type of this package out of the stock one
+OWN_PREFIX = "cape_"  # turns the stock model type into the model type of this package
 FIELD = "position_embedding"
 # Settings of the decoder of fairseq's speech models, and prefix of its flags.
 DECODER_FIELD = "position_decoder"
@@ -30,13 +30,13 @@ class Side:
 
     Attributes:
         domain: Key of :data:`~cape_plugins.DOMAINS`.
-        architecture: Architecture of its :class:`~cape_plugins.PositionConfig`.
-        dim: Key of K among the stored settings; a dot leads into a part of them.
-        field: Key of the position settings; None if they are among the others, as flags are.
+        architecture: Architecture of the side's :class:`~cape_plugins.PositionConfig`.
+        dim: Key of K among the stored settings; a dot leads into a part of the settings.
+        field: Key of the position settings; None if they are stored among the others, as flags.
         start: Coordinate of the first position.
         spacing: Distance of positions in the unit of the domain, seconds.
-        unit: Distance that the model counts as 1, in that unit.
-        frequencies: Frequencies of its sinusoids; None for the frequencies of the domain.
+        unit: Distance that the model counts as 1, in the unit of the domain.
+        frequencies: Frequencies of the sinusoids; None for the frequencies of the domain.
         layout: Order of the channels of sinusoids.
         table: End of the name of a learned table.
         table_first: Rows of the table before the first position, of padding or a class token.
@@ -66,9 +66,9 @@ class Family:
     Attributes:
         model_type: Type of the stock model.
         sides: The position embedding of "encoder" and "decoder", the main one first.
-        stock: Type of position embedding of the stock model, perhaps by its settings and the side;
-            None where there is no stock model.
-        parts: Beginnings of names of parameters that tell this family from others (fairseq).
+        stock: Type of position embedding of the stock model, or a function of settings and side;
+            None if there is no stock model.
+        parts: First parts of parameter names that tell this family from others (fairseq).
     """
 
     model_type: str
@@ -99,11 +99,11 @@ def setting_of(name: str, settings: Any) -> Any:
 
     Args:
         name: Attribute of a configuration, or key of a stored configuration; a dot leads into a
-            part of it.
-        settings: The configuration, or the stored one.
+            part of the configuration.
+        settings: The configuration, or the stored configuration.
 
     Raises:
-        AttributeError, KeyError: if it is not there.
+        AttributeError, KeyError: if there is no such setting.
     """
     for part in name.split("."):
         is_stored = isinstance(settings, Mapping)
@@ -286,7 +286,7 @@ _SUBSAMPLE = ("encoder.subsample.",)
 _ACOUSTIC = _fairseq_audio(
     start=WINDOW_SECONDS / 2, spacing=lambda settings: HOP_SECONDS * settings["conv_stride"]
 )
-# The first that has the same sides and parts.
+# The first row with the sides and parts of a model describes the model.
 FAIRSEQ_FAMILIES = (
     Family(
         "ctc_transformer",
@@ -321,8 +321,8 @@ FAIRSEQ_FAMILIES = (
 
 
 def find_fairseq_family(names: Iterable[str]) -> Family | None:
-    """The row of a fairseq model by the names of its parameters; None if it has neither encoder
-    nor decoder."""
+    """The row of a fairseq model, found by the names of the model's parameters; None for models
+    with neither encoder nor decoder."""
     names = list(names)
 
     def has(part: str) -> bool:

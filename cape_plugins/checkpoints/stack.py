@@ -42,17 +42,17 @@ SOURCE_TARGET = {"encoder": "source", "decoder": "target"}
 
 @dataclass(frozen=True)
 class Stack:
-    """The position embedding of an encoder or decoder, and where its positions are.
+    """The position embedding of an encoder or decoder, and the places of the positions.
 
     Attributes:
-        config: Its settings.
+        config: Settings of the position embedding.
         encoder: The core's position encoder.
         spacing: Distance of neighbours in the unit of the domain: seconds of a frame.
         grid: Sizes of the training inputs; for images (height, width) in patches.
-        name: Name of the checkpoint that it was read from.
+        name: Name of the checkpoint.
         relative: Label to relative embeddings, which layers add to keys or values (Shaw et al.):
-            ``[2 C + 1, K]`` of distances -C to C from query to key, in decoders ``[C + 1, K]``
-            of -C to 0. Empty for other types.
+            ``[2 C + 1, K]`` for distances -C to C from query to key, in decoders ``[C + 1, K]``
+            for distances -C to 0. Empty for other types.
     """
 
     config: PositionConfig
@@ -64,7 +64,7 @@ class Stack:
 
     @property
     def domain(self) -> Domain:
-        """Domain of its positions."""
+        """Domain of the positions."""
         return DOMAINS[self.config.domain]
 
     @property
@@ -82,7 +82,7 @@ class Stack:
 
 
 def read_stack(path: str | Path, side: str | None = None) -> Stack:
-    """Reads the position embedding of a trained model; weights only where it is a learned table.
+    """Reads the position embedding of a trained model; reads weights only for a learned table.
 
     Models without position settings are read as the stock models of their host.
 
@@ -92,7 +92,7 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
         side: One of :data:`SIDES`; default the encoder if there is one.
 
     Raises:
-        ValueError: if it cannot be read, naming the file and what to do.
+        ValueError: if the model cannot be read; names the file and the remedy.
         ImportError: for a learned table in a Hugging Face folder without the package safetensors.
     """
     path = Path(path)
@@ -122,7 +122,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     model_type = str(saved.get("model_type"))
     if find_family(model_type) is None:
         for module in entry_points(group="cape_plugins.families"):
-            module.load()  # adds its rows
+            module.load()  # the module adds rows
     family = find_family(model_type)
     if family is None:
         raise ValueError(
@@ -140,7 +140,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
 
 
 def _safetensors(folder: Path) -> dict[str, Any]:
-    """Name to a function that reads the tensor, for all weight files of the folder."""
+    """Maps the name of each tensor in the folder's weight files to a function that reads it."""
     try:
         from safetensors import safe_open
     except ImportError:
@@ -152,7 +152,7 @@ def _safetensors(folder: Path) -> dict[str, Any]:
     for file in sorted(folder.glob("*.safetensors")):
         try:
             weights = safe_open(file, "pt")
-        except Exception as error:  # its own type of error, for damaged files
+        except Exception as error:  # safetensors has a special type of error for damaged files
             raise ValueError(f"--model: {file} cannot be read ({error}).") from None
         readers |= {name: (lambda n=name, w=weights: w.get_tensor(n)) for name in weights.keys()}  # noqa: SIM118
     return readers
@@ -179,14 +179,14 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
 
 
 def _name(path: Path, side: str, sides: Sequence[str]) -> str:
-    """Name for titles: checkpoints are named alike in all folders."""
+    """Name for titles, with the folder, because checkpoints are named alike in all folders."""
     resolved = path.resolve()
     name = f"{resolved.parent.name}/{resolved.name}" if path.is_file() else resolved.name
     return f"{name}, {side}" if len(sides) > 1 else name
 
 
 _STEPS = ".encoding.weight"
-# Tables of relative attention: number of the layer, axis of a grid, what they are added to.
+# Tables of relative attention: number of the layer, axis of a grid, keys or values.
 _RELATIVE = re.compile(r"\.(\d+)\.[a-z_.]*relative\.(?:(\w+)\.)?(keys|values)$")
 
 
@@ -203,7 +203,7 @@ def _learned(
     (other_side,) = set(SIDES) - {side}
     side_readers = {name: read for name, read in readers.items() if f"{other_side}." not in name}
     relative = {}
-    # a table of steps is ours in all models, whatever the stock one is called
+    # a table of steps is a table of this package, whatever the stock table is called
     end, first = (_STEPS, 0) if config.encoding.steps else (row.table, row.table_first)
     for name, read in side_readers.items():
         if config.encoding.adds and name.endswith(end):
@@ -239,7 +239,7 @@ def _stack(
     side: str,
     sides: Sequence[str],
 ) -> Stack:
-    """The stack of a row for a model with these `settings`, and what it has learned."""
+    """The stack of a row for a model with these `settings`, and the tables it has learned."""
     learned = _learned(config, row, readers, side, path) if _is_learned(config) else {}
     table = learned.pop("table", None)
     grid = row.grid(settings) if row.grid else ()
@@ -269,7 +269,7 @@ def choose_side(side: str | None, sides: Sequence[str], model: str | Path) -> st
     """`side`, by default the first of `sides`.
 
     Raises:
-        ValueError: if the model does not have it.
+        ValueError: if the model does not have this side.
     """
     if not sides:
         raise ValueError(f"{model} has neither an encoder nor a decoder; give a Transformer.")

@@ -5,20 +5,20 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 
 * N <= T: no position is new, and nothing has to be augmented. `sinpos` for text, `relpos` for
   speech, `abspos` for images, `rope` for rotary models (docs/choosing.md, Which type).
-* N > T, sequences: `relpos`; or `cape`, where positions alone lead to the answer. Its training has
-  to see the positions of N, so that its shift covers the difference (CAPE section 5.2: "covers
+* N > T, sequences: `relpos`; or `cape`, where positions alone lead to the answer. Training with
+  `cape` must see the positions of N, so the shift covers the difference (CAPE section 5.2: "covers
   60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0 reach T + shift: shift = N -
-  T. Mean-normalised ones lie around 0: shift = (N - T) / 2. Of text a share of the samples stays
-  unaugmented (docs/choosing.md, Probability).
+  T. Mean-normalised positions lie around 0: shift = (N - T) / 2. In text, a share of the samples
+  stays unaugmented (docs/choosing.md, Probability).
 * N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. Else `cape` with
-  the paper's shift of 0.5: images span [-1, 1] at any size, so that no shift covers a larger one.
-  Its scale is 1 where training mixes sizes, as UniViT does (CAPE section 5.1).
-* N > T, rotary models: `cape` without a shift, which does nothing where only distances count, and
-  with the scale N / T, so that training sees the distances of N.
-* Global scale: the paper's of the domain. Local shift: 0.5 steps, the most that keeps the order
-  (CAPE section 5.2 and Appendix D.1).
-* Source scale: alpha, target tokens / source tokens (CAPE section 5.3); lengths are then the longer
-  ones of target and source times alpha.
+  the paper's shift of 0.5: images span [-1, 1] at any size, so no shift covers a larger image.
+  The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
+* N > T, rotary models: `cape` with the scale N / T, so that training sees the distances of N. The
+  shift is 0, because a shift does nothing if only distances count.
+* Global scale: the paper's scale for the domain. Local shift: 0.5 steps, the largest that keeps the
+  order (CAPE section 5.2 and Appendix D.1).
+* Source scale: alpha, target tokens / source tokens (CAPE section 5.3). The length of a pair is
+  then the larger of target length and source length times alpha.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
 
 
 def advice(args: argparse.Namespace) -> str:
-    """The printed advice: the corpus, the settings as flags and as a dictionary, and why.
+    """The printed advice: the corpus, the settings as flags and as a dictionary, and the reason.
 
     Raises:
-        ValueError: naming option, value, allowed range and remedy.
+        ValueError: names option, value, allowed range and remedy.
         FileNotFoundError: if a file is missing.
         ImportError: if a tokenizer is given without transformers.
     """
@@ -146,8 +146,8 @@ def advice(args: argparse.Namespace) -> str:
 
 
 def choose(corpus: Corpus, domain_name: str, rotary: bool = False) -> tuple[Any, ...]:
-    """Settings ``{"type": ..., option: value}`` by the rule above, for some tasks alternative
-    settings, and at the end the reason."""
+    """Returns settings ``{"type": ..., option: value}`` by the rule above, for some tasks
+    alternative settings, and last the reason."""
     domain = DOMAINS[domain_name]
     if corpus.longest <= corpus.reached:
         type_name = "abspos" if domain.grid else "sinpos" if domain.spacing is None else "relpos"
@@ -265,7 +265,7 @@ def _read_text(args: argparse.Namespace, domain: Domain) -> Corpus:
         raise ValueError(f"{option} has no tokens; give text, one input a line.")
     if len(sides) == 1:
         return Corpus(sorted(filter(None, sides[0])), longest)
-    # with the end of each sentence, which a tokenizer has added
+    # count the end of each sentence, unless a tokenizer has added the end
     counts = count_lengths(*sides, names=tuple(paths), eos=not args.tokenizer)
     pairs = (max(counts.alpha * source, target) for source, target in zip(*sides, strict=True))
     return Corpus(
@@ -282,7 +282,7 @@ def _lines(option: str, path: str) -> Iterator[str]:
 
 
 def _size(where: str, text: str, domain: Domain) -> tuple[float, ...]:
-    """Sides of a grid, or the one length of a sequence."""
+    """Sides of a grid, or the length of a sequence."""
     try:
         if domain.grid:
             sides = tuple(map(int, re.fullmatch(r"\d+(x\d+)*", text.strip())[0].split("x")))

@@ -1,11 +1,11 @@
 """Source scale alpha = target tokens / source tokens of the training data (CAPE section 5.3).
 
-Alpha brings the positions of a source sentence and of its translation to a common scale. It is
-kept as two integers, never as a rounded number. Tokens are counted as fairseq counts them: the
+Alpha brings the positions of a source sentence and of its translation to a common scale. Alpha is
+kept as two integers, never as a rounded number. Tokens are counted as in fairseq: the
 end-of-sentence token belongs to a sentence, a beginning-of-sentence token does not. The sums equal
 the numbers that ``fairseq-preprocess`` prints and writes into preprocess.log. The paper's numbers
-(appendix D.1: 1.0337 for German, 1.1632 for French) leave out end-of-sentence tokens, as its
-released notebook shows; ``eos=False`` does the same.
+(appendix D.1: 1.0337 for German, 1.1632 for French) leave out end-of-sentence tokens, as the
+paper's notebook shows; ``eos=False`` does the same.
 
 This module needs numpy and the standard library only: fairseq's index files are read here, without
 fairseq and without touching the data files beside them.
@@ -96,8 +96,8 @@ def count_token_lists(
 
     Args:
         source: Source sentences, each a sequence of tokens or token ids.
-        target: Their translations, in the same number.
-        names: Names of the two in error texts.
+        target: As many translations.
+        names: Names of `source` and `target` in error texts.
 
     Raises:
         ValueError: if a sentence is plain text, if the numbers of sentences differ, or if a side
@@ -131,7 +131,7 @@ def count_text_files(
     Args:
         source_path: Source text in UTF-8 after subword segmentation; ``.gz`` is decompressed.
         target_path: Target text, with the same number of lines.
-        eos: Count one end-of-sentence token a line, as fairseq does.
+        eos: Count one end-of-sentence token a line, as in fairseq.
 
     Raises:
         FileNotFoundError: if a file is missing.
@@ -144,18 +144,18 @@ def count_text_files(
 def count_lengths(
     source: Sequence[int], target: Sequence[int], names: tuple[str, str], eos: int = 0
 ) -> TokenCounts:
-    """Counts sentences of known lengths in tokens, each with `eos` more; see
+    """Counts the tokens of sentences of known lengths, plus `eos` tokens a sentence; see
     :func:`count_token_lists`."""
     sides = [_Side(len(lengths), sum(lengths) + eos * len(lengths)) for lengths in (source, target)]
     return _total([(names[0], sides[0])], [(names[1], sides[1])])
 
 
 def by_tokenizer(name: str) -> Callable[..., Any]:
-    """A function that counts raw text by a tokenizer of transformers, by its name among the entry
-    points of the Hugging Face part, because this package knows no host.
+    """A function that counts raw text with a tokenizer of transformers. The function is `name`
+    among the entry points of the Hugging Face part, because this package knows no host.
 
     Raises:
-        ImportError: if that part is not installed.
+        ImportError: if the Hugging Face part is not installed.
     """
     (counter,) = entry_points(group="cape_plugins.alpha", name=name) or (None,)
     try:
@@ -172,7 +172,7 @@ def _count_text(path: Path, eos: bool) -> _Side:
     lines = tokens = 0
     for line in text_lines(path):
         lines += 1
-        tokens += len(line.split())  # at white space of any kind, as fairseq
+        tokens += len(line.split())  # at white space of any kind, as in fairseq
     return _Side(lines, tokens + lines * eos)
 
 
@@ -185,13 +185,13 @@ def count_binarized(
 ) -> TokenCounts:
     """Counts the training data of a fairseq translation task from its index files.
 
-    Sums over `split`, `split`1, `split`2 ... and over all folders, as fairseq trains on all of
-    them. Files may be named ``train.SRC-TGT.*`` or ``train.TGT-SRC.*`` and may be in any format
-    that fairseq-preprocess writes: mmap, cached, lazy or raw. Every sentence pair counts once,
-    whatever ``--upsample-primary`` says.
+    Sums over `split`, `split`1, `split`2 ... and over all folders, because fairseq trains on all
+    of them. Files may be named ``train.SRC-TGT.*`` or ``train.TGT-SRC.*`` and have any format that
+    fairseq-preprocess writes: mmap, cached, lazy or raw. Every sentence pair counts once,
+    whatever the value of ``--upsample-primary``.
 
     Args:
-        data_dirs: One or several folders; a string is split at ``:`` as fairseq does.
+        data_dirs: One or several folders; a string is split at ``:``, as in fairseq.
         source_lang: Source language as in the file names, for example "de".
         target_lang: Target language.
         split: Name of the training subset (``--train-subset``).
@@ -266,7 +266,7 @@ def _find_stems(folder: Path, source_lang: str, target_lang: str, split: str) ->
 
 
 def _data_file(prefix: str) -> Path | None:
-    """The file that tells the sentence lengths: an index, or the text itself (raw data)."""
+    """The file with the sentence lengths: an index, or the text itself (raw data)."""
     for path in (Path(f"{prefix}.idx"), Path(prefix)):
         if path.is_file():
             return path
@@ -296,7 +296,7 @@ def read_index_sizes(path: str | os.PathLike[str]) -> np.ndarray:
 
     Raises:
         FileNotFoundError: if the file is missing.
-        ValueError: if it is of another format or version, truncated, or has negative lengths.
+        ValueError: if the file has another format or version, is cut off, or has negative lengths.
     """
     path = Path(path)
     _require_file(path)
@@ -347,7 +347,7 @@ def _require_file(path: Path) -> None:
 
 
 def _total(sources: list[tuple[str, _Side]], targets: list[tuple[str, _Side]]) -> TokenCounts:
-    """Adds up the pairs of data sets, each given with the name that an error shows."""
+    """Adds up the pairs of data sets; each data set comes with the name that an error shows."""
     for (source_name, source), (target_name, target) in zip(sources, targets, strict=True):
         if source.sentences != target.sentences:
             raise ValueError(

@@ -1,5 +1,5 @@
 """The command ``cape-plugins demo``: trains small models with each type of position embedding on
-short inputs, and shows their errors on longer ones."""
+short inputs, and shows the errors of the models on longer inputs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_demo(args: argparse.Namespace) -> str:
     """Trains, tests and writes ``scores.csv``, ``scores.md`` and ``scores.png``.
 
     Returns:
-        Where the files are; the task and the table are printed before files are written.
+        The paths of the files; the task and the table are printed before files are written.
 
     Raises:
         ValueError: for a folder or a device that cannot be used.
@@ -134,10 +134,10 @@ def introduction(task: Task) -> str:
 
 
 def _defaults(domain: str) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """All types, and for each type the options of the task that it has."""
+    """All types, and for each type those options of the task that the type has."""
     options = TASKS[domain].options
     # only options in the row of a type: relative attention can be added to all types, and would
-    # solve the task for each
+    # solve the task for each type
     rows = {
         name: {option: value for option, value in options.items() if option in row.options}
         for name, row in types_of("encoder", domain).items()
@@ -161,8 +161,8 @@ def _device(name: str) -> torch.device:
 
 
 def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict[str, Any]]:
-    """Rows of the jobs, as they end. Processes are spawned, because a fork of a process that has
-    used threads may hang; they end with this one."""
+    """Yields the row of each job when the job ends. Processes are spawned, because a fork of a
+    process that has used threads may hang; all processes end with this one."""
     if side_by_side == 1:
         yield from map(train_and_test, jobs)
         return
@@ -172,7 +172,7 @@ def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict
 
 
 def _with_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:
-    """Yields the rows and draws a progress bar, on terminals only: it would fill a file."""
+    """Yields the rows; draws a progress bar on terminals only, because it would fill a file."""
     start, width, on_terminal = time.monotonic(), 30, sys.stderr.isatty()
 
     def draw(done: int) -> None:

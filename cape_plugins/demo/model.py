@@ -27,7 +27,7 @@ TEST_PLACES = 5120  # frames, tokens or patches of a test, at least
 
 
 class Layer(nn.Module):
-    """Pre-norm self-attention and feed-forward net; attention is relative if `config` says so."""
+    """Pre-norm self-attention and feed-forward net; attention is relative if `config` sets it."""
 
     def __init__(self, config: PositionConfig, number: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Layer(nn.Module):
         self.relative = build_relative_positions(config, DIM // HEADS, HEADS) if relative else None
 
     def forward(self, x: Tensor, patches: Sequence[int] | None) -> Tensor:
-        """``[B, T, DIM]`` to the same; `patches` are (height, width) of images."""
+        """``[B, T, DIM]`` to the same shape; `patches` are (height, width) of images."""
         parts = self.project(self.norms[0](x)).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         if self.relative is None:
@@ -89,8 +89,8 @@ class Job(NamedTuple):
 
 
 def train_and_test(job: Job) -> dict[str, Any]:
-    """Trains a model on inputs of one size and tests it on all; one thread, so that it computes the
-    same however many run side by side.
+    """Trains a model on inputs of one size and tests it on inputs of all sizes. One thread, so that
+    the results do not depend on how many jobs run side by side.
 
     Returns:
         A row: type, seed, CPU seconds of the training, and errors in percent by size.

@@ -1,6 +1,6 @@
-"""Tasks whose label at a place is the symbol that stood at a fixed offset from it, one row for each
-domain. Symbols are independent, so that nothing but positions leads to the label: a model without
-them can only prefer the symbol that is the most frequent in its input."""
+"""Tasks, one row for each domain: the label of a place is the symbol at a fixed offset from the
+place. Symbols are independent, so nothing but positions leads to the label. A model without
+positions can only prefer the most frequent symbol of the input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     Attributes:
         symbols: ``[B, T]`` int64; T counts the patches of an image.
         labels: ``[B, T]`` int64.
-        scored: ``[T]`` bool, False where the offset leads out of the input.
+        scored: ``[T]`` bool, False if the offset leads out of the input.
     """
 
     symbols: Tensor
@@ -42,10 +42,10 @@ class Task(NamedTuple):
         summary: The label, in words.
         train: Size of inputs in training: frames, tokens, or patches on a side of an image.
         tests: Sizes of inputs in tests, in order.
-        batch: Makes inputs: called with their number, their size and a generator.
-        positions: Positions of inputs, of their number, their size and a device.
-        shown: Size to the number that tables and pictures show.
-        axis: What these numbers are.
+        batch: Makes inputs; takes the number and the size of the inputs, and a generator.
+        positions: Makes positions; takes the number and the size of the inputs, and a device.
+        shown: Turns a size into the number that tables and pictures show.
+        axis: Meaning of the shown numbers.
         options: Values of options that fit the tests, for the types that have the option: training
             reaches as far as the largest test, and relative distances as far as training.
     """

@@ -23,7 +23,7 @@ class Check(NamedTuple):
     Attributes:
         name: Name of the comparison.
         status: "ok", "FAIL" or "skip"; "note" for facts that a report of an error needs.
-        text: The difference with its limit, or the reason.
+        text: The difference and its limit, or the reason.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Mismatch(Exception):
 
 
 class NotApplicable(Exception):
-    """Raised where a model has nothing to compare; the text says why."""
+    """Raised if a model has nothing to compare; the text gives the reason."""
 
 
 def check(name: str, compare: Callable[[], float | str]) -> Check:
@@ -49,12 +49,12 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
 
     Args:
         name: Name of the comparison.
-        compare: Returns the largest relative difference, which passes up to :data:`LIMIT`, or says
-            in words what is right.
+        compare: Returns the largest relative difference, which passes up to :data:`LIMIT`, or
+            words for what is right.
 
     Returns:
-        The check, failed also if `compare` raises any error: a release of a host that calls its
-        parts in another way can stop them with any.
+        The check. Any error of `compare` fails the check: a release of a host that calls its parts
+        in another way can stop the parts with any error.
     """
     try:
         result = compare()
@@ -72,12 +72,13 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
 
 
 def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | None) -> Check:
-    """The check, skipped if it failed and the stock model fails it, too: a vocabulary of five words
-    stops beam search, and RoPE of the type `dynamic` differs between cached steps and one forward.
+    """The check; a failed check is skipped if the stock model fails it, too. A vocabulary of five
+    words stops beam search, and RoPE of the type `dynamic` differs between cached steps and one
+    forward.
 
     Args:
         row: The check of a model of this package.
-        compare_stock: The same comparison of the stock model; it runs only if the check failed.
+        compare_stock: The same comparison of the stock model; runs only if the check failed.
             None if there is no stock model.
     """
     if not row.failed or compare_stock is None:
@@ -89,7 +90,7 @@ def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | No
 
 
 def relative_difference(expected: Tensor, got: Tensor) -> float:
-    """Largest difference relative to the largest number; infinite where one is no number."""
+    """Largest difference relative to the largest number; infinite if a number is not finite."""
     difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)
     return difference.item() if difference.isfinite() else float("inf")
 
@@ -101,15 +102,15 @@ def wishes(
 
     Args:
         settings: ``{"type": ..., option: value}``; None for the default type, and a type with
-            relative attention where the architecture has one.
+            relative attention if the architecture has one.
         domain: Domain of the model.
         architecture: Architecture of the model.
 
     Returns:
-        The settings, with a source scale of 1 where it would have to be counted.
+        The settings; a source scale that would have to be counted is 1.
 
     Raises:
-        ValueError: if a model of this architecture cannot have them.
+        ValueError: if a model of this architecture cannot have the settings.
     """
     if settings is not None:
         wish_list = [settings]

@@ -37,8 +37,8 @@ PACKAGES = (
     "fairseq",
     "fairseq-fixed",
 )
-# Yields the checks of args.model, or of built-in models where it is None, each with the name of its
-# model. The settings belong to the position embedding in training, None for the defaults.
+# Yields the checks of args.model, or of built-in models if args.model is None, each with the name
+# of the model. The settings belong to the position embedding in training, None for the defaults.
 Doctor = Callable[[argparse.Namespace, Mapping[str, Any] | None], Iterator[tuple[str, Check]]]
 
 
@@ -71,11 +71,11 @@ def run_doctor(args: argparse.Namespace) -> str:
     family and each difference.
 
     Returns:
-        A sentence that says that all is well.
+        A sentence for a report without failures.
 
     Raises:
         SystemExit: with status 1 if a check failed.
-        ValueError: if the model is of no known family, cannot be read, or cannot have the settings.
+        ValueError: if the model has no known family, cannot be read, or cannot have the settings.
         ImportError: if the host of the model is not installed.
     """
     versions, rows = installed_versions(), []
@@ -109,7 +109,7 @@ def _print_row(model: str, row: Check) -> None:
 
 
 def _print_passed(model: str, rows: Sequence[Check]) -> None:
-    """One line for the checks of a family that passed; where none ran, the reasons."""
+    """Prints one line for the passed checks of a family; the reasons, if no check ran."""
     passed = sum(row.status == OK for row in rows)
     if passed:
         print(f"{OK:5}{model}: {passed} checks", flush=True)
@@ -133,7 +133,7 @@ def _summary(checks: int, failed: int) -> str:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python, of this package and of its installed hosts."""
+    """Versions of Python, this package and the installed hosts."""
     versions = {"Python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -167,7 +167,7 @@ def _checks(
             continue
         try:
             doctor = _doctor(point)
-        except Exception as error:  # a release can stop the import with any
+        except Exception as error:  # a release can stop the import with any error
             yield name, Check("host", FAILED, _import_error(name, error))
             continue
         yield from doctor(args, settings)
@@ -180,7 +180,7 @@ def _doctor(point: EntryPoint) -> Doctor:
 
 
 def _is_installed(host: str) -> bool:
-    """Whether a host has metadata. An import would not do: a release that has removed a name raises
+    """Whether a host has metadata. An import is no test: a release that has removed a name raises
     the same ImportError as a missing package."""
     for package in _HOST_PACKAGES[host]:
         try:

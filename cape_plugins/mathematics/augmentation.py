@@ -1,7 +1,7 @@
 """Augmentation of positions in training: drawing and applying, kept apart (CAPE Eq. 5 to 7).
 
-What one sample shares between encoder and decoder (global shift, global scale, SHAPE's offset, the
-order in which random positions are taken) is a :class:`Draw`; the local shift belongs to single
+A :class:`Draw` holds what encoder and decoder of a sample share: global shift, global scale,
+SHAPE's offset, and the order in which random positions are taken. The local shift belongs to single
 positions and is drawn where it is applied.
 """
 
@@ -22,13 +22,13 @@ class Draw(NamedTuple):
         shift: ``[B, 1, D]`` float32, added to every position of a sample; None for no shift.
         scale: ``[B, 1, 1]`` float32, multiplies the shifted positions; None for no scale.
         offset: ``[B, 1, D]`` float32 holding integers, a shift in grid steps; None for no offset.
-        batch_size: B, for local shifts where the samples share their coordinates.
+        batch_size: B, needed for local shifts if the samples share their coordinates.
         order: ``[B, L]`` float32, random positions from 0 to L: a sample with n positions takes the
-            first n, sorted; None where positions are counted.
+            first n, sorted; None if positions are counted.
         count: ``[B]``, least number of entries of `order` that source and target take, so that a
-            number has the same position on both sides; None if each side counts for itself.
-        chance: ``[B, 1, 1]`` float32, from U(0, 1) in augmented samples and 1 in the others, whose
-            shift, scale, offset and order move nothing; None if all samples are augmented.
+            number has the same position on both sides; None if each side counts its own positions.
+        chance: ``[B, 1, 1]`` float32, from U(0, 1) in augmented samples and 1 in the others. In the
+            others shift, scale, offset and order move nothing. None if all samples are augmented.
     """
 
     shift: Tensor | None = None
@@ -41,7 +41,7 @@ class Draw(NamedTuple):
 
     @property
     def augmented(self) -> Tensor | None:
-        """``[B, 1, 1]`` bool, which samples are augmented; None if all are."""
+        """``[B, 1, 1]`` bool, True for augmented samples; None if all samples are augmented."""
         return None if self.chance is None else self.chance < 1.0
 
     @property
@@ -89,7 +89,7 @@ def draw_global(
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Draw:
-    """Draws the numbers that a sample shares; none for a maximum that has no effect.
+    """Draws the numbers that all positions of a sample share; none for a maximum without effect.
 
     Args:
         batch_size: B.
@@ -99,11 +99,11 @@ def draw_global(
             serves all axes (Appendix A).
         max_offset: Largest integer offset, inclusive, in grid steps (SHAPE).
         max_position: L, number of positions to take from, in grid steps.
-        sampling: How positions are taken, a key of :data:`SAMPLINGS`; "" to take none.
-        augment_probability: Probability with which a sample is augmented. Its chance is drawn last,
-            so that augmented samples get the same numbers as with probability 1.
-        partner: Draw of the other side. Its chances are used again, so that both sides augment the
-            same samples; if the probabilities differ, one set of samples contains the other.
+        sampling: Way to take positions, a key of :data:`SAMPLINGS`; "" to take none.
+        augment_probability: Probability that a sample is augmented. The chance is drawn last, so
+            augmented samples get the same numbers as with probability 1.
+        partner: Draw of the other side. The chances of `partner` are used again, so both sides
+            augment the same samples; if the probabilities differ, one set contains the other.
         device: Device of the positions.
         generator: Source of randomness; default the global one.
 
@@ -129,21 +129,21 @@ def draw_global(
         scale = _uniform((batch_size, 1, 1), math.log(max_global_scale), device, generator).exp()
     order = None
     if sampling and max_position:
-        # Positions are drawn for all L, and a sample takes the first n of them later. Only the
-        # device knows n, and no training step waits for it.
+        # L positions are drawn, and a sample takes the first n later. Only the device knows n, and
+        # no training step waits for n.
         uniform = _unit((batch_size, max_position), device, generator)
         order = SAMPLINGS[sampling](uniform)
     draw = Draw(shift, scale, offset, batch_size, order)
     chance = None if partner is None else partner.chance
-    # Drawn last, and not at all at probability 1: the other numbers do not depend on it.
+    # Drawn last, and not at probability 1, so the other numbers do not depend on the probability.
     if chance is None and augment_probability < 1.0:
         chance = _unit((batch_size, 1, 1), device, generator)
     return draw if chance is None else draw.restricted_to(chance < augment_probability, chance)
 
 
 def _random_subset(unit: Tensor) -> Tensor:
-    """``[B, L]``, 0 .. L - 1 in a random order: its first n are a uniform subset of n (Ruoss et
-    al., section 3)."""
+    """``[B, L]``, 0 .. L - 1 in a random order. The first n numbers are a uniform subset of size n
+    (Ruoss et al., section 3)."""
     return unit.argsort(dim=-1).float()
 
 
@@ -205,10 +205,10 @@ def draw_local(
         coords: ``[B or 1, T, D]``.
         step: Grid step, see :class:`~cape_plugins.Positions`.
         max_local_shift: Half-width in grid steps.
-        batch_size: B, where `coords` is shared by the batch.
+        batch_size: B, if the batch shares `coords`.
         generator: Source of randomness; default the global one.
-        augmented: ``[B, 1 or T, 1]`` bool, :attr:`Draw.augmented`: positions where it is False are
-            not shifted; None to shift all.
+        augmented: ``[B, 1 or T, 1]`` bool, :attr:`Draw.augmented`; False marks positions that are
+            not shifted. None to shift all.
 
     Returns:
         ``[B, T, D]`` float32.
@@ -220,15 +220,15 @@ def draw_local(
 
 
 def rank_seed(rank: int) -> int:
-    """A seed that differs between data-parallel ranks, from the next number of a random stream
-    that they share.
+    """A seed that differs between data-parallel ranks, made from the next number of a random stream
+    that the ranks share.
 
-    Hosts seed all ranks alike, so that they would draw the same positions. A number drawn from
-    that stream on the CPU keeps resumed training bit-exact and micro-batches apart, costs no
-    device synchronisation and leaves the dropout stream of a GPU untouched. The rank enters by a
-    factor that keeps the seeds of neighbouring ranks far apart (2^64 divided by the golden ratio).
+    Hosts seed all ranks alike, so all ranks would draw the same positions. A number drawn from the
+    shared stream on the CPU keeps resumed training bit-exact and micro-batches apart, costs no
+    device synchronisation and leaves the dropout stream of a GPU untouched. The rank is multiplied
+    by 2^64 divided by the golden ratio, which keeps the seeds of neighbouring ranks far apart.
     """
-    # on the CPU, whatever the default device is: a GPU would have to be waited for
+    # on the CPU, whatever the default device is: a GPU would make the program wait
     common = int(torch.randint(2**31 - 1, (), device="cpu").numpy())
     return (common + rank * 0x9E3779B97F4A7C15) % 2**63
 
@@ -268,7 +268,7 @@ def augment(
     parts = {"shift": shift, "scale": scale, "offset": offset, "local_shift": local_shift}
     for name, part in parts.items():
         _check_shape(name, part, coords)
-    # In this order and rounding, so that a seed gives the positions it has always given:
+    # In this order and rounding, so that a seed always gives the same positions:
     # torch.lerp or addcmul would save operations and round differently.
     for term in (shift, None if offset is None else times(offset, step), local_shift):
         if term is not None:
@@ -277,8 +277,8 @@ def augment(
 
 
 def times(value: Tensor, factor: Tensor | float) -> Tensor:
-    """``value * factor``; `value` itself where the factor is 1, because on a GPU a small operation
-    costs as much as a large one."""
+    """``value * factor``; `value` itself if the factor is 1, because on a GPU a small operation
+    costs as much as a large operation."""
     return value if type(factor) is float and factor == 1.0 else value * factor
 
 
@@ -308,7 +308,7 @@ def _unit(
 
 
 def _where(condition: Tensor, part: Tensor | None, other: Tensor | float) -> Tensor | None:
-    """`part` of a draw where the condition holds, elsewhere `other`; None if `part` is None."""
+    """`part` of a draw where the condition holds, `other` elsewhere; None if `part` is None."""
     return None if part is None else torch.where(condition, part, other)
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-# Values by the id of the module that they are bound to, separate for each thread. Modules cannot
-# hold them: modules are copied, pickled and shared by threads.
+# Values, separate for each thread, by the id of the module that a value is bound to. Modules cannot
+# hold the values: modules are copied, pickled and shared by threads.
 _values_of_thread = threading.local()
 
 
 class Bound:
-    """Mixin for modules: holds a value, such as the draw of a forward, while a stock forward runs
-    that has no argument for it. Threads that share the module do not see each other's values,
-    unless torch.compile has compiled the part that reads the value but not the part that binds it.
+    """Mixin for modules: holds a value, such as a draw, while a stock forward without an argument
+    for the value runs. Threads that share the module do not see each other's values, unless
+    torch.compile has compiled the part that reads the value but not the part that binds it.
     """
 
     bound_in_graph: Any = None
@@ -33,9 +33,9 @@ class Bound:
 
 
 class Binding:
-    """Context manager that binds a value to a module. Each step of generation makes two of them:
-    speed is why this is no generator function, and why ``nn.Module.__setattr__``, which is six
-    times as slow, is avoided."""
+    """Context manager that binds a value to a module. Each step of generation makes two context
+    managers. For speed this is no generator function and avoids ``nn.Module.__setattr__``, which is
+    six times as slow."""
 
     def __init__(self, module: Bound, value: Any) -> None:
         self.module, self.value = module, value
@@ -61,7 +61,7 @@ class Binding:
         vars(self.module)["bound_in_graph"] = value
 
 
-# Functions that torch.compile should trace only inside a larger one. If it compiled them alone, as
-# after a graph break, each module and each bound value would need another program, up to its limit.
+# Functions that torch.compile should trace only inside a larger function. Compiled alone, as after
+# a graph break, each module and each bound value would need another program, up to torch's limit.
 TRACED_ONLY = (Bound.bound.fget, Bound.using, Binding.__init__)
 TRACED_ONLY += (Binding.__enter__, Binding.__exit__, Binding._set)

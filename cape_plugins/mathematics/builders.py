@@ -28,11 +28,11 @@ def _interpolated(
     return InterpolatedTable(dim, max_position, table_std)
 
 
-# Builders of the modules that embed positions, by key in ENCODINGS. A builder is called with the
-# keywords dim, frequencies, layout, table_size and table_std of build_position_encoder and
-# max_position of the settings. Its module has the attribute dim and embeds coordinates [B, T, D] to
-# [B, T, K]; its method grid does so for [T, D], as exactly as it can. A module that looks up
-# numbers of positions has PositionTable.lookup instead.
+# Builders of the modules that embed positions, by key in ENCODINGS. A builder takes the keywords
+# dim, frequencies, layout, table_size and table_std of build_position_encoder, and max_position of
+# the settings. The module has the attribute dim and embeds coordinates [B, T, D] to [B, T, K]; the
+# method grid embeds [T, D] as exactly as possible. A module that looks up numbers of positions has
+# PositionTable.lookup instead.
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "sinusoid": _sinusoid,
     "table": _table,
@@ -61,10 +61,10 @@ def build_position_encoder(
         start: Coordinate of position 0, in multiples of `unit`.
         unit: Distance that the host counts as 1, in the unit of the domain: seconds of a frame.
         frequencies: Key of :data:`~cape_plugins.mathematics.encodings.FREQUENCIES`, or a function
-            like these; default the domain's.
+            like the values there; default the frequencies of the domain.
         layout: One of :data:`~cape_plugins.mathematics.encodings.LAYOUTS`; default the paper's.
-        table_size: Rows of a learned table. For a grid the size of the inputs, (height, width) in
-            patches; sinusoids warn if it is too coarse for them. Default 1024, or the grid of the
+        table_size: Rows of a learned table; for a grid the size of the inputs, (height, width) in
+            patches. Sinusoids warn if the grid is too coarse. Default 1024, or the grid of the
             domain.
         table_std: Standard deviation of the initial table; default ``dim ** -0.5``.
 

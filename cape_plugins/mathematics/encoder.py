@@ -24,7 +24,7 @@ from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.options import OptionError
 
 SIDES = ("source", "target")
-# A source of randomness, or a function of the device that makes one when it is needed.
+# A source of randomness, or a function of the device that makes the source when a draw needs it.
 Generators = torch.Generator | Callable[[torch.device], torch.Generator | None] | None
 
 
@@ -32,18 +32,17 @@ class PositionEncoder(nn.Module):
     """Turns :class:`Positions` into the embedding that is added to the content.
 
     A caller hands over raw positions; this module applies the settings: alpha, gamma, the unit of
-    the host, mean-normalisation, augmentation. Drawing is separate from applying: the
-    caller draws once per batch with :meth:`draw` and hands the result to every call that shares it
-    (CAPE section 5.3: encoder and decoder). Evaluation is deterministic and consumes no random
-    numbers.
+    the host, mean-normalisation, augmentation. Drawing is separate from applying: the caller draws
+    once per batch with :meth:`draw` and hands the draw to every call that shares it (CAPE section
+    5.3: encoder and decoder). Evaluation is deterministic and consumes no random numbers.
 
     Args:
         config: Complete settings.
-        encoding: Module built by the row of the encoding; None where nothing is added.
+        encoding: Module built by the row of the encoding; None if nothing is added.
         side: "source" or "target"; alpha scales positions of the source only.
         start: Coordinate of position 0, in the unit of this encoder.
         unit: Distance that this encoder counts as 1, in the unit of the domain: hosts count frames,
-            settings have seconds.
+            settings count seconds.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class PositionEncoder(nn.Module):
 
     @property
     def max_local_shift(self) -> float:
-        """Half-width of local shifts in grid steps; 0 where nothing is random."""
+        """Half-width of local shifts in grid steps; 0 if nothing is random."""
         return self.config.max_local_shift if self.config.random else 0.0
 
     def draw(
@@ -82,16 +81,16 @@ class PositionEncoder(nn.Module):
         generator: Generators = None,
         partner: Draw | None = None,
     ) -> Draw | None:
-        """The random numbers of one training forward; None in evaluation, and where nothing is
-        random (:attr:`draws`).
+        """The random numbers of one training forward; None in evaluation, and if nothing is random
+        (:attr:`draws`).
 
         Args:
             batch_size: B.
             device: Device of the positions.
-            generator: Source of randomness, or a function of the device that makes it if anything
-                is drawn; default the global one.
-            partner: Draw of the other side, if the two sides draw separately: samples that it does
-                not augment are not augmented here either.
+            generator: Source of randomness, or a function of the device that makes the source if
+                anything is drawn; default the global source.
+            partner: Draw of the other side, if the two sides draw separately. Samples that
+                `partner` does not augment are not augmented here either.
         """
         if not self.draws:
             return None
@@ -122,19 +121,19 @@ class PositionEncoder(nn.Module):
         return self._positions_up_to((valid.sum(1) - 1).clamp(min=0) * self.alpha)
 
     def _positions_up_to(self, last: Tensor) -> Tensor:
-        """Number of positions up to the one with the number `last`, whole or not."""
+        """Number of positions up to position number `last`, whole or not."""
         return last.float().ceil().long() + 1
 
     def sampled(self, positions: Positions, draw: Draw) -> Tensor:
         """Positions that a draw with an `order` gives, in steps: ``[B, T, 1]`` float32.
 
-        A sample takes as many entries of the order as it has positions, or as its draw covers.
+        A sample takes one entry of the order for each position, or all that the draw covers.
         Position i gets entry i, on the source side entry alpha * i, linear between entries. Padding
         takes no entry.
 
         Raises:
-            ValueError: for positions that are not counted, for more of them than the order has,
-                and without a common count where source and target are synchronised.
+            ValueError: for positions that are not counted, for more positions than entries of the
+                order, and without a common count if source and target are synchronised.
         """
         number = positions.counts
         if number is None:
@@ -159,11 +158,11 @@ class PositionEncoder(nn.Module):
         return positions_at(sample, number)[..., None]
 
     def check_length(self, length: int) -> None:
-        """Refuses inputs of more positions than a draw has. Compares the padded length, because
+        """Refuses inputs with more positions than a draw. Compares the padded length, because
         only the device knows the lengths of single samples.
 
         Raises:
-            ValueError: naming the length that is needed.
+            ValueError: names the length that is needed.
         """
         limit = self.config.max_position
         if self.alpha * (length - 1) > limit - 1:
@@ -181,15 +180,15 @@ class PositionEncoder(nn.Module):
             )
 
     def step(self, positions: Positions) -> Tensor | float:
-        """Distance of neighbours, ``gamma * step / unit``; local shifts and offsets are measured in
-        it, so that alpha does not scale them."""
+        """Distance of neighbours, ``gamma * step / unit``. Local shifts and offsets are measured in
+        this step, so alpha does not scale them."""
         return self._in_units(positions.step, self.config.gamma)
 
     def rows_and_step(self, positions: Positions) -> tuple[Tensor, Tensor | float]:
         """Coordinates of the raw rows, ``[B or 1, T, D]``, in the unit of this encoder, ``start +
-        alpha * gamma * position / unit``, and their :meth:`step`."""
+        alpha * gamma * position / unit``, and the :meth:`step` of the rows."""
         step = self.step(positions)
-        if positions.in_steps:  # one factor: frames at the hop of the host are whole numbers
+        if positions.in_steps:  # one factor, so frames at the hop of the host are whole numbers
             rows = times(positions.rows, self.alpha * step)
         else:
             rows = self._in_units(positions.rows, self.alpha * self.config.gamma)
@@ -214,22 +213,22 @@ class PositionEncoder(nn.Module):
         Args:
             positions: B x T raw positions.
             draw: Random numbers from :meth:`draw`; required in training if the type draws at all.
-            local_shift: ``[B, T, D]`` in the unit of this encoder, to inject; by default it is
-                drawn in training.
+            local_shift: ``[B, T, D]`` in the unit of this encoder, to inject; drawn in training by
+                default.
             dtype: Precision of the result.
             generator: Source of the local shift, as in :meth:`draw`.
             random: Whether a draw is required and local shifts are drawn; default in training. An
-                injected `draw` or `local_shift` moves positions in any case. False is for hosts
-                that generate text with a model in training mode, where each step must see the same
+                injected `draw` or `local_shift` moves positions in any case. Hosts that generate
+                text with a model in training mode give False, because each step must see the same
                 positions.
 
         Returns:
-            ``[B, T, K]`` (``[1, T, K]`` where the batch shares all), zero on padding; None if the
-            type adds nothing.
+            ``[B, T, K]`` (``[1, T, K]`` if the batch shares all positions), zero on padding; None
+            if the type adds nothing.
 
         Raises:
-            ValueError: in training without a draw: two silent independent draws would undo the
-                synchronisation of source and target.
+            ValueError: in training without a draw, because two silent independent draws would undo
+                the synchronisation of source and target.
         """
         if self.encoding is None:
             return None
@@ -286,7 +285,7 @@ class PositionEncoder(nn.Module):
         generator: Generators = None,
         random: bool = False,
     ) -> Tensor:
-        """The coordinates ``[B or 1, T, D]`` float32 that are encoded, augmented where there is a
+        """The coordinates ``[B or 1, T, D]`` float32 that are encoded, augmented if there is a
         draw; see :meth:`forward` for the arguments."""
         mean_normalize = self.config.mean_normalize
         rows, step = self.rows_and_step(positions)
@@ -295,7 +294,7 @@ class PositionEncoder(nn.Module):
             coords = positions.elements(rows)
         else:
             coords = self.start + times(self.sampled(positions, draw), step)
-            if augmented is not None:  # the others as in evaluation, where skipped frames count
+            if augmented is not None:  # else as in evaluation, where skipped frames count
                 coords = torch.where(augmented, coords, positions.elements(rows))
         max_shift = self.max_local_shift if random and local_shift is None else 0.0
         if max_shift:
@@ -314,12 +313,12 @@ class PositionEncoder(nn.Module):
 
 
 def _resolve(generator: Generators, device: torch.device | str | None) -> torch.Generator | None:
-    """The generator; a function is called to make it."""
+    """The generator; a function that makes the generator is called."""
     return generator(device) if callable(generator) else generator
 
 
 def _batch_size(coords: Tensor, draw: Draw | None) -> int:
-    """B, also where the samples share their coordinates but not their draws."""
+    """B, even if the samples share their coordinates but not their draws."""
     for part in draw or ():
         if part is not None:
             return part.shape[0] if isinstance(part, Tensor) else part

@@ -1,8 +1,8 @@
 """Embeddings of coordinates: sinusoids of any domain.
 
 A sinusoid is a frequency matrix W ``[D, K/2]`` and a layout of channels; text, audio and images
-differ in W alone: ``phase = coords @ W``. No buffer holds frequencies or rows: it would be rounded
-by ``.half()`` and lost by loaders that materialise models from "meta".
+differ in W alone: ``phase = coords @ W``. No buffer holds frequencies or rows: ``.half()`` would
+round a buffer, and loaders that materialise models from "meta" would lose it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def image_frequencies(dim: int, device: torch.device) -> Tensor:
 
 
 def fairseq_frequencies(dim: int, device: torch.device) -> Tensor:
-    """``[1, K/2]``, 10000^(-k/(K/2 - 1)), k = 0 .. K/2 - 1: tensor2tensor's formula, used by
-    fairseq and Speech2Text, computed in their order of operations to agree bit for bit."""
+    """``[1, K/2]``, 10000^(-k/(K/2 - 1)), k = 0 .. K/2 - 1: tensor2tensor's formula, which fairseq
+    and Speech2Text use. Computed in their order of operations to agree bit for bit."""
     half = dim // 2
     rate = math.log(10000) / (half - 1)
     return torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -rate)[None]
 
 
 def marian_frequencies(dim: int, device: torch.device) -> Tensor:
-    """``[1, K/2]``, 10000^(-2k/K), k = 0 .. K/2 - 1 (Vaswani et al.), in float64, in which Marian
-    makes its table, to agree bit for bit; in float32 on devices without float64."""
+    """``[1, K/2]``, 10000^(-2k/K), k = 0 .. K/2 - 1 (Vaswani et al.), in float64 as in Marian, to
+    agree bit for bit; in float32 on devices without float64."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     exponent = torch.arange(0, dim, 2, dtype=dtype, device=device) / dim
     return torch.pow(10000.0, exponent).reciprocal()[None]
@@ -61,12 +61,13 @@ FREQUENCIES: dict[str, Frequencies] = {
     "fairseq": fairseq_frequencies,
     "marian": marian_frequencies,
 }
-# Rows that an encoder keeps: the 22 small operations of an embedding took up to 3 % of a step of
-# generation, and each training step on long texts would compute its rows anew.
+# Rows that an encoder keeps: the 22 small operations of an embedding took up to 3 % of the time of
+# a generation step, and each training step on long texts would compute the rows anew.
 KEPT_ROWS = 4096  # 8 MiB at 512 channels
 KEPT_BYTES = 2**24  # for longer inputs: 8192 rows of 512 channels, in each encoder of a model
-# Frequencies and first phases of channels, by function, number, order and device: two small tensors
-# which would take a dozen operations in each forward. They are neither saved nor part of a module.
+# Frequencies and first phases of channels, by function, number, order and device. Computing these
+# two small tensors in each forward would take a dozen operations. They are neither saved nor part
+# of a module.
 _FREQUENCIES_AND_PHASES: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 COMBINATIONS = ("add", "concat")
 LAYOUTS = ("cos_sin_interleaved", "sin_cos_blocks")
@@ -77,7 +78,7 @@ class Sinusoid(nn.Module):
 
     Args:
         dim: K, even and at least 4.
-        frequencies: Key of :data:`FREQUENCIES`, or a function like these.
+        frequencies: Key of :data:`FREQUENCIES`, or a function like the values there.
         layout: "cos_sin_interleaved" (the paper's equations: channel 2k cosine, 2k + 1 sine) or
             "sin_cos_blocks" (fairseq: all sines, then all cosines).
 
@@ -125,8 +126,9 @@ class Sinusoid(nn.Module):
         return function(self.dim, device)
 
     def aliased(self, *sizes: int, gamma: float = 1.0) -> int:
-        """How many of the K channels alias on a grid: along some axis their phase moves by more
-        than pi from one cell to the next, so that they turn backwards, or round and round.
+        """Number of the K channels that alias on a grid. The phase of such a channel moves by more
+        than pi from one cell to the next along some axis, so it turns backwards, or round and
+        round.
 
         Args:
             sizes: Cells along each axis, the slowest first, as for
@@ -140,7 +142,7 @@ class Sinusoid(nn.Module):
         return int((weights.abs() * step > math.pi).any(0).sum())
 
     def grid(self, grid: Tensor) -> Tensor:
-        """Encodes few rows exactly, by sine and cosine of the same phases, as hosts make their
+        """Encodes few rows exactly, as sine and cosine of the same phases, in the way of the hosts'
         tables: text without augmentation equals fairseq's table bit for bit.
 
         Args:
@@ -160,7 +162,7 @@ class Sinusoid(nn.Module):
         self, numbers: Tensor, first: int | Tensor | None, start: float, step: float
     ) -> Tensor:
         """:meth:`grid` of ``start + numbers * step``. Rows of counted positions are kept for the
-        next call, so that a step of generation costs a look-up, as in stock models.
+        next call, so a step of generation costs a look-up, as in stock models.
 
         Args:
             numbers: ``[T, 1]`` float32, if `first` is not None ``first, first + 1, ...``.
@@ -173,8 +175,8 @@ class Sinusoid(nn.Module):
         """
         if self._cacheable(numbers) and isinstance(first, int) and not _in_graph_capture(numbers):
             end = first + numbers.shape[0]
-            # A long input keeps all its rows, which are small beside the states of a model, as far
-            # as they fit; a single far position keeps none.
+            # A long input keeps as many rows as fit, because they are small beside the states of a
+            # model; a single far position keeps none.
             if end <= max(KEPT_ROWS, min(numbers.shape[0], KEPT_BYTES // (4 * self.dim))):
                 return self._rows_up_to(end, start, step, numbers.device)[first:end]
         return self.grid(start + numbers * step)
@@ -195,7 +197,7 @@ class Sinusoid(nn.Module):
         return rows
 
     def forward(self, coords: Tensor) -> Tensor:
-        """Encodes many positions in one pass over memory, by cos(p) = sin(p + pi / 2).
+        """Encodes many positions in one pass over memory, with cos(p) = sin(p + pi / 2).
 
         Args:
             coords: ``[B, T, D]`` float32.
@@ -235,20 +237,21 @@ class Sinusoid(nn.Module):
 
 
 def _in_graph_capture(tensor: Tensor) -> bool:
-    """Whether a CUDA graph is being captured. Its memory has other values in each replay, and may
-    not be kept; memory that it reads may not be freed, as kept rows are when more are needed."""
+    """Whether a CUDA graph is being captured. Memory of the graph has other values in each replay
+    and may not be kept. Memory that the graph reads may not be freed; kept rows are freed when more
+    rows are needed."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def warn_of_coarse_grid(
     sinusoid: Sinusoid, size: Sequence[int], paper_size: Sequence[int], gamma: float
 ) -> None:
-    """Warns if more channels alias on a grid of this size than on the grid of the papers, where
+    """Warns if more channels alias on a grid of this size than on the grid of the papers, on which
     12 to 16 % of the channels alias already.
 
     Args:
         sinusoid: The encoding of a model.
-        size: Size of its inputs, the slowest axis first.
+        size: Size of the model's inputs, the slowest axis first.
         paper_size: Size of the inputs in the papers.
         gamma: Factor on the grid of the model.
     """
@@ -265,8 +268,8 @@ def warn_of_coarse_grid(
     warnings.warn(
         f"{count} of {sinusoid.dim} channels ({share:.0f} %) of the position "
         f"embedding alias on a grid of {shape} patches (gamma={gamma:g}): their phase moves by "
-        "more than pi from one patch to the next, so that they do not tell how far apart patches "
-        f"are. Of the papers' {paper_shape} patches {paper_share:.0f} % do. Use smaller "
+        "more than pi from one patch to the next, so they do not show how far apart patches "
+        f"are. On the papers' {paper_shape} patches {paper_share:.0f} % alias. Use smaller "
         f"patches or larger images, or gamma={math.floor(100 * largest_gamma) / 100:g} or less.",
         stacklevel=2,
     )
@@ -274,7 +277,7 @@ def warn_of_coarse_grid(
 
 def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Tensor:
     """``coords @ weights + offset`` element by element: autocast would round a matmul to half
-    precision, in which positions are wrong from 257 on."""
+    precision, and positions from 257 on would be wrong."""
     columns = coords.unbind(-1)
     if len(columns) != len(weights):
         raise ValueError(
@@ -293,14 +296,14 @@ def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Ten
 def combine(
     content: Tensor, embedding: Tensor | None, mode: str = "add", dim: int | None = None
 ) -> Tensor:
-    """Content with its position embeddings: added (Vaswani et al.), or in more channels behind it,
-    as in the phone classifier of recipes/phones.
+    """Content with position embeddings: added (Vaswani et al.), or in more channels behind the
+    content, as in the phone classifier of recipes/phones.
 
     Args:
         content: ``[B, T, C]``.
         embedding: ``[B or 1, T, K]`` of a :class:`PositionEncoder`; None for no positions.
         mode: One of :data:`COMBINATIONS`: "add" (K = C) or "concat".
-        dim: K; needed by "concat" without embedding, whose channels are zero then, so that a model
+        dim: K; needed by "concat" without an embedding. The K channels are zero then, so a model
             has the same size with and without positions.
 
     Returns:

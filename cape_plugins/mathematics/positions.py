@@ -1,7 +1,7 @@
 """Positions of a raw batch, which all parts of this package exchange.
 
 A caller hands over raw positions: numbers of tokens, times of frames, cells of a grid. The encoder
-knows what the settings make of them. Shapes use this legend throughout the package: B batch, T
+applies the settings to the positions. Shapes use this legend throughout the package: B batch, T
 positions, D coordinates (1 for sequences, the number of axes for grids), K embedding channels.
 Units: tokens for text, seconds for audio, the [-1, 1] square for images.
 """
@@ -18,20 +18,19 @@ from cape_plugins.settings.domains import DOMAINS
 
 
 class Positions(NamedTuple):
-    """Positions of a batch, in the unit of the domain: few rows, and the row of each element.
-    Encoding the rows once is then enough for the batch.
+    """Positions of a batch, in the unit of the domain: few rows, and the row of each element, so
+    encoding the rows once is enough for the batch.
 
     Attributes:
-        rows: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares them.
+        rows: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares the rows.
         step: Distance between neighbouring positions, the unit of the local shift: a number or a
             tensor that broadcasts to `rows`.
         in_steps: Whether `rows` are multiples of `step`, such as the numbers of tokens or frames.
-        index: ``[B, T]`` int64, 1 + the row of each element, 0 on padding; or bool, False on
-            padding, where element t is at row t in all samples; None where, besides, nothing is
-            padded.
+        index: ``[B, T]`` int64, 1 + the row of each element, 0 on padding. Or bool, False on
+            padding, if element t has row t in all samples; None if nothing is padded either.
         first: Number of row 0, counted from the beginning of the sequence; a tensor without
-            dimensions where the host may not read it (caches of fixed size). None if positions
-            are not counted.
+            dimensions if the host may not read the number (caches of fixed size). None if
+            positions are not counted.
         patches: Sizes of the axes of a grid; for an image (height, width) in patches.
     """
 
@@ -50,8 +49,8 @@ class Positions(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether all samples have the same evenly spaced rows: encoding these rows once serves the
-        batch."""
+        """Whether all samples have the same evenly spaced rows, so encoding the rows once is enough
+        for the batch."""
         step = self.step
         same_step = not isinstance(step, Tensor) or step.dim() == 0 or step.shape[0] == 1
         evenly_spaced = same_step if self.in_steps else self.patches is not None
@@ -76,7 +75,7 @@ class Positions(NamedTuple):
         if self.in_steps:
             return self.elements(self.rows)[..., 0]
         if self.first is not None and self.index is not None:
-            # after some frames were skipped, the remaining ones are counted: first, second ...
+            # after some frames were skipped, the remaining frames are counted: first, second ...
             return self.numbers.float()
         return None
 
@@ -132,8 +131,8 @@ def token_position_at(
     index: int | Tensor, device: torch.device | str | None = None, length: int = 1
 ) -> Positions:
     """Positions of `length` tokens from this 0-based index on, shared by the batch, for one step of
-    incremental decoding. They equal the same columns of :func:`token_positions`; the index may be a
-    tensor without dimensions."""
+    incremental decoding. The positions equal the same columns of :func:`token_positions`; the index
+    may be a tensor without dimensions."""
     if type(index) is int:
         number = torch.arange(index, index + length, dtype=torch.float32, device=device)
     else:
@@ -145,12 +144,12 @@ def frame_positions(
     num_frames: Tensor, seconds_per_frame: Tensor | float, max_frames: int | None = None
 ) -> Positions:
     """Positions of audio frames in seconds (CAPE section 3, positional encoding for sound); the
-    time of the first one is the `start` of the encoder.
+    time of the first frame is the `start` of the encoder.
 
     Args:
         num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
-        seconds_per_frame: Distance of neighbouring frames in seconds, a number or ``[B]`` where
-            the hop differs between samples. The product of hop and stride of the front end.
+        seconds_per_frame: Distance of neighbouring frames in seconds, which is the product of hop
+            and stride of the front end. A number, or ``[B]`` if the hop differs between samples.
         max_frames: T; default the largest of `num_frames` (which costs a device synchronisation).
 
     Raises:
@@ -187,17 +186,17 @@ def timed_frame_positions(
 ) -> Positions:
     """Positions of audio frames at any increasing times, as after some frames were skipped.
 
-    The step is the smallest distance of neighbours in a sample, so that a local shift of at most
-    half a step keeps their order. (CAPE's code may swap neighbours in its mode without padding.)
+    The step is the smallest distance of neighbours in a sample, so a local shift of at most half a
+    step keeps the order. (CAPE's code may swap neighbours in the mode without padding.)
 
     Args:
         times: ``[B, T]``, the centre of each frame in seconds, less the `start` of the encoder.
         num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
-        seconds_per_frame: Step of a sample that has one frame only, a number or ``[B]``.
+        seconds_per_frame: Step of a sample with a single frame, a number or ``[B]``.
 
     Raises:
-        ValueError: if a shape is wrong. The times themselves are not checked, because reading them
-            would wait for the device.
+        ValueError: if a shape is wrong. The values of `times` are not checked, because reading
+            them would wait for the device.
     """
     if times.dim() != 2 or num_frames.shape != times.shape[:1]:
         raise ValueError(
@@ -218,8 +217,8 @@ def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Po
     """Centres of the patches of an image, row by row, each axis spanning [-1, 1] end to end.
 
     CAPE Appendix A has the same grid; an axis of a single patch is at 0. The step is 2 / N on an
-    axis of N patches, slightly less than the distance 2 / (N - 1) of neighbours, so that a local
-    shift of 0.5 steps is the paper's 1 / N.
+    axis of N patches, slightly less than the distance 2 / (N - 1) of neighbours, so a local shift
+    of 0.5 steps is the paper's 1 / N.
 
     Args:
         sizes: Number of patches along each axis, the slowest first: height and width of images.
@@ -256,8 +255,8 @@ def coordinate_positions(
         coords: ``[B, T, D]``, D = 1 (tokens or seconds), 2 (the [-1, 1] square, x then y), or the
             number of coordinates of another domain.
         valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
-        step: Distance to the neighbour that a local shift is measured in; a number or a tensor
-            that broadcasts to `coords`.
+        step: Distance to the neighbour, the unit of the local shift; a number or a tensor that
+            broadcasts to `coords`.
 
     Raises:
         ValueError: if a shape is wrong.

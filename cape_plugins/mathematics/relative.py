@@ -3,12 +3,12 @@
     score(i, j) = q_i . (k_j + a^K[j - i]) / sqrt(d),    out_i = sum_j p(i, j) (v_j + a^V[j - i])
 
 No T x T x d tensor is ever built: queries meet the table of 2 C + 1 distances first, which gives
-``[T, 2 C + 1]`` numbers per head, linear in the context C. These move to their keys by *skewing*:
-row i of a padded matrix, read with a row stride one element shorter, begins one column further to
-the right. Long inputs are processed in blocks of queries whose scores are recomputed in the
-backward pass, so memory grows with T, not with T x T.
+``[T, 2 C + 1]`` numbers per head, linear in the context C. *Skewing* moves these numbers to their
+keys: row i of a padded matrix, read with a row stride one element shorter, begins one column
+further to the right. Long inputs are processed in blocks of queries, and the backward pass
+recomputes the scores of each block, so memory grows with T, not with T x T.
 
-Patches of an image have two distances, a^K[di] of rows plus a^K[dj] of columns, which needs two
+Patches of an image have two distances, a^K[di] of rows plus a^K[dj] of columns. They need two
 tables of 2 C + 1 rows and no more memory.
 
 Shapes: B batch, H heads, T queries, S keys, d channels per head, C context.
@@ -26,8 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cape_plugins.mathematics.relative_tables import RelativeGridPositions, RelativePositions
 
-# Scores of one block of queries, as float32 about 128 MiB: large enough for full speed, small
-# enough to bound memory. The price is one more forward of the attention in the backward pass.
+# Scores of one block of queries, about 128 MiB in float32: large enough for full speed, small
+# enough to bound memory. The backward pass costs one more forward of the attention.
 BLOCK_ELEMENTS = 2**25
 
 
@@ -51,12 +51,12 @@ def relative_attention(
         key: ``[B, H, S, d]``.
         value: ``[B, H, S, d]``.
         positions: Relative embeddings.
-        query_offset: Index of the first query among the keys: S - T in incremental decoding. A
-            tensor without dimensions where keys are a buffer of fixed size (static caches); its
-            value is not read on the host.
+        query_offset: Index of the first query among the keys: S - T in incremental decoding. If
+            keys are a buffer of fixed size (static caches), a tensor without dimensions, whose
+            value the host does not read.
         patches: (height, width) in patches, or the sizes of the axes, needed by
-            :class:`RelativeGridPositions`. The patches are the last keys, row by row; keys before
-            them, such as a class token, have no place and no relative embedding.
+            :class:`RelativeGridPositions`. The patches are the last keys, row by row; earlier
+            keys, such as a class token, have no place and no relative embedding.
         attn_mask: bool (True: do not attend) or float added to the scores, ``[T, S]`` or any shape
             that broadcasts to ``[B, H, T, S]``.
         key_padding_mask: ``[B, S]`` bool, True on padding.
@@ -159,8 +159,8 @@ def relative_scores(
     scores = query @ table.mT  # [B, H, T, distances within the context]
     if not positions.clip:
         return _skew(F.pad(scores, (left, right + 1)), num_keys)
-    # the outermost distances again, by a separate product: the gradient of a slice of `scores`
-    # would be a zero tensor of its full size
+    # the outermost distances again, in a separate product: the gradient of a slice of `scores`
+    # would be a zero tensor as large as `scores`
     leftmost, rightmost = query @ table[:, :1].mT, query @ table[:, -1:].mT
     shape = scores.shape[:-1]
     by_distance = (leftmost.expand(*shape, left), scores, rightmost.expand(*shape, right + 1))
@@ -201,7 +201,7 @@ def _gathered_scores(
     query: Tensor, positions: RelativePositions, query_index: Tensor, num_keys: int
 ) -> Tensor:
     """:func:`relative_scores` for queries anywhere, ``[T]``, among the keys 0 .. S - 1. For few
-    queries or keys: the gradient of a gather is slower than a view's."""
+    queries or keys, because the gradient of a gather is slower than the gradient of a view."""
     row, in_context = _rows(positions, query_index, num_keys)
     by_row = query @ positions.keys.to(query.dtype).mT
     scores = by_row.gather(-1, row.expand(*query.shape[:2], -1, -1))
@@ -233,7 +233,7 @@ def _grid_scores(
     query_offset: int | Tensor,
     patches: Sequence[int],
 ) -> Tensor:
-    """``q . (a^K[di] + a^K[dj])``, ``[B, H, T, S]``; 0 where query or key is no patch."""
+    """``q . (a^K[di] + a^K[dj])``, ``[B, H, T, S]``; 0 if query or key is no patch."""
     indices, is_patch = _axis_indices(query.shape[2], num_keys, query_offset, patches, query.device)
     query = query * is_patch
     scores = None
@@ -278,7 +278,7 @@ def _axis_indices(
     is_patch = (patch >= 0)[:, None]
     indices = []
     for axis in range(len(patches)):
-        # no remainder by a size: onnxscript translates that wrongly where the size is symbolic
+        # no remainder by a size: onnxscript translates it wrongly if the size is symbolic
         count = math.prod(patches[axis + 1 :])
         # clamped after the division: Inductor of torch 2.13 fails at the division of a clamp
         index = (patch // count).clamp(min=0)
@@ -290,8 +290,8 @@ def _axis_indices(
 def _distances(
     positions: RelativePositions, length: int, num_keys: int, query_offset: int
 ) -> tuple[int, int, int, int]:
-    """Rows low .. high of the table that T queries and S keys can meet, and how many columns of
-    the ``[T, S + T - 1]`` matrix of distances lie beyond the context to the left and right."""
+    """Rows low .. high of the table that T queries and S keys can meet. Then the numbers of columns
+    of the ``[T, S + T - 1]`` matrix of distances that lie left and right of the context."""
     if not 0 <= query_offset <= num_keys - length:
         raise ValueError(
             f"query_offset={query_offset} is not allowed with {length} queries and {num_keys} "
@@ -308,11 +308,11 @@ def _distances(
 
 
 def _skew(by_distance: Tensor, num_keys: int) -> Tensor:
-    """``[.., T, S + T]`` with column c of row i the distance c - (T - 1) + offset, to
-    ``[.., T, S]`` with column j of row i the key j: row i begins at column T - 1 - i.
+    """Turns ``[.., T, S + T]``, in which column c of row i is the distance c - (T - 1) + offset,
+    into ``[.., T, S]``, in which column j is key j: row i begins at column T - 1 - i.
 
-    A view of `by_distance`, which must be a whole contiguous tensor: its storage offset, 0, is
-    taken for granted because torch.compile cannot ask for it. The last column is never read.
+    Returns a view of `by_distance`, which must be a whole contiguous tensor: a storage offset of 0
+    is taken for granted, because torch.compile cannot ask for it. The last column is never read.
     """
     *shape, length, width = by_distance.shape
     strides = (*by_distance.stride()[:-2], width - 1, 1)

@@ -18,10 +18,10 @@ class RelativePositions(nn.Module):
     Args:
         context: C, in positions; the released CAPE code uses 919 frames, the paper 150 tokens.
         head_dim: d.
-        num_heads: One table for each of H heads; None for one table shared by all (the papers).
+        num_heads: H, to give each head a table; None for one table for all heads (the papers).
         values: Whether an embedding is added to the values (Shaw et al. Eq. 3).
         beyond: "clip" (distances beyond C use the outermost embedding, Shaw et al.) or "zero"
-            (they have none, as in the code released with CAPE).
+            (distances beyond C have no embedding, as in the code released with CAPE).
 
     Raises:
         ValueError: if a size is not positive or `beyond` is unknown.
@@ -60,10 +60,10 @@ class RelativePositions(nn.Module):
 
 
 class RelativeGridPositions(nn.Module):
-    """Learned embeddings of the distances between patches of an image: one for the distance in
-    rows plus one for the distance in columns, so that images of every height and width have all
-    distances. (Ramachandran et al., 2019, concatenate the two.) Grids of other axes have one
-    embedding for each axis.
+    """Learned embeddings of the distances between patches of an image: an embedding for the
+    distance in rows plus an embedding for the distance in columns, so images of every height and
+    width have all distances. (Ramachandran et al., 2019, concatenate the two.) Grids of other axes
+    have one embedding for each axis.
 
     Takes the arguments of :class:`RelativePositions`, for all axes; C counts patches.
 
@@ -87,7 +87,7 @@ class RelativeGridPositions(nn.Module):
 
     @property
     def values(self) -> Tensor | None:
-        """Embeddings of the first axis that are added to the values; None without them."""
+        """Embeddings of the first axis that are added to the values; None if there are none."""
         return getattr(self, self.axes[0]).values
 
 
@@ -95,7 +95,7 @@ def build_relative_positions(
     config: PositionConfig, head_dim: int, num_heads: int
 ) -> RelativePositions | RelativeGridPositions | None:
     """Relative positions of one attention module; None without relative attention.
-    :meth:`~cape_plugins.PositionConfig.relative_depth` says which layers have them.
+    :meth:`~cape_plugins.PositionConfig.relative_depth` sets which layers have relative attention.
 
     Args:
         config: Complete settings.

@@ -1,4 +1,4 @@
-"""Learned absolute positions: tables of one row per position, for texts and grids of any size."""
+"""Learned absolute positions: tables with one row per position, for texts and grids of any size."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RESIZES = {1: "linear", 2: "bicubic", 3: "trilinear"}  # by the number of axes
 class PositionTable(nn.Module):
     """Learned absolute positions (*abspos*), usable beyond the trained size.
 
-    Sequences longer than the table wrap around, E(t) = E(t mod N): CAPE section 5.2 says so for
-    audio; a long text is then decoded, if badly, instead of stopping the program. Images of another
-    size get a bicubic resize of the grid (CAPE section 5.1), other grids a linear one.
+    Sequences longer than the table wrap around, E(t) = E(t mod N), as in CAPE section 5.2 for
+    audio; a long text is decoded badly instead of stopping the program. The grid is resized for
+    images of another size: bicubic for images (CAPE section 5.1), linear for other grids.
 
     Args:
         dim: K.
@@ -60,11 +60,11 @@ class PositionTable(nn.Module):
         return counted_rows(self.weight, positions)
 
     def rows(self, length: int, first: int | Tensor = 0) -> Tensor:
-        """``[length, K]``: the table from row `first` on, wrapping around."""
+        """``[length, K]``: rows of the table from `first` on; wraps around."""
         return wrapped_rows(self.weight, length, first)
 
     def resize(self, *size: int) -> Tensor:
-        """``[height * width, K]``: the image table at another size; itself at its own size.
+        """``[height * width, K]``: the image table at another size; at the same size unchanged.
 
         Raises:
             ValueError: if this is a table for sequences, or for grids of other axes.
@@ -79,9 +79,9 @@ class PositionTable(nn.Module):
 
 
 class InterpolatedTable(PositionTable):
-    """Learned embeddings of whole numbers of steps, linear between neighbours: any encoding can
-    take randomized positions (Ruoss et al., section 3), whole or not. Wraps around beyond its last
-    row, as all learned tables here.
+    """Learned embeddings of whole numbers of steps, linear between neighbours, because any encoding
+    can take randomized positions (Ruoss et al., section 3), whole or not. Wraps around beyond the
+    last row, like all learned tables here.
 
     Args:
         dim: K.
@@ -102,7 +102,7 @@ class InterpolatedTable(PositionTable):
 
 
 def counted_rows(table: Tensor, positions: Positions) -> Tensor:
-    """``[T, K]``: rows of `table` ``[N, K]`` by the numbers of positions, wrapping around.
+    """``[T, K]``: rows of `table` ``[N, K]`` by the numbers of positions; wraps around.
 
     Raises:
         ValueError: for positions that are not counted.
@@ -118,7 +118,7 @@ def counted_rows(table: Tensor, positions: Positions) -> Tensor:
 
 def wrapped_rows(table: Tensor, length: int, first: int | Tensor = 0) -> Tensor:
     """``[length, K]``: rows of `table` ``[N, K]`` from `first` on, E(t) = E(t mod N)."""
-    # no branch in a program: it serves all lengths, and an exported one keeps its sample's branch
+    # no branch in a program, which serves all lengths; an exported program keeps one branch only
     may_branch = isinstance(first, int) and not torch.compiler.is_compiling()
     if may_branch and first + length <= table.shape[0]:
         return table[first : first + length]
@@ -129,8 +129,8 @@ def wrapped_rows(table: Tensor, length: int, first: int | Tensor = 0) -> Tensor:
 def resize_grid(
     rows: Tensor, size: Sequence[int], new_size: Sequence[int], antialias: bool = False
 ) -> Tensor:
-    """Resize of one vector per patch, bicubic in the plane (CAPE section 5.1), linear elsewhere;
-    itself at its own size.
+    """Resizes a grid of one vector per patch, bicubic in the plane (CAPE section 5.1), linear
+    elsewhere; at the same size `rows` itself.
 
     Args:
         rows: ``[height * width, K]``, row by row; other grids likewise, the slowest axis first.

@@ -24,7 +24,7 @@ from cape_plugins.settings.config import ARCHITECTURES, PositionConfig
 from cape_plugins.settings.domains import DOMAINS, each_domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 
-MAX_POSITIONS = 3000  # in one input; the length of the thesis's similarity maps
+MAX_POSITIONS = 3000  # positions of one input, as in the similarity maps of the thesis
 MAX_CHANNELS = 12
 HEADS = 8  # heads in pictures of settings alone
 
@@ -33,8 +33,8 @@ class Picture(NamedTuple):
     """A picture that the command can draw.
 
     Attributes:
-        help: Its help text.
-        needs: Property that a position embedding must have for it, in words.
+        help: Help text of the picture.
+        needs: Property that a position embedding must have for the picture, in words.
         able: Whether a position embedding has this property.
         draws: Fewest, default and most draws of the augmentation.
         most_sizes: Largest number of sizes.
@@ -148,10 +148,10 @@ def _spacings() -> str:
 
 
 def draw_picture(args: argparse.Namespace) -> str:
-    """Writes the picture; returns the text to print: numbers that belong to it, and the file.
+    """Writes the picture; returns the text to print: numbers of the picture, and the file.
 
     Raises:
-        ValueError: naming option, value, allowed range and remedy.
+        ValueError: names option, value, allowed range and remedy.
         ImportError: without the package matplotlib.
     """
     picture = PICTURES[args.picture]
@@ -339,7 +339,7 @@ def _draws(requested: int | None, picture: Picture, config: PositionConfig) -> i
 
 def _channels(requested: Sequence[int] | None, stack: Stack) -> list[int]:
     dim = stack.dim
-    # eight, evenly spaced; CAPE Figure 9 has every 20th of 768
+    # eight channels, evenly spaced; CAPE Figure 9 shows every 20th of 768
     channels = list(dict.fromkeys(requested or [i * dim // 8 for i in range(8)]))
     if len(channels) > MAX_CHANNELS or not all(0 <= channel < dim for channel in channels):
         raise ValueError(

@@ -42,7 +42,7 @@ def new_figure(height: float, title: str) -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int = DPI) -> None:
-    """Writes a PNG file, whole or not at all, of 256 colours, which makes maps several times
+    """Writes a PNG file with 256 colours, whole or not at all. 256 colours make maps several times
     smaller."""
     from PIL import Image  # comes with matplotlib
 
@@ -54,7 +54,7 @@ def save(figure: Any, path: Path, dpi: int = DPI) -> None:
 
 
 def title_of(stack: Stack, what: str) -> str:
-    """Title of a figure: its subject, type, domain, and the settings that have an effect."""
+    """Title of a figure: subject, type, domain, and the settings that have an effect."""
     config = stack.config
     settings = [
         f"{option.name} {value:g}" if isinstance(value, float) else f"{option.name} {value}"
@@ -145,7 +145,7 @@ def similarity_figure(
         unit: Unit of the axes.
         step: Distance of neighbours in this unit.
         start: Position of the first row, in this unit. The zoom begins at 0; distances begin below
-            0, and the zoom shows the ones nearest to 0.
+            0, and the zoom shows the distances nearest to 0.
     """
     row_name, distance_name = "positions", f"distance, {unit}"
     if start:
@@ -183,12 +183,12 @@ def similarity_figure(
 
 
 def similarities_figure(stack: Stack, views: Sequence[View], patch: tuple[int, int] | None) -> Any:
-    """Similarities of each view; `patch` (row, column) of images is compared with all others, by
-    default the one in the middle."""
+    """Similarities of each view. In images `patch` (row, column), by default the patch in the
+    middle, is compared with all others."""
     title = title_of(stack, "similarity")
     if stack.relative:
         rows = {view.state: view.embedding for view in views}
-        start = min(view.places.min() for view in views) - 0.5  # pixels have their middle there
+        start = min(view.places.min() for view in views) - 0.5  # places are middles of pixels
         return similarity_figure(rows, title, distance_label(stack), start=start)
     if stack.domain.grid:
         return _patch_similarities(stack, views, patch, title)
@@ -203,8 +203,8 @@ def similarities_figure(stack: Stack, views: Sequence[View], patch: tuple[int, i
 def _patch_similarities(
     stack: Stack, views: Sequence[View], patch: tuple[int, int] | None, title: str
 ) -> Any:
-    """All pairs, patches counted row by row; one patch with all others, and with patches of its row
-    and column."""
+    """All pairs, with patches counted row by row. One patch with all others, and with the patches
+    of the same row and column."""
     figure, steps = new_figure(0.8 + 5.6 * len(views), title), stack.domain.steps
     axes = iter(figure.subplots(2 * len(views), 3, squeeze=False))
     for view in views:

@@ -22,7 +22,7 @@ from cape_plugins.pictures.views import (
 
 
 def augmentation_figure(stack: Stack, size: Size, draws: int, generator: torch.Generator) -> Any:
-    """Effect of `draws` augmentations on the positions of an input, by steps (CAPE Figure 1)."""
+    """Effect of `draws` augmentations on the positions of an input, in steps (CAPE Figure 1)."""
     positions = stack.positions(size)
     draw, local_shift = draw_positions(stack.encoder, positions, draws, generator)
     stages = {
@@ -73,9 +73,9 @@ def _grids(
 def _time_lines(
     stages: Mapping[str, np.ndarray], labels: Mapping[str, Sequence[str]], unit: str, title: str
 ) -> Any:
-    """Rows are stages: all positions of all draws, and some of the first draw before and after the
-    step: neighbours where each moves by itself, otherwise some of the whole input, since it moves
-    as one."""
+    """Rows are stages. A row shows all positions of all draws, and some positions of the first draw
+    before and after the step: neighbours if each position moves by itself; otherwise some positions
+    of the whole input, because all move alike."""
     figure = new_figure(1.2 + 1.5 * len(stages), title)
     axes = figure.subplots(len(stages), 2, squeeze=False, width_ratios=[3, 2])
     before = next(iter(stages.values()))
@@ -116,7 +116,7 @@ def coverage_figure(
     draws: int,
     generator: torch.Generator,
 ) -> tuple[Any, list[dict[str, str]]]:
-    """Distribution of the positions drawn in training, and where positions of other inputs lie.
+    """Distribution of the positions drawn in training, and ranges of positions of other inputs.
 
     Args:
         stack: Position embedding.
@@ -126,7 +126,7 @@ def coverage_figure(
         generator: Source of randomness.
 
     Returns:
-        The figure, and its numbers: a row for each test size.
+        The figure, and the numbers in it: a row for each test size.
     """
     training = {size: training_positions(stack, size, draws, generator) for size in sizes}
     evaluation = {size: evaluation_positions(stack, size) for size in test_sizes}

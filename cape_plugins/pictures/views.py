@@ -34,11 +34,11 @@ def similarity_by_distance(matrix: np.ndarray, farthest: int) -> np.ndarray:
 def draw_positions(
     encoder: PositionEncoder, positions: Positions, number: int, generator: torch.Generator
 ) -> tuple[Draw, Tensor | None]:
-    """Draws of `number` forwards in training: the random numbers that a sample shares, and local
-    shifts ``[number, T, D]`` or None."""
+    """Draws of `number` forwards in training: the random numbers that the positions of a sample
+    share, and local shifts ``[number, T, D]`` or None."""
     limit = encoder.max_local_shift
     draw = encoder.train().draw(number, generator=generator) or Draw()
-    if draw.order is not None:  # one number of positions for all draws, as a pair of sides has
+    if draw.order is not None:  # one number of positions for all draws, as for a pair of sides
         draw = draw.covering(encoder.num_positions(positions.valid).expand(number))
     if not limit:
         return draw, None
@@ -49,9 +49,9 @@ def draw_positions(
 def augmentation_stages(
     encoder: PositionEncoder, positions: Positions, draw: Draw, local_shift: Tensor | None
 ) -> dict[str, Tensor]:
-    """Positions ``[1 or B, T, D]`` in the unit of the domain after each step of the augmentation,
-    in its order (CAPE section 4): drawn instead of counted, mean-normalisation, global shift or
-    offset, local shift, global scale; only steps that change anything."""
+    """Positions ``[1 or B, T, D]`` in the unit of the domain after each step of the augmentation
+    that changes anything. Order of the steps (CAPE section 4): drawn instead of counted,
+    mean-normalisation, global shift or offset, local shift, global scale."""
     config = encoder.config
     steps: dict[str, dict[str, Any]] = {"positions": {}}
     if config.mean_normalize:

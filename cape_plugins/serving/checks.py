@@ -13,10 +13,10 @@ def refuse_not_finite(model: nn.Module, source: object) -> None:
 
     Args:
         model: The loaded model.
-        source: Its file or folder, for the error.
+        source: The model's file or folder, for the error.
 
     Raises:
-        ValueError: naming the first such weight.
+        ValueError: names the first weight that is not finite.
     """
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
@@ -30,12 +30,12 @@ def refuse_large_table(option: str, rows: int, width: int) -> None:
     """Refuses a size that would fill the memory, before anything of that size is made.
 
     Args:
-        option: The flag that asks for it.
+        option: The flag that asks for the size.
         rows: Positions of the table.
         width: Channels.
 
     Raises:
-        ValueError: naming the largest table.
+        ValueError: names the largest table.
     """
     most = LARGEST // (4 * width)
     if rows > most:

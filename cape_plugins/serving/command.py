@@ -1,4 +1,4 @@
-"""The arguments of ``cape-plugins export``, and the exporter that they ask for."""
+"""The arguments of ``cape-plugins export``, and the exporters that the arguments ask for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cape_plugins.settings.arguments import FAIRSEQ, HUGGING_FACE, add_data, int
 GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
 _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
 SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
-# ctranslate2's own names; "auto" and "default" are for loading
+# ctranslate2's names; "auto" and "default" are for loading
 QUANTIZATIONS = (
     "int8",
     "int8_float32",
@@ -29,7 +29,7 @@ QUANTIZATIONS = (
 
 SHORTEST = 8  # rows of a table
 
-# Writes the model at `source` into an empty folder, as the arguments say.
+# Writes the model at the first path into an empty folder, as the arguments ask.
 Exporter = Callable[[Path, Path, argparse.Namespace], Exported]
 
 
@@ -120,7 +120,7 @@ def run_export(args: argparse.Namespace) -> str:
     """Writes the folder and describes its content.
 
     Raises:
-        ValueError: if the source cannot be exported, with the reason and the way that works.
+        ValueError: if the source cannot be exported; names the reason and a way that works.
         FileNotFoundError: if the source is missing.
         ImportError: if the host or the engine is not installed.
     """
@@ -151,7 +151,7 @@ def _exporter(args: argparse.Namespace) -> Exporter:
 
 
 def _host(source: Path) -> str:
-    """The host whose checkpoint stands at `source`."""
+    """The host that wrote the checkpoint at `source`."""
     try:
         exists = source.exists()
     except OSError as error:  # a name that is too long, a folder without permission

@@ -1,5 +1,5 @@
 """The check of a folder for ctranslate2: sentences, their translations, and the comparison with
-translations by the host. Takes objects of ctranslate2 and does not import it.
+translations of the host. Takes objects of ctranslate2, but does not import ctranslate2.
 
 Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
 """
@@ -17,7 +17,8 @@ from cape_plugins.texts import text_lines
 BEAM = 5
 CHECKED = 200  # sentences that a check takes at most
 LONGEST = 20  # of these, the longest of the text
-# Per token, natural logarithm. Rounding gives 1e-6; a wrong position, norm or token 1e-2 and more.
+# Difference of scores per token, natural logarithm. Rounding gives 1e-6; a wrong position, norm or
+# token gives 1e-2 and more.
 TOLERANCE = 1e-4
 EXACT = (None, "float32")  # precisions that keep the weights
 
@@ -28,10 +29,10 @@ class Hypothesis(NamedTuple):
     Attributes:
         tokens: Tokens without EOS.
         score: Mean natural log-probability of the tokens and EOS.
-        ended: Whether EOS came by itself, and no token is padding. At the limit of length a host
+        ended: Whether EOS came by itself and no token is padding. At the limit of length a host
             forces EOS, and the engine returns an open hypothesis. No host chooses padding; the
-            engine may, if the model is hardly trained. Such hypotheses say nothing about the
-            folder.
+            engine may choose padding, if the model is hardly trained. Other hypotheses tell nothing
+            about the folder.
     """
 
     tokens: tuple[str, ...]
@@ -54,16 +55,16 @@ def search_options(max_tokens: int) -> dict[str, Any]:
 
 
 def read_sentences(path: Path, length: Callable[[str], int] = len) -> list[str]:
-    """Lines of a text that are not empty, in their order; :data:`CHECKED` at most. The
-    :data:`LONGEST` longest are among them, because their positions differ most from the positions
-    of training. The others are evenly spread over the text, whose parts may differ.
+    """Lines of a text that are not empty, in order; :data:`CHECKED` at most. The :data:`LONGEST`
+    longest lines are among them, because their positions differ most from the positions of
+    training. The other lines are evenly spread over the text, because parts of a text may differ.
 
     Args:
         path: Text in UTF-8.
-        length: Function that measures a line, to find the longest ones.
+        length: Function that measures a line, to find the longest lines.
 
     Raises:
-        ValueError: if the file cannot be read as UTF-8, or has none.
+        ValueError: if the file cannot be read as UTF-8, or all lines are empty.
     """
     try:
         sentences = [line for line in text_lines(path) if line.strip()]
@@ -94,7 +95,7 @@ def translate(
 
     Args:
         translator: ``ctranslate2.Translator``.
-        sources: Tokens as the engine wants them.
+        sources: Tokens of the sentences, in the form that the engine needs.
         max_tokens: See :func:`search_options`.
         eos: End of a translation.
         pad: Name of padding.
@@ -131,8 +132,8 @@ def compare(
         quantization: Precision of the weights of the folder.
 
     Raises:
-        ValueError: if translations differ although the weights were not rounded: in their scores,
-            or in their tokens, except tokens that are equally likely, where rounding decides.
+        ValueError: if scores or tokens of translations differ although the weights were not
+            rounded. Equally likely tokens may differ, because rounding decides there.
     """
     pairs, compared_lengths, other_lengths = [], [], []
     for ours, theirs, length in zip(host, engine, lengths, strict=True):
@@ -166,7 +167,7 @@ def check_length(side: str, longest: int, limits: Mapping[str, int | None]) -> N
     """Refuses sentences of a check that are longer than the table of a side.
 
     Raises:
-        ValueError: naming the length that is needed.
+        ValueError: names the length that is needed.
     """
     limit = limits[side]
     if limit is not None and longest > limit:
@@ -182,7 +183,7 @@ def largest_of(differences: Iterable[float]) -> float:
 
 
 def refuse_difference(largest: float, report: str, quantization: str | None = None) -> None:
-    """Refuses a folder whose results differ from the results of its model.
+    """Refuses a folder with results that differ from the results of the exported model.
 
     Raises:
         ValueError: if scores differ by more than rounding, and no weight has been rounded.

@@ -27,8 +27,8 @@ def readme(
     Args:
         host: Host of the model.
         task: What the model does.
-        rows: Side ("source", "target") to rows of its table; None without a table, for models
-            whose positions act in attention only.
+        rows: Side ("source", "target") to rows of the side's table; None without a table, if
+            positions act in attention only.
         quantization: Precision of the weights.
         values: Other values of the template, for the sections of this host and task.
     """
@@ -59,7 +59,7 @@ def keywords(options: Mapping[str, Any]) -> str:
 
 
 def precision_notes(quantization: str | None, supported: Collection[str]) -> list[str]:
-    """Notes on a precision that the processor of this machine does not compute in.
+    """Notes on a precision in which the processor of this machine does not compute.
 
     Args:
         quantization: Precision of the weights of a folder.

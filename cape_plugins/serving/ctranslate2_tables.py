@@ -27,21 +27,20 @@ def relative_rows(table: Tensor, clip: bool) -> Tensor:
 
 def has_table(config: PositionConfig) -> bool:
     """Whether positions are rows of a table, which limits the length; relative keys have no limit.
-    Models without both also have a table, of zeros: without one the engine adds sinusoids."""
+    Models without positions have a table of zeros: without a table the engine adds sinusoids."""
     return config.encoding.adds or not config.relative_context
 
 
 def needs_identity(config: PositionConfig) -> bool:
-    """Whether positions are added to the content beside relative keys in the first layer, where the
-    engine leaves them out."""
+    """Whether positions are added to the content beside relative keys in the first layer. The
+    engine leaves such positions out."""
     return bool(config.encoding.adds and config.relative_context)
 
 
 @torch.no_grad()
 def put_identity_first(layers: nn.ModuleList) -> None:
-    """Puts a layer with plain attention before the first one; it adds zero to its input. Only for
-    stacks with norms before their blocks, whose layers add to their input and change nothing
-    else."""
+    """Puts a layer with plain attention, which adds zero to its input, before the first layer. Only
+    for stacks with norms before the blocks, because these layers only add to their input."""
     layer = copy.deepcopy(layers[0])
     if hasattr(layer.self_attn, "relative"):
         del layer.self_attn.relative

@@ -22,9 +22,9 @@ class Exported:
     """Description of a folder that a host has written.
 
     Attributes:
-        readme: Markdown for the README of the folder, from the title on: who adds BOS and EOS, how
-            many positions there are, which options of the engine give the result of the host, and a
-            program of ten lines that runs as it stands.
+        readme: Markdown for the README of the folder, from the title on: who adds BOS and EOS, the
+            number of positions, the options of the engine that give the result of the host, and a
+            program of ten lines that runs unchanged.
         report: Lines for the terminal: the files, and the result of a check.
     """
 
@@ -35,20 +35,20 @@ class Exported:
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of files, quota
 # The number of an error of the operating system, as Python and Rust print it.
 _NUMBER = re.compile(r"(?:\[Errno |os error )(\d+)")
-_OF_TORCH = "enforce fail at inline_container"  # torch's writer of files tells no number
+_OF_TORCH = "enforce fail at inline_container"  # torch's writer of files gives no number
 
 
 @contextmanager
 def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
-    """An empty folder to write into. It becomes `target` when the block ends, and is removed if the
-    block fails or the process gets a signal to end.
+    """An empty folder to write into. The folder becomes `target` when the block ends, and is
+    removed if the block fails or the process gets a signal to end.
 
     Args:
         target: The new folder.
-        argument: Its name on the command line.
+        argument: Name of `target` on the command line.
 
     Raises:
-        ValueError: if there is something at `target` already, or if it cannot be made.
+        ValueError: if something exists at `target`, or `target` cannot be made.
         OSError: on a full disk.
     """
     with _ending_by_error():
@@ -75,7 +75,7 @@ def complete_folder(target: Path, argument: str = "OUT") -> Iterator[Path]:
 
 
 def _begin(target: Path, argument: str) -> tuple[list[Path], Path]:
-    """Makes the missing folders above `target`, and a hidden folder beside it; returns both."""
+    """Makes and returns the missing folders above `target`, and a hidden folder beside `target`."""
     try:
         if _is_taken(target):
             raise ValueError(
@@ -83,7 +83,7 @@ def _begin(target: Path, argument: str) -> tuple[list[Path], Path]:
             )
         missing = [folder for folder in target.parents if not folder.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
-        # a part of the name: the whole one may be as long as names can be
+        # a part of the name: the whole name may be as long as names can be
         prefix = f".{target.name[:40]}."
         return missing, Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     except OSError as error:
@@ -94,7 +94,7 @@ def _begin(target: Path, argument: str) -> tuple[list[Path], Path]:
 
 
 def _is_taken(target: Path) -> bool:
-    """Whether something exists there, even a link that leads nowhere."""
+    """Whether something exists at `target`, even a link that leads nowhere."""
     try:
         target.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -127,7 +127,7 @@ def _full_disk(error: Exception) -> str | None:
 @contextmanager
 def _ending_by_error() -> Iterator[None]:
     """Turns SIGTERM and a closed terminal (SIGHUP) into SystemExit, with the status that shells
-    know, so that unfinished files are removed: by default Python ends at once.
+    know, so that unfinished files are removed. By default Python ends at once.
 
     Handlers that a caller has set stay, and ignored signals (nohup) stay ignored. Python allows
     only the main thread to set handlers.
@@ -139,7 +139,7 @@ def _ending_by_error() -> Iterator[None]:
         numbers = [n for n in available if n and signal.getsignal(n) is signal.SIG_DFL]
 
     def end(number: int, _: Any) -> NoReturn:
-        for other in numbers:  # the next one would cut the cleaning short
+        for other in numbers:  # the next signal would cut the cleaning short
             signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 

@@ -1,5 +1,5 @@
-"""READMEs of exported folders. Each is a template in Markdown, beside the code that knows the
-values."""
+"""READMEs of exported folders. Each README is a template in Markdown, beside the code that knows
+the values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MARK = re.compile(r"<!-- (?:if (not )?(\w+)|end) -->")
 
 
 def fill(template: Path, **values: object) -> str:
-    """The text of a template with its values.
+    """The text of a template with values.
 
     ``$name`` becomes the value. Lines between ``<!-- if name -->`` and ``<!-- end -->`` stay if the
-    value is true, after ``<!-- if not name -->`` if it is not; such sections may stand in others.
-    Sections that are left out need no values.
+    value is true; lines after ``<!-- if not name -->`` stay if the value is false. Such sections
+    may stand in others. Sections that are left out need no values.
 
     Args:
         template: Path of the file.

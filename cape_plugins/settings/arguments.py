@@ -19,14 +19,14 @@ FAIRSEQ, HUGGING_FACE = "fairseq", "hugging_face"  # hosts, in names of entry po
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that knows no abbreviations, and tells a mistake in one line that names its help."""
+    """A parser without abbreviations; reports a mistake in one line that names the help command."""
 
     def __init__(self, **settings: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, "formatter_class": formatter, **settings})
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with status 2 and the line."""
+        """Ends the process with status 2 and one line."""
         self.exit(2, f"error: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
@@ -41,7 +41,7 @@ positive = partial(int_at_least, minimum=1)
 
 
 class Distinct(argparse.Action):
-    """Stores a list whose values all differ. A seed that is given twice would count as two."""
+    """Stores a list of different values. A seed that is given twice would count as two seeds."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """See argparse."""
@@ -69,11 +69,11 @@ def add_position_args(
     types: Mapping[str, PositionType] | None = None,
 ) -> None:
     """Adds ``--position-embedding`` and one ``--position-...`` flag per option of `domain` (None:
-    of any domain), except the options in `without`, which the caller adds. Help names `default` as
-    the default type, and leaves out options that only models of another `architecture` take;
-    `types` are by default the types of the domain.
+    of any domain), except the options in `without`, which the caller adds. The help names `default`
+    as the default type, and leaves out options that only models of another `architecture` take.
+    Without `types`, the flags take the types of the domain.
 
-    All flags are None by default, which stands for the default of the type.
+    All flags are None by default; None stands for the default of the type.
     """
     if types is None:
         types = types_of(architecture, domain)
@@ -112,9 +112,9 @@ def settings_to_compare(
     rows: Mapping[str, Mapping[str, Any]] | None = None,
     architecture: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """``{name: position_embedding}`` of the models to train, by ``--compare`` or by the options of
-    one type. A name is ``ROW`` or ``ROW:option=value,...``; the rows are all types, with their
-    defaults, and the rows of the program.
+    """Returns ``{name: position_embedding}`` of the models to train, from ``--compare`` or from the
+    options of one type. A name is ``ROW`` or ``ROW:option=value,...``. The rows are all types with
+    their defaults, and the rows of the program.
 
     Args:
         args: Parsed flags.
@@ -124,7 +124,7 @@ def settings_to_compare(
         architecture: Architecture of the models; default the domain's.
 
     Raises:
-        ValueError: naming the flag, its value, what is allowed and what to do.
+        ValueError: names the flag, the value, what is allowed and what to do.
     """
     architecture = architecture or DOMAINS[domain].architecture
     loose_options, type_name = given_settings(args, None), getattr(args, TYPE_ARG)
@@ -194,7 +194,7 @@ def option_help(metadata: Any) -> str:
 
 
 def text_in_flags(error: Exception, prefix: str = PREFIX) -> str:
-    """Text of an error; options of an :class:`OptionError` are named by their flags, such as
+    """Text of an error. An :class:`OptionError` names options as flags, such as
     ``--position-mean-normalize true`` for ``mean_normalize=True``."""
 
     def setting(option: str, value: Any) -> str:
@@ -207,7 +207,7 @@ def text_in_flags(error: Exception, prefix: str = PREFIX) -> str:
 
 
 def option_flag(option: str, prefix: str = PREFIX) -> str:
-    """The flag of an option, or of the type, whose name is :data:`TYPE_ARG`."""
+    """The flag of an option, or of the type, which is named :data:`TYPE_ARG`."""
     return flag(prefix + option.removeprefix(PREFIX))
 
 

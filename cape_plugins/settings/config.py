@@ -1,5 +1,5 @@
-"""Settings of a position embedding: completed by defaults, and checked as a whole. Its options are
-defined in :mod:`cape_plugins.settings.options`.
+"""Settings of a position embedding: completed by defaults, and checked as a whole. The options of a
+position embedding are defined in :mod:`cape_plugins.settings.options`.
 
 This module needs the standard library only.
 """
@@ -51,7 +51,7 @@ class PositionConfig(OptionFields):
             are turned).
 
     Raises:
-        OptionError: naming the option, its value, the allowed range and what to do.
+        OptionError: names the option, the value, the allowed range and what to do.
     """
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class PositionConfig(OptionFields):
 
     @property
     def _row(self) -> PositionType:
-        # not types_of, which copies the table: each step of generation comes here
+        # not types_of, which copies the table: each step of generation calls this method
         types = ROTARY_TYPES if self.architecture == ROTARY else TYPES
         return types[self.type]
 
@@ -97,7 +97,7 @@ class PositionConfig(OptionFields):
         if self.architecture == "seq2seq":
             value = row.seq2seq.get(option.name, value)
         if option.name == "mean_normalize" and self.architecture != "encoder":
-            return False  # impossible where positions are causal
+            return False  # impossible for causal positions
         return default_of(self.domain, option.name) if value is DOMAIN_DEFAULT else value
 
     def _check_applicable(self) -> None:
@@ -184,22 +184,22 @@ class PositionConfig(OptionFields):
 
     @property
     def encoding(self) -> Encoding:
-        """Encoding that positions are turned into; ask it for capabilities, not for its name."""
+        """Encoding of positions. Ask the encoding for capabilities, not for a name."""
         return ENCODINGS[self.encoding_name]
 
     @property
     def encoding_name(self) -> str:
-        """Key of that encoding."""
+        """Key of the encoding."""
         return self._row.learned if self.learned_table else self._row.encoding
 
     @property
     def sampling(self) -> str:
-        """How positions are drawn instead of counted, a key of
-        :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`; "" if they are counted."""
+        """Way to draw positions instead of counting them, a key of
+        :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`; "" for counted positions."""
         return self._row.sampling if self.max_position else ""
 
     def relative_depth(self, num_layers: int) -> int:
-        """How many of the first layers have relative attention."""
+        """Number of first layers with relative attention."""
         if not self.relative_context:
             return 0
         return {"all": num_layers, "first": min(1, num_layers)}[self.relative_layers]
@@ -215,7 +215,7 @@ class PositionConfig(OptionFields):
         """The source scale as a number (CAPE section 5.3).
 
         Raises:
-            OptionError: if it is still a word, because the training data have not been counted.
+            OptionError: if the source scale is a word, because the training data are not counted.
         """
         if self.source_scale in COUNTED:
             raise OptionError(
@@ -228,13 +228,13 @@ class PositionConfig(OptionFields):
         return float(Fraction(self.source_scale))
 
     def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
-        """Differences of `other`, a model with the same weights, in evaluation: name of an option
-        to its values here and there. The name "type" stands for another embedding of the content.
-        """
+        """Differences in evaluation from `other`, a model with the same weights: maps the name of
+        an option to its values in self and in `other`. The name "type" stands for another embedding
+        of the content."""
         encodings = ((config.encoding_name, config.encoding) for config in (self, other))
         names = [name if row.adds or row.turns else None for name, row in encodings]
         changes = {"type": (self.type, other.type)} if names[0] != names[1] else {}
-        # with draws in evaluation, options of training count there, too
+        # with draws in evaluation, options of training count in evaluation, too
         draws_in_evaluation = self.random_evaluation or other.random_evaluation
         for option in option_fields():
             here, there = getattr(self, option.name), getattr(other, option.name)
@@ -244,13 +244,13 @@ class PositionConfig(OptionFields):
 
     def replace(self, **changes: Any) -> PositionConfig:
         """A copy with some settings changed; unknown names are refused. Another type begins with
-        its own defaults."""
+        the defaults of that type."""
         settings = self.to_dict() if changes.get("type", self.type) == self.type else {}
         return self.from_dict({**settings, **changes}, self.domain, self.architecture)
 
     def to_dict(self) -> dict[str, Any]:
-        """Type and options as plain str, float, int and bool (domain and architecture are the
-        model's, not the user's, and are left out)."""
+        """Type and options as plain str, float, int and bool. Leaves out domain and architecture,
+        which belong to the model, not to the user."""
         return {"type": self.type, **{o.name: getattr(self, o.name) for o in option_fields()}}
 
     @classmethod

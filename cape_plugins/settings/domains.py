@@ -20,7 +20,7 @@ _PAPER_SIZES = (160 / 224, 1, 384 / 224)  # pixels, CAPE Figure 9
 
 @dataclass(frozen=True)
 class Domain:
-    """One kind of positions: their axes, unit, frequencies, and defaults.
+    """One kind of positions: axes, unit, frequencies, and defaults.
 
     Positions are a sequence or the cells of a grid. A learned table of a sequence has a row for
     each number and wraps around. Each axis of a grid spans [-1, 1], and a learned table is resized
@@ -28,22 +28,21 @@ class Domain:
 
     Attributes:
         frequencies: Frequency matrix of sinusoids, ``[D, K/2]``: a key of
-            :data:`~cape_plugins.mathematics.encodings.FREQUENCIES` or such a function of K and a
-            device.
+            :data:`~cape_plugins.mathematics.encodings.FREQUENCIES` or a function of K and a device
+            like the values there.
         unit: Unit of coordinates and of the global shift.
         steps: Name of the elements along an axis, in the plural.
         axis: Label of an axis of positions in pictures.
-        grid: Names of the axes of a grid, the slowest first; their number is D. Coordinates have
-            the fastest first: x, then y. Empty for a sequence, D = 1. Relative tables have these
-            names.
+        grid: Names of the D axes of a grid, the slowest first. Coordinates have the fastest first:
+            x, then y. Empty for a sequence, D = 1. Relative tables have these names.
         defaults: Defaults of options that types leave to the domain.
         architecture: Architecture of the papers' models for this domain.
-        spacing: Distance of neighbours in `unit`, in pictures of models that do not say; lengths
-            are then given in that unit. None where positions are counted, and for grids.
+        spacing: Distance of neighbours in `unit`, in pictures of models that store no distance.
+            Lengths are then given in `unit`. None if positions are counted, and for grids.
         symbol: Abbreviation of `unit`, shown behind numbers.
         dim: Channels of a model, in pictures of settings alone.
-        table_size: Size of its learned table; for a grid also the inputs of its training.
-        sizes: Name of a picture, or "test", to the sizes of inputs that it shows by default:
+        table_size: Size of a model's learned table; for a grid also the size of training inputs.
+        sizes: Name of a picture, or "test", to the sizes of inputs shown by default:
             numbers of positions, lengths in `unit` if there is a `spacing`, for grids factors of
             the sides of `table_size`.
     """
@@ -154,7 +153,7 @@ def default_of(domain: str, option: str) -> Any:
     """Default of an option that types leave to the domain.
 
     Raises:
-        ValueError: if the row of the domain does not have it.
+        ValueError: if the row of the domain does not have the option.
     """
     defaults = DOMAINS[domain].defaults
     if option not in defaults:

@@ -16,23 +16,24 @@ from typing import Any
 from cape_plugins.settings.domains import DOMAINS, each_domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY, types_of
 
-# Words for a ratio that is counted in the training data: do end-of-sentence tokens count? fairseq's
-# preprocess.log counts them, the notebook behind appendix D.1 of the CAPE paper does not.
+# Words for a ratio that is counted in the training data, and whether end-of-sentence tokens count.
+# fairseq's preprocess.log counts these tokens; the notebook behind appendix D.1 of the CAPE paper
+# does not.
 COUNTED = {"auto": True, "auto-no-eos": False}
 AUGMENT_PROBABILITY = "augment_probability"  # a decoder takes the value of its encoder
 
 
 class OptionError(ValueError):
-    """An option whose value is refused. Its text names options as fields of Python; a command names
-    them by its flags, see :meth:`text`.
+    """An option with a refused value. The error's text names options as fields of Python; a command
+    names flags, see :meth:`text`.
 
     Args:
         option: Name of the option.
-        value: Its value.
+        value: Value of the option.
         problem: Why the value is refused.
         allowed: Values that are allowed.
         remedy: What to do.
-        needed: Name of another option, if `allowed` is about that option.
+        needed: Name of another option, if `allowed` is about the other option.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class OptionError(ValueError):
 def option_field(
     form: str, off: Any, unit: str | Callable[[], str], help: str, **limits: Any
 ) -> Any:
-    """A field whose ``None`` means "the default of the type" and whose `off` has no effect.
+    """A field in which ``None`` means "the default of the type" and `off` has no effect.
 
     Args:
         form: "float", "int", "bool", "choice" or "ratio".
@@ -70,8 +71,8 @@ def option_field(
         unit: Unit of the value, as shown to people; see :func:`unit_of`.
         help: The consequence of the value.
         limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``grid`` if
-            the option exists where positions are a grid only; ``training`` if it acts in training
-            only; ``architecture`` if other models refuse it.
+            the option exists for grids only; ``training`` if the option acts in training only;
+            ``architecture`` if models of other architectures refuse the option.
     """
     if form == "bool":
         allowed = "true or false"
@@ -87,7 +88,7 @@ def option_field(
 
 
 def unit_of(metadata: Mapping[str, Any]) -> str:
-    """Unit of an option, as shown to people; "" where there is none."""
+    """Unit of an option, as shown to people; "" if there is none."""
     unit = metadata["unit"]
     return unit() if callable(unit) else unit
 
@@ -256,10 +257,10 @@ def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
 
 
 def parse_option(name: str, value: Any) -> Any:
-    """`value`, perhaps text from a command line, as the type of option `name`.
+    """Turns `value`, perhaps text from a command line, into the type of option `name`.
 
     Raises:
-        OptionError: naming the option, its value, the allowed range and its meaning.
+        OptionError: names the option, the value, the allowed range and the meaning.
     """
     meta = OPTION_FIELDS[name].metadata
     try:
@@ -271,20 +272,20 @@ def parse_option(name: str, value: Any) -> Any:
 
 
 def choose(name: str, value: Any, allowed: Any) -> None:
-    """Refuses a name that is not among those `allowed`.
+    """Refuses a name that is not `allowed`.
 
     Raises:
-        ValueError: naming them.
+        ValueError: names the allowed names.
     """
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}. Choose one.")
 
 
 def parse_value(meta: Mapping[str, Any], value: Any) -> Any:
-    """`value`, perhaps text, as an option with this metadata takes it.
+    """Turns `value`, perhaps text, into the type of an option with this metadata.
 
     Raises:
-        ValueError, TypeError, ZeroDivisionError, OverflowError: if it cannot.
+        ValueError, TypeError, ZeroDivisionError, OverflowError: if the option cannot take `value`.
     """
     form = meta["form"]
     if form == "bool":

@@ -20,18 +20,18 @@ DOMAIN_DEFAULT = object()
 
 @dataclass(frozen=True)
 class Encoding:
-    """One row of :data:`ENCODINGS`: what hosts and pictures may ask of an encoding.
+    """One row of :data:`ENCODINGS`: properties that hosts and pictures may ask for.
 
     Attributes:
         adds: Adds an embedding to the content, computed by a module of
             :data:`~cape_plugins.BUILDERS`.
         learned: Has parameters.
-        counts: Looks up the number of a position, whose coordinates do not matter.
-        steps: Embeds numbers of steps since the first position, whole or not, in the place of
+        counts: Looks up the number of a position; coordinates do not matter.
+        steps: Embeds numbers of steps since the first position, whole or not, instead of
             coordinates.
-        relative: Acts in attention by relative keys, and needs a relative context.
-        turns: The host turns queries and keys in attention by their positions, which it gets from
-            :meth:`~cape_plugins.PositionEncoder.coordinates`.
+        relative: Acts in attention through relative keys, and needs a relative context.
+        turns: The host turns queries and keys in attention by their positions, with coordinates
+            from :meth:`~cape_plugins.PositionEncoder.coordinates`.
     """
 
     adds: bool = True
@@ -58,12 +58,12 @@ class PositionType:
 
     Attributes:
         encoding: Key of :data:`ENCODINGS`.
-        options: The options that this type has beside the common ones, with its defaults;
+        options: The options that this type has beside the common options, with defaults;
             :data:`DOMAIN_DEFAULT` stands for the default of the domain.
         summary: One line for help texts and tables.
         seq2seq: Defaults that hold in encoder-decoder models only.
-        sampling: Positions are not counted in training but drawn and sorted: a key of
-            :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`. Such a type needs a sequence.
+        sampling: Key of :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`, if positions are
+            drawn and sorted in training, not counted. Such a type needs a sequence.
         learned: The encoding, if positions have a learned table (option ``learned_table``).
     """
 
@@ -134,7 +134,7 @@ class Architecture:
 
     Attributes:
         needs: Property of a model, in words, for errors about options of this architecture only.
-        sides: The stacks that a model of it has.
+        sides: The stacks of a model with this architecture.
     """
 
     needs: str
@@ -151,7 +151,7 @@ ARCHITECTURES = {
     "seq2seq": Architecture("a source and a target", ("encoder", "decoder")),
     ROTARY: Architecture("queries and keys that are turned", ("decoder",)),
 }
-# Types of such models. Only distances count there, so that a shift of all positions does nothing.
+# Types of rotary models. Only distances count there, so a shift of all positions does nothing.
 ROTARY_TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "queries and keys are not turned"),
     "rope": PositionType("rotary", {}, "queries and keys turned by their positions (RoPE)"),
@@ -202,7 +202,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_local_shift": 0.0,
         "max_global_scale": 2.0,
     },
-    # SHAPE section 3.1 and Table 4; its relative baseline clips at 16 and has values too (2.2)
+    # SHAPE section 3.1 and Table 4; SHAPE's relative baseline clips at 16, with values (2.2)
     "shape_wmt16": {"type": "shape", "architecture": "seq2seq", "max_offset": 500},
     "relpos_wmt16": {
         "type": "relpos",

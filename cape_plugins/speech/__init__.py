@@ -1,2 +1,2 @@
 """Recordings: reading, log-mel features, batches without padding, subsampling by convolutions, CTC
-decoding. Each module is imported by its own name."""
+decoding. Import each module by name."""

@@ -25,22 +25,22 @@ Source = str | os.PathLike | bytes
 
 _RATES = (100, 1_000_000)  # Hz; others cannot be resampled in the memory of a computer
 _ROUNDING = 0.01  # seconds by which transcripts round the end of a recording
-# Formats whose lengths are checked; HTK by libsndfile.
+# Formats with lengths that are checked; libsndfile checks HTK.
 _CHECKED = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "SVX", "VOC", "HTK")
 _CHECKED += ("FLAC", "OGG", "MP3")
 _BLOCK = 2**20  # samples of all channels that are decoded at a time
-# Share of the power that remains when channels of opposite phase are averaged, even if one of them
-# is weaker by a tenth or a sample late. Channels that have nothing in common keep all of it.
+# Largest share of the power that remains when channels of opposite phase are averaged, even if one
+# channel is weaker by a tenth or late by a sample. Channels with nothing in common keep all power.
 _CANCELLED_SHARE = 2e-2
 
 
 class AudioError(ValueError):
-    """A recording that cannot be used; the message says which, why and what to do."""
+    """A recording that cannot be used; the message names recording, cause and remedy."""
 
 
 def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
     """Reads a recording of any format that libsndfile knows (wav, flac, ogg, mp3 ...). Reads to the
-    end of the file, even if the header says a shorter length, and all streams of joined files.
+    end of the file, even if the header gives a shorter length, and all streams of joined files.
 
     Channels are averaged; another sampling rate is resampled with an anti-aliasing filter.
 
@@ -52,8 +52,9 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
         ``[samples]`` float32 in -1 to 1.
 
     Raises:
-        AudioError: if there is no such file, it cannot be decoded, it holds fewer samples than its
-            header says, none, or some that are not finite, or its channels cancel each other.
+        AudioError: if there is no such file, the file cannot be decoded, holds no samples, fewer
+            than its header states or samples that are not finite, or its channels cancel each
+            other.
         ImportError: without the package soundfile.
     """
     parts = []
@@ -68,10 +69,10 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
 def audio_seconds(source: Source) -> float:
     """Duration of a recording; raises as :func:`read_audio`.
 
-    The header says it where a few bytes confirm the header: the size of a file without compression,
-    or the number of the last frame of FLAC. Otherwise the whole file is searched, and FLAC is
-    decoded. Only reading shows damage within the samples, and nothing shows the end that an mp3
-    without a number of frames lacks."""
+    The header gives the duration if a few bytes confirm the header: the size of a file without
+    compression, or the number of the last frame of FLAC. Otherwise the whole file is searched, and
+    FLAC is decoded. Only reading shows damage within the samples, and nothing shows a missing end
+    of an mp3 without a number of frames."""
     if _is_trusted(source):
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with _open(source, file) as sound_file:
@@ -87,8 +88,8 @@ def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, 
         ``[samples]`` or ``[samples, channels]`` int16, and the sampling rate.
 
     Raises:
-        AudioError: if it cannot be read, it ends before `end` (by more than a hundredth of a
-            second), or there are no samples between the times.
+        AudioError: if the recording cannot be read, ends before `end` (by more than a hundredth of
+            a second), or has no samples between the times.
     """
     if _is_trusted(source):
         path = io.BytesIO(source) if isinstance(source, bytes) else source
@@ -97,8 +98,8 @@ def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, 
             first, last = _sample_range(source, start, end, rate, count)
             file.seek(first)
             return _integers(file.read(last - first, dtype="float32")), rate
-    # With an unconfirmed header, as of mp3 and joined files, libsndfile seeks to other places: the
-    # segment is cut out of all decoded samples.
+    # With an unconfirmed header, as in mp3 and joined files, libsndfile seeks to other places, so
+    # the segment is cut out of all decoded samples.
     streams_read = list(_decode(source))
     if len({(rate, samples.shape[1]) for samples, rate in streams_read}) > 1:
         raise AudioError(f"{_name(source)} was joined of unlike recordings; convert it to wav.")
@@ -109,15 +110,15 @@ def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, 
 
 
 def _integers(samples: np.ndarray) -> np.ndarray:
-    """int16 of samples in -1 to 1. libsndfile would change the sign of louder samples, which Ogg
-    and mp3 have; here they are limited."""
+    """Samples in -1 to 1 as int16. libsndfile would change the sign of louder samples, which Ogg
+    and mp3 have; this function limits them."""
     return (samples * 2**15).round().clip(-(2**15), 2**15 - 1).astype(np.int16)
 
 
 def _sample_range(
     source: Source, start: float, end: float, rate: int, count: int
 ) -> tuple[int, int]:
-    """The first sample of a segment, and the one after its last."""
+    """Indices of the first sample of a segment and of the first sample after the segment."""
     first, last = round(start * rate), round(end * rate)
     if not 0 <= first < min(last, count) or last > count + _ROUNDING * rate:
         seconds = f"it has {count / rate:g} s"
@@ -135,7 +136,7 @@ def audio_rate(source: Source) -> int:
 
 
 def resample(waveform: Tensor, rate: int, new_rate: int) -> Tensor:
-    """``[samples]`` at `rate` Hz to `new_rate` Hz by a polyphase filter."""
+    """Resamples ``[samples]`` from `rate` Hz to `new_rate` Hz with a polyphase filter."""
     if rate == new_rate:
         return waveform
     from scipy.signal import resample_poly
@@ -155,7 +156,7 @@ def _streams(source: Source) -> list[Stream]:
 
 
 def _is_trusted(source: Source) -> bool:
-    """Whether the header of a recording says its length."""
+    """Whether the length in the header of a recording can be trusted."""
     with _as_audio_errors(source):
         if isinstance(source, bytes):
             return tells_length(io.BytesIO(source))
@@ -168,7 +169,7 @@ def _size(source: Source) -> int:
 
 
 def _stream_seconds(source: Source, stream: Stream) -> float:
-    """Duration by the header, or, where this says none, of the samples."""
+    """Duration from the header; if the header has none, from the samples."""
     with _open(source, io.BytesIO(stream.data)) as file, _as_audio_errors(source):
         frames = file.frames
         if is_absurd(frames, len(stream.data)):
@@ -178,7 +179,7 @@ def _stream_seconds(source: Source, stream: Stream) -> float:
 
 
 def _decode(source: Source) -> Iterator[tuple[np.ndarray, int]]:
-    """The samples ``[samples, channels]`` of each stream, and their rate in Hz."""
+    """The samples ``[samples, channels]`` of each stream, and the stream's rate in Hz."""
     for stream in _streams(source):
         with _open(source, io.BytesIO(stream.data)) as file, _as_audio_errors(source):
             blocks = list(_blocks(file))
@@ -196,8 +197,8 @@ def _check_number(source: Source, stream: Stream, samples: int, stated_frames: i
 
 def _blocks(file: Any) -> Iterator[np.ndarray]:
     """``[samples, channels]``, up to the end of the stream."""
-    # For a file in which it can seek, soundfile seeks behind what it has read, and that fails at
-    # the end of a FLAC file whose header does not know where the end is.
+    # In a seekable file soundfile seeks to the end of what it has read. This fails at the end of a
+    # FLAC file if the header does not know where the end is.
     file.seekable = lambda: False
     while len(block := file.read(_BLOCK // file.channels + 1, dtype="float32", always_2d=True)):
         yield block
@@ -211,7 +212,7 @@ def _mix(source: Source, samples: np.ndarray) -> np.ndarray:
         raise AudioError(f"{_name(source)} holds NaN or infinite samples; repair or leave it out.")
     if channels > 1 and len(samples):
         power = float(np.vdot(samples, samples)) / samples.size
-        # an error, not silence, nor a choice: the file does not say which channel is right
+        # an error, not silence or a choice: nothing in the file marks the right channel
         # channels that have nothing in common leave 1 / channels of their power
         if float(np.vdot(mixed, mixed)) / len(mixed) < _CANCELLED_SHARE * power / channels:
             raise AudioError(
@@ -259,14 +260,14 @@ def _report_unchecked(format: str) -> None:
 
 @contextlib.contextmanager
 def _as_audio_errors(source: Source) -> Iterator[None]:
-    """Turns all errors of its block into an :class:`AudioError` of `source`: a damaged file makes
-    the libraries raise many, also of memory and of numbers out of range."""
+    """Turns all errors of the block into an :class:`AudioError` of `source`. A damaged file makes
+    the libraries raise many errors, also of memory and of numbers out of range."""
     try:
         yield
     except AudioError:
         raise
     except Exception as error:
-        # soundfile's own text of an error names the object that it has opened
+        # str() of soundfile's error also names the opened object
         reason = getattr(error, "error_string", None) or error
         remedy = "convert it to wav or flac, or leave it out."
         raise AudioError(f"{_name(source)} cannot be decoded ({reason}); {remedy}") from None
@@ -281,13 +282,13 @@ def _name(source: Source) -> str:
 
 
 class TolerantReader:
-    """Reads recordings by index; one that cannot be read is reported once, whichever process of a
-    data loader reads it, and in whichever epoch.
+    """Reads recordings by index. A recording that cannot be read is reported once, whichever
+    process of a data loader reads the recording, and in whichever epoch.
 
     Args:
         read: Turns an index into ``[samples]``; raises :class:`AudioError`.
         seconds: Durations ``[N]``.
-        shared: Processes of a data loader may read, too; this takes a file descriptor.
+        shared: Processes of a data loader may read, too; sharing takes a file descriptor.
 
     Attributes:
         unreadable: ``[N]``, True for recordings that could not be read.
@@ -302,14 +303,15 @@ class TolerantReader:
             self.unreadable.share_memory_()
 
     def __call__(self, index: int) -> tuple[int, Tensor]:
-        """Reads a recording, or, if it cannot be read, the readable one of nearest duration, so
-        that no training ends in mid-epoch, and no batch is empty, which would count as an update.
+        """Reads a recording, or instead of an unreadable recording the readable one of nearest
+        duration. So no training ends in mid-epoch, and no batch is empty; an empty batch would
+        count as an update.
 
         Returns:
-            Index and ``[samples]`` of what was read.
+            Index and ``[samples]`` of the recording that was read.
 
         Raises:
-            AudioError: if none can be read.
+            AudioError: if no recording can be read.
         """
         for candidate in self._candidates(index):
             samples = self.attempt(candidate, "Another one takes its place")

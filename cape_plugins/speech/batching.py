@@ -1,5 +1,5 @@
-"""Batches of recordings without padding (CAPE Appendix C.3): each recording gets the hop that gives
-it as many frames as its neighbours have, and the few frames that are left over are skipped.
+"""Batches of recordings without padding (CAPE Appendix C.3). Each recording gets a hop that makes
+as many frames as its neighbours in the batch have; the few surplus frames are skipped.
 
     batches = PaddingFreeBatches(seconds, max_seconds=120, seed=1)
     batches.set_epoch(3)
@@ -24,8 +24,8 @@ from torch.utils.data import Sampler
 from cape_plugins.speech.features import HOP_SECONDS, WINDOW_SECONDS
 
 FACTORS = (0.85, 1.15)  # durations are multiplied by U(0.85, 1.15) before they are sorted
-# Shortest and longest hop as factors of the target. The papers' code has hops from 1 to 12 ms, the
-# shortest in ragged batches, and a mean hop of 9.5 ms because it cuts hops to whole milliseconds.
+# Shortest and longest hop as factors of the target. The papers' code uses hops from 1 to 12 ms, the
+# shortest in ragged batches. The mean hop there is 9.5 ms, because hops are cut to whole ms.
 HOP_RANGE = (0.5, 2.0)
 
 
@@ -34,9 +34,9 @@ class Hop(NamedTuple):
 
     Attributes:
         index: Number of the recording.
-        seconds: Distance of its frames.
-        seed: Seed of its random numbers in this epoch, so that they do not depend on the process
-            that loads it, nor on the time.
+        seconds: Distance of the recording's frames.
+        seed: Seed of the recording's random numbers in this epoch, so that the numbers depend
+            neither on the process that loads the recording nor on the time.
     """
 
     index: int
@@ -45,13 +45,13 @@ class Hop(NamedTuple):
 
 
 class PaddingFreeBatches(Sampler[list[Hop]]):
-    """Batches of recordings of similar duration, for the `batch_sampler` of a DataLoader, whose
-    data set is then asked for ``Hop(index, seconds)``.
+    """Batches of recordings of similar duration, for the `batch_sampler` of a DataLoader. The
+    DataLoader then asks the data set for ``Hop(index, seconds)``.
 
     Durations are perturbed, sorted and cut into batches anew in each epoch; a batch of mean
-    duration m gives a recording of duration d the hop ``target_hop * d / m``. Where that leaves the
-    allowed range, the batch is cut there. The order depends on seed and epoch alone, so that
-    hosts may skip what was done before an interruption and deal the batches out to processes.
+    duration m gives a recording of duration d the hop ``target_hop * d / m``. A batch is cut before
+    a hop leaves the allowed range. The order depends on seed and epoch alone, so hosts may
+    skip what was done before an interruption and deal the batches out to processes.
 
     Args:
         seconds: Durations ``[N]``.
@@ -59,11 +59,11 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         seed: Seed of the perturbation and of the order of batches.
         target_hop: Hop of a recording of mean duration, in seconds.
         hops: Shortest and longest allowed hop in seconds; default half and twice the target.
-        shuffle: Perturb, and batches in random order; without, the order is by duration.
-        num_batches: Number of batches in each epoch, for hosts that count epochs by batches, as the
-            Trainer does when it resumes; surplus batches are left out and missing ones repeated,
+        shuffle: Perturb durations, and put batches in random order; else sort by duration.
+        num_batches: Number of batches in each epoch, for hosts that count epochs in batches, as the
+            Trainer does when it resumes. Surplus batches are left out and missing batches repeated,
             both at random. By default all batches.
-        num_replicas: Number of processes; each gets as many batches as the others, so that up to
+        num_replicas: Number of processes; each gets as many batches as the others, so up to
             num_replicas - 1 batches of an epoch are left out, at random.
         rank: Rank of this process.
         max_recordings: Largest number of recordings in a batch; default no limit.
@@ -115,7 +115,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the batches of an epoch, for all processes: `batches`, arrays of indices."""
+        """Makes `batches` of an epoch, arrays of indices, for all processes."""
         self.epoch = epoch
         rng = np.random.default_rng((self.seed, epoch))
         factors = np.ones(len(self.seconds))
@@ -172,16 +172,16 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
             yield [Hop(*row) for row in rows]
 
     def padding(self) -> float:
-        """Share of frames that would be padding in these batches, were all hops the same; sorted
-        batches without perturbation are what padded training would use: ``shuffle=False``."""
+        """Share of frames that would be padding in these batches, if all hops were the same. Padded
+        training would use sorted batches without perturbation: ``shuffle=False``."""
         real = sum(self.seconds[b].sum() for b in self.batches)
         longest = sum(self.seconds[b].max() * len(b) for b in self.batches)
         return float(1 - real / longest) if longest else 0.0
 
 
 def hops_of(seconds: np.ndarray, target_hop: float = HOP_SECONDS) -> np.ndarray:
-    """Hops ``[B]`` in seconds that give recordings of these durations ``[B]`` the frames that their
-    mean has at `target_hop`."""
+    """Hops ``[B]`` in seconds that give recordings of these durations ``[B]`` as many frames as a
+    recording of their mean duration has at `target_hop`."""
     return target_hop * seconds / seconds.mean()
 
 
@@ -193,13 +193,13 @@ def equal_length(
 
     Args:
         frames: ``[T_i, bins]`` of each recording.
-        generator: Generator of the choice; default torch's own.
+        generator: Generator of the choice; default torch's generator.
 
     Returns:
         ``[B, T, bins]`` and the indices of the frames that stay, ``[B, T]`` int64.
 
     Raises:
-        ValueError: if there is no recording, or one without frames.
+        ValueError: if there is no recording, or a recording has no frames.
     """
     length = min((len(features) for features in frames), default=0)
     if not length:
@@ -219,12 +219,12 @@ def equal_length(
 def frame_nanoseconds(
     frame_indices: Tensor, hop_seconds: Sequence[float], window_seconds: float = WINDOW_SECONDS
 ) -> Tensor:
-    """True times of the centres of frames since the beginning of the recording, also where frames
+    """True times of the centres of frames since the beginning of the recording, also after frames
     were skipped. Integers, because hosts cast floats to half precision.
 
     Args:
         frame_indices: ``[B, T]`` indices of frames.
-        hop_seconds: ``[B]``, distance of the frames before any was skipped.
+        hop_seconds: ``[B]``, distance of the frames before frames were skipped.
         window_seconds: Length of a frame.
 
     Returns:

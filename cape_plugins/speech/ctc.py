@@ -31,7 +31,7 @@ def ctc_loss(
         reduction: As in torch: "none" gives ``[B]``, "sum" and "mean" a number.
         zero_infinity: Samples with more labels than outputs have no loss, instead of infinity.
     """
-    with torch.backends.cudnn.flags(enabled=False):  # cuDNN's has other limits
+    with torch.backends.cudnn.flags(enabled=False):  # the loss of cuDNN has other limits
         return F.ctc_loss(
             log_probs.transpose(0, 1),
             targets.masked_select(is_label),
@@ -44,14 +44,14 @@ def ctc_loss(
 
 
 def outputs_needed(targets: Tensor, is_label: Tensor) -> Tensor:
-    """Fewest outputs ``[B]`` that CTC aligns with targets ``[B, U]``, of which `is_label` are no
-    padding: one for each label, and a blank between equal ones."""
+    """Fewest outputs ``[B]`` that CTC aligns with targets ``[B, U]``: one for each label, and a
+    blank between equal labels. `is_label` is False on padding of the targets."""
     repeats = (targets[:, 1:] == targets[:, :-1]) & is_label[:, 1:]
     return is_label.sum(-1) + repeats.sum(-1)
 
 
 class Hypothesis(NamedTuple):
-    """Token indices, and the score of their path, a natural logarithm."""
+    """Token indices, and the score of the path, a natural logarithm."""
 
     tokens: list[int]
     score: float

@@ -22,26 +22,27 @@ _NO_WORD = "\ufffe"  # a word that no model knows
 
 
 class BeamDecoder:
-    """Beam search of flashlight-text, by tokens or by the words of a lexicon. The wheel of
+    """Beam search of flashlight-text, over tokens or over the words of a lexicon. The wheel of
     flashlight-text contains KenLM; pyctcdecode does not run with numpy 2, and kenlm has no wheels.
 
     Args:
         tokens: Names of the classes ``[V]``, the blank included.
         blank: Index of the blank.
         beam: Number of hypotheses that are kept.
-        lm: File of an n-gram model (ARPA or binary, read by KenLM), of words with a lexicon and
-            of tokens without.
+        lm: File of an n-gram model (ARPA or binary, read by KenLM): a model of words if there is a
+            lexicon, else of tokens.
         lexicon: Spellings, the tokens of each word in the order of `words`.
         words: Names of the words.
         lm_weight: Factor on the score of the language model.
-        word_score: Added for each word of a lexicon.
-        separator: Token between words, if there is one. It ends each word of a lexicon, whether its
-            spelling has it or not, and the text, whether the model says so or not.
+        word_score: Score added for each word of a lexicon.
+        separator: Token between words, if there is one. The separator ends each word of a lexicon,
+            whether the spelling has a separator or not, and the text, whether the model puts a
+            separator there or not.
 
     Raises:
         ImportError: without the package flashlight-text.
         ValueError: for a setting that is not allowed, a spelling with unknown tokens, or a language
-            model that knows none of the tokens or words; one that knows few is reported.
+            model that knows none of the tokens or words. A model that knows few is reported.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class BeamDecoder:
             "beam_threshold": 50.0,
             "lm_weight": lm_weight,
             "sil_score": 0.0,
-            "log_add": lm is None,  # without a model, alignments of one text add up
+            "log_add": lm is None,  # without a language model, alignments of one text add up
             "criterion_type": decoder.CriterionType.CTC,
         }
         if lexicon is None:
@@ -113,8 +114,8 @@ class BeamDecoder:
         return hypotheses
 
     def _with_end(self, row: Tensor) -> Tensor:
-        """Adds one more output, a separator: words of a lexicon are complete at a separator only,
-        and models are trained without one behind the last word."""
+        """Adds an output, a separator: words of a lexicon are complete at a separator only, and
+        models are trained without a separator behind the last word."""
         if self._end is None:
             return row.contiguous()
         last = row.new_full((1, row.shape[1]), -1e3)
@@ -140,7 +141,7 @@ def build_decoder(
         lexicon: File for :func:`read_lexicon`.
 
     Raises:
-        ValueError: naming the flags ``--ctc-...``, which all commands have, and what is wrong.
+        ValueError: names the flags ``--ctc-...``, which all commands have, and the mistake.
     """
     if beam == 1:
         if lm or lexicon:
@@ -161,7 +162,8 @@ def read_lexicon(path: str | os.PathLike) -> dict[str, list[list[str]]]:
     """A file with a word and its tokens in each line; a word may have several spellings.
 
     Raises:
-        ValueError: if there is no such file, naming the line without tokens, or without any word.
+        ValueError: if there is no such file, a line has no tokens, or the file has no word; names
+            the line.
     """
     if not os.path.isfile(path):
         raise ValueError(f"lexicon {os.fspath(path)!r}: no such file.")
@@ -221,11 +223,11 @@ def _flashlight() -> tuple[Any, Any]:
 
 
 def _language_model(path: str | os.PathLike, names: Any) -> Any:
-    """KenLM's model of a file. Adds to `names` a word that no model has: names with the same score
-    are unknown to the model. Binary files do not show their vocabulary.
+    """KenLM's model of a file. Adds to `names` a word that no model knows: the model does not know
+    names with the score of this word. Binary files do not show their vocabulary.
 
     Raises:
-        ValueError: if it cannot be read.
+        ValueError: if the file cannot be read.
     """
     from flashlight.lib.text.decoder.kenlm import KenLM
 
@@ -247,8 +249,8 @@ def _check_vocabulary(
     lexicon: Mapping[str, Any] | None,
     separator: str | None,
 ) -> None:
-    """Refuses a model that knows none of the tokens, or words of the lexicon; reports one that
-    looks as if it were of something else. Names that it does not know all have one score."""
+    """Refuses a model that knows none of the tokens, or words of the lexicon; reports a model that
+    looks as if made for other data. All names that a model does not know have one score."""
     start = model.start(False)
     _, unknown_score = model.score(start, names.get_index(_NO_WORD))
     expected = [name for name in lexicon or tokens if not _SPECIAL.fullmatch(name)]

@@ -26,7 +26,7 @@ def log_mel(
 
     Hamming window, magnitude spectrum, triangular HTK-mel filters from 0 Hz to half the sampling
     rate, natural logarithm with floor 1. Frame i begins at the sample next to ``i * hop_seconds``,
-    so that the hop need not be a whole number of samples; its centre is at
+    so the hop need not be a whole number of samples; the centre of frame i is at
     ``i * hop_seconds + window_seconds / 2``.
 
     Args:
@@ -103,12 +103,12 @@ def spec_augment(
     Widths are drawn uniformly from 1 to the widest.
 
     Args:
-        features: ``[T, bins]`` of one recording, so that each of a batch is masked differently.
+        features: ``[T, bins]`` of one recording, so that recordings of a batch get different masks.
         frequency_masks: Number of bands.
         frequency_width: Bins of the widest band.
         time_masks: Number of stretches.
-        time_width: Frames of the longest stretch, and
-        time_share: its longest share of the recording.
+        time_width: Frames of the longest stretch.
+        time_share: Largest share of the recording in a stretch.
         generator: Source of randomness; default the global one.
 
     Returns:
@@ -156,7 +156,7 @@ def _stretches(
 
 def mel_filters(num_mel_bins: int, num_bins: int, sampling_rate: int) -> Tensor:
     """``[num_bins, num_mel_bins]`` triangular filters, equally spaced on HTK's mel scale
-    ``1127 ln(1 + f / 700)``, linear in mel between their centres."""
+    ``1127 ln(1 + f / 700)``, linear in mel between the centres."""
     highest = 1127.0 * math.log(1.0 + sampling_rate / 2 / 700.0)
     centres = torch.linspace(0.0, highest, num_mel_bins + 2, dtype=torch.float64)
     frequency = torch.linspace(0.0, sampling_rate / 2, num_bins, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""FLAC: how many samples its header says, and how many its frames say, which are numbered.
+"""FLAC: the number of samples, from the header and from the numbers of the frames.
 
 Source: RFC 9639.
 """
@@ -10,22 +10,22 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-_MARK = re.compile(rb"fLaC[\0\x80]\0\0\x22")  # with the header of its first block, of 34 bytes
+_MARK = re.compile(rb"fLaC[\0\x80]\0\0\x22")  # with the header of the first block of 34 bytes
 HEAD_BYTES = 42  # mark and first block
 _FRAME = re.compile(rb"\xff[\xf8\xf9][\x10-\xfe][\0-\xaf]", re.DOTALL)
-_PROBES = 8  # evenly spaced places where frames are read: scanning whole files would take too long
-_PROBE_BYTES = 2**15  # of frames with the usual 4096 samples of 16 bits, 8 to 16 KiB, one is whole
+_PROBES = 8  # evenly spaced places to read frames: scanning whole files would take too long
+_PROBE_BYTES = 2**15  # holds a whole frame: usual frames of 4096 samples have 8 to 16 KiB
 _LAST_BYTES = 2**17  # larger than a frame
 _TAG_BYTES = 128  # a tag ID3v1 behind the frames
 
 
 def total_samples(head: bytes) -> int:
-    """Samples of each channel as the header says, the lower 36 bits of a word; 0 is unknown."""
+    """Samples of each channel by the header: the lower 36 bits of a word; 0 is unknown."""
     return int.from_bytes(head[18:26], "big") & (1 << 36) - 1
 
 
 def without_total(flac: bytes) -> bytes:
-    """The file with a header without a total, which libsndfile reads to its end."""
+    """The file with a header without a total, so that libsndfile reads the file to its end."""
     part = bytearray(flac)
     part.extend(bytes(max(0, 26 - len(part))))  # completes half a header
     part[21] &= 0xF0
@@ -43,8 +43,8 @@ def parts(data: bytes) -> Iterator[bytes]:
 
 def tells_length(file: BinaryIO) -> bool:
     """Whether the total in the header is the number of the last sample, and frames at a few places
-    of the file have rising numbers: in joined files the numbers begin anew, which shows the joint
-    even of two files of equal duration."""
+    of the file have rising numbers. In joined files the numbers begin anew, even if both files have
+    the same duration."""
     size = file.seek(0, 2)
     file.seek(0)
     head = file.read(HEAD_BYTES)
@@ -52,7 +52,7 @@ def tells_length(file: BinaryIO) -> bool:
     if not total or len(head) < HEAD_BYTES:
         return False
     offsets = {size * probe // _PROBES for probe in range(1, _PROBES)}
-    for shift in range(1, size.bit_length()):  # one of the two files may be small, being silence
+    for shift in range(1, size.bit_length()):  # one of two joined files may be small: silence
         offsets |= {size >> shift, size - (size >> shift)}
     firsts = []
     for offset in sorted(offsets):
@@ -66,14 +66,14 @@ def tells_length(file: BinaryIO) -> bool:
 
 
 class _Frame(NamedTuple):
-    """Samples of each channel before a frame, and with it."""
+    """Samples of each channel up to the beginning of a frame, and up to its end."""
 
     first: int
     last: int
 
 
 def _frames(data: bytes, head: bytes) -> Iterator[_Frame]:
-    """The frames whose headers are in `data`; their checksum tells them from other bytes."""
+    """The frames with headers in `data`; a checksum tells headers from other bytes."""
     for match in _FRAME.finditer(data):
         frame = _frame(data[match.start() : match.start() + 16], head)
         if frame is not None:
@@ -82,7 +82,7 @@ def _frames(data: bytes, head: bytes) -> Iterator[_Frame]:
 
 def _frame(header: bytes, head: bytes) -> _Frame | None:
     ones = 8 - (header[4] ^ 0xFF).bit_length() if len(header) > 4 else 1
-    # a number of several bytes is written as a letter is in UTF-8
+    # a number of several bytes is written like a letter in UTF-8
     length = max(1, ones)
     number_end = 4 + length
     code, rate = header[2] >> 4, header[2] & 15
@@ -98,13 +98,13 @@ def _frame(header: bytes, head: bytes) -> _Frame | None:
         samples = int.from_bytes(header[number_end : number_end + extra_bytes], "big") + 1
     else:
         samples = 192 if code == 1 else 576 << code - 2 if code < 6 else 256 << code - 8
-    varies = header[1] & 1  # sizes of frames differ, so that samples are counted and not frames
+    varies = header[1] & 1  # sizes of frames differ, so samples are counted, not frames
     first = number if varies else number * int.from_bytes(head[10:12], "big")
     return _Frame(first, first + samples)
 
 
 def _checksum(data: bytes) -> int:
-    """CRC-8 of the polynomial x^8 + x^2 + x + 1."""
+    """CRC-8 with the polynomial x^8 + x^2 + x + 1."""
     result = 0
     for byte in data:
         result ^= byte

@@ -1,10 +1,10 @@
-"""Manifests: tables of recordings with their texts, one line each, as this package and fairseq's
-speech_to_text write them.
+"""Manifests: tables of recordings with their texts, one recording a line, in the form of this
+package and of fairseq's speech_to_text.
 
-UTF-8, columns separated by tabs, no quotes; the first line names the columns: `audio` and, unless
+UTF-8, columns separated by tabs, no quotes. The first line names the columns: `audio` and, unless
 recordings are only to be transcribed, `tgt_text` (or `text`), and if known `id` and `seconds`.
 `audio` is a file, relative to the folder of the manifest, or ``ARCHIVE.zip:OFFSET:SIZE`` in an
-uncompressed zip; either holds audio, or frames of features as a numpy array.
+uncompressed zip. A file or part of a zip holds audio, or frames of features as a numpy array.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 COLUMNS = ("id", "audio", "seconds", "tgt_text")  # columns that are written
 AUDIO_COLUMN, TEXT_COLUMNS = "audio", ("tgt_text", "text")
-_MOST_SECONDS = 1e6  # 11 days: a number of a broken header or table, or none
+_MOST_SECONDS = 1e6  # 11 days: larger numbers come from a broken header or table
 _NUMPY = b"\x93NUMPY"
 
 
@@ -38,12 +38,12 @@ class Utterance(NamedTuple):
     """A recording and what is said in it.
 
     Attributes:
-        id: Unique in its set; the part before its last ``-`` or ``_`` names the talk, chapter or
+        id: Unique in the set; the part before the last ``-`` or ``_`` names the talk, chapter or
             speaker, if there are several.
         audio: The recording: a path or part of a zip file as in a manifest, or anything else that
-            its reader understands.
-        text: Text that is spoken; empty if it is not known.
-        seconds: Duration; None before it was measured.
+            the reader of the recording understands.
+        text: Text that is spoken; empty for an unknown text.
+        seconds: Duration; None before the measurement.
     """
 
     id: str
@@ -56,7 +56,7 @@ class Utterance(NamedTuple):
 
 
 class Unusable(AudioError):
-    """A recording that is left out, by a reason such as "unreadable", which is counted."""
+    """A recording that is left out for a reason such as "unreadable"; reasons are counted."""
 
     def __init__(self, reason: str, detail: object) -> None:
         super().__init__(str(detail))
@@ -79,7 +79,7 @@ class LeftOut:
 
     @contextlib.contextmanager
     def counting(self, place: str = "") -> Iterator[None]:
-        """Goes on after a block that raised Unusable."""
+        """Counts an Unusable that the block raises, and goes on."""
         try:
             yield
         except Unusable as error:
@@ -97,14 +97,14 @@ class LeftOut:
 
 
 def measured(utterance: Utterance, texts: bool = True) -> Utterance:
-    """The utterance with its duration, read from its header unless it is known.
+    """The utterance with its duration; an unknown duration is read from the header.
 
     Args:
-        utterance: Its text may be empty unless `texts`.
-        texts: An utterance without a text cannot be used.
+        utterance: An utterance; the text may be empty unless `texts`.
+        texts: Refuse an utterance without a text.
 
     Raises:
-        Unusable: if it has no text, cannot be read, or is no longer than a window.
+        Unusable: if the utterance has no text, cannot be read, or is no longer than a window.
     """
     is_path = isinstance(utterance.audio, str | os.PathLike)
     name = utterance.audio if is_path else utterance.id
@@ -134,21 +134,21 @@ def read_manifest(
     texts: bool = True,
     progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> list[Utterance]:
-    """Reads the usable lines of a manifest; damaged ones are counted and reported, by recipes as by
-    fairseq.
+    """Reads the usable lines of a manifest; damaged lines are counted and reported, in recipes and
+    in fairseq.
 
     Args:
         path: TSV file; columns of other names are ignored.
         audio_root: Folder of recordings with relative paths; default the folder of the manifest.
-        texts: Lines without a text cannot be used; else their text is empty.
-        progress: Shows how far it is: headers of recordings are read where `seconds` is missing.
+        texts: Leave out lines without a text; else such a line has an empty text.
+        progress: Shows the progress, because headers of recordings without `seconds` are read.
 
     Returns:
-        Utterances, named by their number where there is no `id`.
+        Utterances, named by their number if there is no `id`.
 
     Raises:
-        ValueError: if there is no such file, it is not UTF-8, a column is missing, or no line is
-            usable.
+        ValueError: if there is no such file, the file is not UTF-8, a column is missing, or no line
+            is usable.
     """
     path = os.fspath(path)
     root = audio_root or os.path.dirname(path)
@@ -196,7 +196,7 @@ def _utterance(row: Mapping[str, str], number: int, root: str, text: str) -> Utt
 
 
 def manifest_lines(utterances: Iterable[Utterance], folder: str | os.PathLike) -> Iterator[str]:
-    """Lines of a manifest that is to lie in `folder`; paths below it become relative.
+    """Lines of a manifest in `folder`; paths below `folder` become relative.
 
     Raises:
         ValueError: for a tab or line break in a name or text.
@@ -220,7 +220,7 @@ def load(utterance: Utterance) -> Tensor:
     """``[samples]`` at 16 kHz, or features ``[T, bins]`` that were computed before.
 
     Raises:
-        AudioError: if it cannot be read.
+        AudioError: if the utterance cannot be read.
     """
     try:
         source = _source(utterance.audio)
@@ -252,7 +252,7 @@ def _source(audio: str | os.PathLike | bytes) -> str | bytes:
 
 
 def _features(source: str | bytes) -> Tensor | None:
-    """``[T, bins]`` of a numpy array, mean and variance normalised as log_mel does."""
+    """``[T, bins]`` of a numpy array, mean and variance normalised as in log_mel."""
     if not (source.startswith(_NUMPY) if isinstance(source, bytes) else source.endswith(".npy")):
         return None
     try:
@@ -260,7 +260,7 @@ def _features(source: str | bytes) -> Tensor | None:
         frames = torch.from_numpy(array.astype(np.float32))
     except OSError:  # names the file
         raise
-    except Exception as error:  # a damaged file makes numpy raise many
+    except Exception as error:  # a damaged file makes numpy raise many types of errors
         raise ValueError(f"features cannot be read ({error})") from None
     if frames.dim() != 2 or not len(frames):
         raise ValueError(f"features have shape {tuple(frames.shape)}, not [frames, bins]")

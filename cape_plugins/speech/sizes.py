@@ -1,7 +1,7 @@
-"""Sizes in the headers of formats without compression, against the bytes in the file: a program
-that wrote into a pipe or was stopped left a wrong size, and files were joined or cut. libsndfile
-gives no reliable sign: it reads RF64, W64, NIST and VOC as far as they go, or only as much as a
-header says that is too small.
+"""Compares sizes in the headers of formats without compression with the bytes in the file. A size
+is wrong if a program wrote into a pipe or was stopped, or if files were joined or cut. libsndfile
+gives no reliable sign: it reads RF64, W64, NIST and VOC to the end, or only as much as a too small
+size in the header allows.
 
 Sources: the descriptions of RIFF and RIFX (wav), RF64 (EBU Tech 3306), W64, AIFF, 8SVX, CAF, Sun's
 au, NIST SPHERE and VOC.
@@ -15,20 +15,20 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 _HEADER_BYTES = 44  # header of a wav file; some writers count it as samples
-# Sizes near 2 or 4 GiB promise nothing: programs that write into pipes put them there, or 0.
+# Sizes near 2 or 4 GiB promise nothing: programs that write into pipes set such sizes, or 0.
 _UNKNOWN_BYTES = 0x7FFFF000
 _CHUNK_NAME = re.compile(rb"[A-Za-z0-9 _()-]{4}")
 
 
 class Samples(NamedTuple):
-    """Where the samples of the first recording of a file are.
+    """Place of the samples of the first recording of a file.
 
     Attributes:
-        stated_size: Bytes of the samples by the header; None if it means "unknown".
-        actual_size: Bytes of the samples in the file, up to its end or the end of this recording.
-        end: Where this recording ends in the file; another one follows, or nothing.
-        offset: Where the size stands in the header.
-        packing: Format of the size, for :mod:`struct`; empty where libsndfile does not read it.
+        stated_size: Bytes of the samples by the header; None if the header leaves the size open.
+        actual_size: Bytes of the samples in the file, up to the end of this recording.
+        end: End of this recording in the file; another recording follows, or nothing.
+        offset: Place of the size in the header.
+        packing: Format of the size, for :mod:`struct`; empty if libsndfile ignores the size.
         counted_bytes: Bytes of the header that the stated size counts, too.
     """
 
@@ -41,11 +41,11 @@ class Samples(NamedTuple):
 
     @property
     def cut_off(self) -> bool:
-        """Whether there are fewer bytes than the header says, by more than a header."""
+        """Whether the stated size exceeds the bytes in the file by more than a header."""
         return self.stated_size is not None and self.actual_size + _HEADER_BYTES < self.stated_size
 
     def repaired(self, data: bytes) -> bytes:
-        """The bytes of this recording, with the actual size in its header."""
+        """The bytes of this recording, with the actual size in the header."""
         if not self.packing or self.stated_size == self.actual_size:
             return data[: self.end]
         largest = 256 ** struct.calcsize(self.packing) - 1
@@ -57,11 +57,11 @@ class _Layout(NamedTuple):
     """Layout of a format of chunks.
 
     Attributes:
-        first: Where the first chunk begins.
+        first: Beginning of the first chunk.
         name: Bytes of the name of a chunk.
-        packing: Its size, for :mod:`struct`.
-        multiple: Chunks begin at multiples of it.
-        counted_bytes: Bytes of its header that the size counts, too.
+        packing: Format of the size of a chunk, for :mod:`struct`.
+        multiple: Chunks begin at multiples of this number.
+        counted_bytes: Bytes of the chunk's header that the size counts, too.
         samples: Name of the chunk of samples.
     """
 
@@ -91,7 +91,7 @@ _VOICE_BLOCKS = (1, 9)  # types of blocks with samples
 
 def find_samples(file: BinaryIO) -> Samples | None:
     """The samples of a wav (also RF64 and W64), aiff, 8svx, caf, au, NIST or voc file; None for
-    another one, or if it has none.
+    another file, or a file without samples.
 
     Args:
         file: From the beginning of a recording to the end of the file; a few bytes are read.
@@ -117,7 +117,7 @@ def _read(file: BinaryIO, offset: int, size: int) -> bytes:
 def _flat(
     file: BinaryIO, size: int, start: int, stated_size: int, offset: int, packing: str, magic: bytes
 ) -> Samples | None:
-    """The samples of a format in which nothing follows them."""
+    """The samples of a format in which nothing follows the samples."""
     if not start < size:
         return None
     end = start + stated_size
@@ -191,7 +191,7 @@ def _padded(offset: int, layout: _Layout) -> int:
 def _chunks(
     file: BinaryIO, size: int, offset: int, layout: _Layout
 ) -> Iterator[tuple[bytes, int, int, int]]:
-    """Of each chunk its name, the offset of its size, and the beginning and size of its content."""
+    """Name of each chunk, offset of the chunk's size, and beginning and size of the content."""
     length = layout.name + struct.calcsize(layout.packing)
     while offset + length <= size:
         header = _read(file, offset, length)
@@ -205,8 +205,8 @@ def _chunks(
 
 
 def _are_chunks(file: BinaryIO, size: int, offset: int, layout: _Layout) -> bool:
-    """Whether the bytes from `offset` on begin as a chunk does, whole or broken, or are too few for
-    a chunk; otherwise they are samples."""
+    """Whether the bytes from `offset` on begin like a chunk, whole or broken, or are too few for a
+    chunk; other bytes are samples."""
     places = {offset, _padded(offset, layout)}  # some writers forget to pad
     names = (_read(file, start, 4) for start in places)
     return size - offset < 8 or any(_CHUNK_NAME.match(name) for name in names)
@@ -217,4 +217,4 @@ def _are_whole_chunks(file: BinaryIO, size: int, offset: int, layout: _Layout) -
     end = offset
     for _, _, start, stated_size in _chunks(file, size, offset, layout):
         end = _padded(start + stated_size, layout)
-    return offset < end and size <= end <= size + 1  # the last one may lack its padding
+    return offset < end and size <= end <= size + 1  # the last chunk may lack its padding

@@ -1,11 +1,11 @@
-"""Streams of recordings, found by their own marks: headers give no length, or a wrong one, where a
-program wrote into a pipe, and one file may hold several streams. libsndfile believes headers: it
-reads one of two joined Ogg files, and a quarter of an mp3 of variable bit rate that has no number
-of frames and is loud first.
+"""Streams of recordings, found by marks in the data. Headers give no length, or a wrong length, if
+a program wrote into a pipe, and one file may hold several streams. libsndfile believes headers: it
+reads one of two joined Ogg files, and a quarter of a variable-bit-rate mp3 that has no number of
+frames and is loud first.
 
-Sources: RFC 3533 (Ogg: each chained stream begins with a page that has the flag "beginning of
-stream", and ends with one of the flag "end of stream"), ISO 11172-3 and 13818-3 (frames of mp3),
-Xing's header of an mp3.
+Sources: RFC 3533 (Ogg: each chained stream begins with a page with the flag "beginning of stream",
+and ends with a page with the flag "end of stream"), ISO 11172-3 and 13818-3 (frames of mp3), Xing's
+header of an mp3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BEGINS, _ENDS = 2, 4  # flags of an Ogg page
 
 # A frame of layer III: sync word, version, layer; bit rate; sampling rate and padding.
 _FRAME = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef]", re.DOTALL)
-# Xing's frame has no sound: its side information, of 9, 17 or 32 bytes, is zero.
+# Xing's frame has no sound: 9, 17 or 32 bytes of side information are zero.
 _XING = re.compile(
     rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]..(?:..)?(?:\0{9}|\0{17}|\0{32})(?:Xing|Info)", re.DOTALL
 )
@@ -35,10 +35,10 @@ _KBITS = {
     False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),  # MPEG 2 and 2.5
 }
 _RATES = (44100, 48000, 32000)
-_WIDE = 0x90  # a bit rate whose frames have room for Xing's header
+_WIDE = 0x90  # a bit rate with frames that have room for Xing's header
 
 
-_MOST_FRAMES = 10_000  # in a byte of the file; FLAC and Vorbis need less for silence only
+_MOST_FRAMES = 10_000  # frames in a byte of the file; FLAC and Vorbis reach more for silence only
 
 
 class Stream(NamedTuple):
@@ -46,7 +46,7 @@ class Stream(NamedTuple):
 
     Attributes:
         data: Bytes of a file.
-        frames: Samples of each channel by the header; None: what libsndfile says.
+        frames: Samples of each channel by the header; None to take the number of libsndfile.
     """
 
     data: bytes
@@ -54,18 +54,18 @@ class Stream(NamedTuple):
 
 
 class CutOffError(ValueError):
-    """The last part of a stream is not whole; the message says which."""
+    """The last part of a stream is not whole; the message names the part."""
 
 
 def streams(data: bytes) -> list[Stream]:
-    """The streams of a file, of which there is more than one if files were joined.
+    """The streams of a file: more than one if files were joined.
 
     Args:
         data: Bytes of a recording of any format.
 
     Raises:
-        CutOffError: if an Ogg file ends in the middle of a page or stream, an mp3 has fewer frames,
-            or a file without compression fewer bytes, than its header says.
+        CutOffError: if an Ogg file ends in the middle of a page or stream, or if an mp3 has fewer
+            frames, or a file without compression fewer bytes, than the header states.
     """
     sound = data[_tag_bytes(data) :]
     readers: dict[bytes, Callable[[bytes], Iterator[Stream]]] = {b"fLaC": _flac, b"OggS": _ogg}
@@ -81,8 +81,8 @@ def is_absurd(frames: int, size: int) -> bool:
 
 
 def tells_length(file: BinaryIO) -> bool:
-    """Whether the length in the header of a file can be trusted, if it is not 0. A few bytes are
-    read, and not all of the file, so that it is fast for a whole corpus."""
+    """Whether the length in the header of a file can be trusted, unless the length is 0. Reads a
+    few bytes, not the whole file, and is therefore fast for a whole corpus."""
     file.seek(0)
     head = file.read(flac.HEAD_BYTES)
     if head.startswith(b"fLaC"):
@@ -93,7 +93,7 @@ def tells_length(file: BinaryIO) -> bool:
 
 
 def _tag_bytes(data: bytes) -> int:
-    """Size of the ID3 tags before the sound; a picture in one may look like frames."""
+    """Size of the ID3 tags before the sound; a picture in a tag may look like frames."""
     offset = 0
     while data.startswith(b"ID3", offset) and len(data) >= offset + 10:
         size = 0
@@ -122,15 +122,15 @@ def _ogg(data: bytes) -> Iterator[Stream]:
     last_bytes, size = len(data) - last, 27 + len(segments) + sum(segments)
     if last_bytes < size or not segments:
         raise CutOffError(f"{last_bytes} bytes of its last page")
-    # A captured broadcast may be whole without a last page, which `ffmpeg -c copy` adds; but only
-    # this page tells a whole file from one that was cut off between pages.
+    # A captured broadcast may be whole without a last page, which `ffmpeg -c copy` adds. But only
+    # the last page tells a whole file from a file that was cut off between pages.
     if not before & _ENDS:
         raise CutOffError(f"stream {len(starts)} has no last page")
     yield from (Stream(data[start:end]) for start, end in pairwise([*starts, len(data)]))
 
 
 def _uncompressed(data: bytes) -> Iterator[Stream]:
-    """Each recording with a header that says the size of its samples."""
+    """Each recording with a header that states the size of the samples."""
     while samples := find_samples(io.BytesIO(data)):
         if samples.cut_off:
             raise CutOffError(f"{samples.actual_size} of {samples.stated_size} bytes")
@@ -139,8 +139,8 @@ def _uncompressed(data: bytes) -> Iterator[Stream]:
 
 
 def _mp3(data: bytes) -> Iterator[Stream]:
-    """The file with a header of the right number of frames, where there is no header or it says
-    fewer: libsndfile would take the first frame for the mean one."""
+    """The file with a header of the right number of frames, if there is no header or it states
+    fewer frames: libsndfile would take the first frame for the mean frame."""
     starts = sorted({0, *(match.start() for match in _XING.finditer(data))})
     for start, end in pairwise([*starts, len(data)]):
         part = data[start:end]
@@ -159,7 +159,7 @@ def _count_frames(data: bytes) -> int:
         start = match.start()
         size = _frame_bytes(data[start : start + 4])
         following = start + size
-        # behind other bytes, which may look like a frame by chance, a second one must follow
+        # behind other bytes, which may look like a frame by chance, a second frame must follow
         if size and (start == offset or data[following : following + 2] == data[start : start + 2]):
             count += following <= len(data)
             offset = following
@@ -180,7 +180,7 @@ def _frame_bytes(header: bytes) -> int:
 
 
 def _stated_frames(data: bytes) -> int:
-    """Number of frames after Xing's own, as its header says; 0 if it has no number."""
+    """Number of frames after Xing's frame, from Xing's header; 0 if the header has no number."""
     match = _XING.match(data)
     if match is None or len(data) < match.end() + 8:
         return 0
@@ -189,7 +189,7 @@ def _stated_frames(data: bytes) -> int:
 
 
 def _with_xing(data: bytes, frames: int) -> bytes:
-    """The frames of `data` behind one with Xing's header."""
+    """The frames of `data` behind a frame with Xing's header."""
     start = _FRAME.search(data).start()
     # no checksum; without padding
     header = bytes([0xFF, data[start + 1] | 1, _WIDE | data[start + 2] & 0x0C, data[start + 3]])

@@ -1,4 +1,4 @@
-"""Convolutions that shorten log-mel frames, and where their outputs stand in time."""
+"""Convolutions that shorten log-mel frames, and the times of their outputs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cape_plugins.speech.features import WINDOW_SECONDS
 class ConvSubsampler(nn.Module):
     """Convolutions with gated linear units, each padded by half of its odd kernel.
 
-    An output stands at the centre of its receptive field, which is input frame i times the stride:
-    its true time, also after frames were skipped. (CAPE's code spreads positions evenly from 0 to
-    the duration.) Padding stays zero, so that a recording has the same outputs alone and in a
-    batch. Parameters have the names and shapes of Speech2Text in fairseq and transformers.
+    Output i stands at the centre of its receptive field, which is input frame i times the stride:
+    the true time, also after frames were skipped. (CAPE's code spreads positions evenly from 0 to
+    the duration.) Padding stays zero, so a recording has the same outputs alone and in a batch.
+    Parameters have the names and shapes of Speech2Text in fairseq and transformers.
 
     Args:
         channels: Input channels, then the channels of each convolution after its gate.
@@ -75,17 +75,17 @@ def subsampled_positions(
     hop_seconds: Tensor | float,
     frame_nanoseconds: Tensor | None = None,
 ) -> Positions:
-    """Positions of the outputs in seconds since the centre of the first frame, frames being
-    regular or not.
+    """Positions of the outputs in seconds since the centre of the first frame, for regular and
+    irregular frames.
 
     Args:
         lengths: ``[B]``, outputs of each sample without padding.
         max_length: T'.
         stride: Frames per output.
         hop_seconds: Distance of frames, a number or ``[B]``.
-        frame_nanoseconds: ``[B, T]`` integers, centres of the frames since the beginning of the
-            recording where these are irregular (:func:`~cape_plugins.speech.batching.equal_length`
-            skips some); integers, because hosts cast floats to half precision.
+        frame_nanoseconds: ``[B, T]``, centres of the frames since the beginning of the recording,
+            if frames are irregular (:func:`~cape_plugins.speech.batching.equal_length` skips
+            some). Integers, because hosts cast floats to half precision.
 
     Raises:
         ValueError: if `frame_nanoseconds` has another dtype or shape.

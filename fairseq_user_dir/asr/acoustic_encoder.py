@@ -85,7 +85,7 @@ _HELP = {
 
 
 def add_encoder_args(parser: ArgumentParser, paper: dict[str, Any] = PAPER) -> None:
-    """Adds sizes, dropout and the position flags; `paper` has the values of the paper."""
+    """Adds sizes, dropout and the position flags; `paper` holds the values of the paper."""
     add_sizes(parser, paper, _HELP)
     names = utils.get_available_activation_fns()
     parser.add_argument(
@@ -123,7 +123,7 @@ _RANGES: dict[type, Any] = {int: positive, float: _probability}
 
 
 def architecture(sizes: dict[str, Any]) -> Any:
-    """A function that gives arguments these values where they have none; see fairseq."""
+    """A function that gives these values to arguments without a value; see fairseq."""
 
     def arch(args: Any) -> None:
         for name, value in sizes.items():
@@ -135,8 +135,9 @@ def architecture(sizes: dict[str, Any]) -> Any:
 
 
 class AcousticEncoder(TimedEncoder, FairseqEncoder):
-    """States for the frames of recordings. Layers are fairseq's: projections have biases, layer
-    norm works per channel, and layer drop skips a layer. CAPE's code has none of these."""
+    """States for the frames of recordings, with fairseq's layers: projections have biases, layer
+    norm works per channel, and layer drop skips a layer. CAPE's code has none of these properties.
+    """
 
     def __init__(self, args: Any, config: PositionConfig, dictionary: Dictionary) -> None:
         super().__init__(dictionary)
@@ -154,7 +155,7 @@ class AcousticEncoder(TimedEncoder, FairseqEncoder):
             table_size=args.abspos_frames,
             table_std=0.02,
         )
-        drop = args.encoder_layerdrop  # its list consumes random numbers also in evaluation
+        drop = args.encoder_layerdrop  # LayerDropModuleList draws in evaluation, too
         self.layers = LayerDropModuleList(drop) if drop else nn.ModuleList()
         self.layers.extend(TransformerEncoderLayer(args) for _ in range(args.encoder_layers))
         add_relative_positions(self.layers, config)
@@ -173,11 +174,11 @@ class AcousticEncoder(TimedEncoder, FairseqEncoder):
             features: ``[B, T, bins]``, padded on the right.
             lengths: ``[B]`` frames.
             hop_nanoseconds: ``[B]`` distance of frames; default 10 ms.
-            frame_nanoseconds: ``[B, T]`` centre of each frame where some were skipped.
+            frame_nanoseconds: ``[B, T]`` centre of each frame, if frames were skipped.
 
         Returns:
-            States ``[T', B, C]``, their number ``[B]``, padding ``[B, T']``, and the draw of this
-            forward in training.
+            States ``[T', B, C]``, number of states ``[B]``, padding ``[B, T']``, and the draw of
+            this forward in training.
         """
         hidden, lengths = self.subsample.subsample(features, lengths)
         hidden = F.dropout(hidden, self.feature_dropout, self.training)

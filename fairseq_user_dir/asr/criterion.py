@@ -29,13 +29,13 @@ _SUMS = (
 
 @register_criterion("cape_ctc")
 class CapeCtcCriterion(FairseqCriterion):
-    """CTC over the outputs of the model without padding; the blank is ``<s>``, as in fairseq, whose
-    criterion ``ctc`` takes frames for outputs and counts EOS as a label.
+    """CTC over the outputs of the model without padding; the blank is ``<s>``, as in fairseq.
+    (fairseq's criterion ``ctc`` takes frames for outputs and counts EOS as a label.)
 
     Args:
         task: Task with the dictionary.
-        target_norm: Divide the loss of a sample by the square root of its target's length, as the
-            paper's code does; such losses are averaged over samples, others over units.
+        target_norm: Divide the loss of a sample by the square root of the target's length, as in
+            the paper's code; such losses are averaged over samples, others over units.
     """
 
     def __init__(self, task: Any, target_norm: bool = False) -> None:
@@ -62,7 +62,7 @@ class CapeCtcCriterion(FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Loss summed over the batch, its divisor, and the numbers to log."""
+        """Loss summed over the batch, divisor of the loss, and the numbers to log."""
         output = model(**sample["net_input"])
         if "lengths" not in output:
             raise ValueError(
@@ -102,8 +102,8 @@ class CapeCtcCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: Sequence[dict[str, Any]]) -> None:
-        """Loss in nats; `wer`, `ler`, the share of padding and of recordings with more units than
-        outputs (`unaligned_percent`), all in percent."""
+        """Logs the loss in nats; and in percent `wer`, `ler`, the share of padding, and the share
+        of recordings with more units than outputs (`unaligned_percent`)."""
         total = {
             key: sum(log.get(key, 0) for log in logging_outputs)
             for key in ("loss", "sample_size", *_SUMS)

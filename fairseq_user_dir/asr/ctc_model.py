@@ -1,4 +1,4 @@
-"""The acoustic model of CAPE (Appendix C): an encoder and a linear classifier, trained by CTC."""
+"""The acoustic model of CAPE (Appendix C): an encoder and a linear classifier, trained with CTC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME = "cape_ctc_transformer"
 
 @register_model(NAME)
 class CapeCtcTransformerModel(PositionalModel, FairseqEncoderModel):
-    """Speech recognition by CTC with any position embedding."""
+    """Speech recognition with CTC and any position embedding."""
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
@@ -38,7 +38,7 @@ class CapeCtcTransformerModel(PositionalModel, FairseqEncoderModel):
         """See fairseq.
 
         Raises:
-            ValueError: for settings that are not allowed, naming flag, value, range and remedy.
+            ValueError: for settings that are not allowed; names flag, value, range and remedy.
         """
         config = config_from_args(args, "encoder", "audio")
         return cls(CapeCtcEncoder(args, config, task.target_dictionary))
@@ -51,7 +51,7 @@ class CapeCtcTransformerModel(PositionalModel, FairseqEncoderModel):
         return normalize(net_output["encoder_out"].float(), dim=-1)
 
     def max_positions(self) -> int:
-        """The model adds no limit to the encoder's."""
+        """The limit of the encoder; the model adds none."""
         return self.encoder.max_positions()
 
 
@@ -74,7 +74,7 @@ class CapeCtcEncoder(AcousticEncoder):
         :meth:`~fairseq_user_dir.asr.acoustic_encoder.AcousticEncoder.encode`.
 
         Returns:
-            encoder_out ``[T', B, V]``, its lengths ``[B]`` and padding mask ``[B, T']``.
+            encoder_out ``[T', B, V]``, lengths ``[B]`` and padding mask ``[B, T']``.
         """
         hidden, lengths, padding, _ = self.encode(
             src_tokens, src_lengths, hop_nanoseconds, frame_nanoseconds

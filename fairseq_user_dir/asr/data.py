@@ -25,10 +25,10 @@ from fairseq_user_dir.asr.text import Targets
 logger = logging.getLogger(__name__)
 
 
-MAX_UNKNOWN = 0.1  # share of units of training that the dictionary may lack
+MAX_UNKNOWN = 0.1  # share of the training units that the dictionary may lack
 LEAST_LEFT = 0.1  # least share of the training data that fits into a batch
-TOLERANCE = 0.02  # share by which a duration in a manifest may be off, and at least
-SLACK = 0.05  # seconds
+TOLERANCE = 0.02  # share by which a duration in a manifest may be wrong
+SLACK = 0.05  # seconds by which any duration may be wrong
 
 
 class Sample(NamedTuple):
@@ -42,10 +42,10 @@ class Sample(NamedTuple):
 
 
 class SpeechDataset(FairseqDataset):
-    """Recordings with their texts, or without, to be transcribed.
+    """Recordings with texts, or without texts for transcription.
 
-    In training, a recording that cannot be read is replaced by one of like duration; elsewhere it
-    is left out of its batch. Both are reported.
+    In training, a recording that cannot be read is replaced by a recording of similar duration;
+    elsewhere it is left out of its batch. Both cases are reported.
 
     Args:
         utterances: Lines of a manifest; lines without a duration are left out.
@@ -54,10 +54,11 @@ class SpeechDataset(FairseqDataset):
         hop_seconds: Distance of frames; in batches without padding the hop of a recording of mean
             duration.
         num_mel_bins: Features of a frame.
-        training: Whether they are training data, see above.
+        training: Whether the recordings are training data, see above.
         padding_free: Make batches without padding (CAPE Appendix C.3); in training only.
-        seed: Seed of these batches.
-        shared: Processes of a data loader may read it; data that change are in shared memory.
+        seed: Seed of the batches without padding.
+        shared: Whether processes of a data loader may read; data that change are then in shared
+            memory.
     """
 
     def __init__(
@@ -87,10 +88,10 @@ class SpeechDataset(FairseqDataset):
         self._reader = TolerantReader(self._load, self.seconds, shared)
 
     def _check_units(self) -> None:
-        """Reports how many units the dictionary lacks.
+        """Reports the number of units that the dictionary lacks.
 
         Raises:
-            ValueError: if it lacks more than a tenth of the units of the training data.
+            ValueError: if the dictionary lacks more than a tenth of the units of the training data.
         """
         unknown = [int((target == self.dictionary.unk()).sum()) for target in self.targets]
         total = sum(map(len, self.targets))
@@ -140,7 +141,8 @@ class SpeechDataset(FairseqDataset):
     def filter_indices_by_size(
         self, indices: np.ndarray, max_sizes: Any
     ) -> tuple[np.ndarray, list[int]]:
-        """See fairseq. Reports how much a training leaves out, and which limit would keep it all.
+        """See fairseq. Reports the share that a training leaves out, and a limit that would keep
+        all recordings.
 
         Raises:
             ValueError: if a training leaves out more than nine tenths.
@@ -168,8 +170,8 @@ class SpeechDataset(FairseqDataset):
     ) -> list[np.ndarray]:
         """Batches of at most `max_tokens` frames and `max_sentences` recordings. The multiple,
         8 by default, is ignored: fairseq would leave the last recordings out. Recordings without
-        text come first and by themselves: fairseq scores the batches that have targets, and shows
-        the score if the last one has."""
+        text come first and by themselves, because fairseq scores the batches with targets, and
+        shows the score if the last batch has targets."""
         longest = int(self.sizes[indices, 0].max(initial=0))
         if max_tokens and longest > max_tokens and not self.training:
             max_tokens = longest  # recordings longer than a batch are decoded, too
@@ -224,14 +226,14 @@ class SpeechDataset(FairseqDataset):
         return content
 
     def collater(self, samples: Sequence[Sample | None]) -> dict[str, Any]:
-        """A batch. If none of its recordings could be read, it has no id, and holds silence without
-        a text, which counts for nothing: fairseq would replace an empty batch by another one.
+        """A batch. If no recording could be read, the batch has no id and holds silence without a
+        text, which counts for nothing: fairseq would replace an empty batch by another batch.
 
         Returns:
             In `net_input` the features ``[B, T, bins]`` as `src_tokens`, their lengths ``[B]``,
-            the distance of frames ``[B]`` and, where frames were skipped, the time of each
-            ``[B, T]`` in nanoseconds; besides, targets with EOS, padded on the right, or None for
-            recordings without text.
+            the distance of frames ``[B]`` and, if frames were skipped, the time ``[B, T]`` of each
+            frame in nanoseconds. Also targets with EOS, padded on the right, or None for recordings
+            without text.
         """
         rows = [sample for sample in samples if sample is not None]
         if not samples:

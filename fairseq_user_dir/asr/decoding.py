@@ -17,7 +17,7 @@ class CtcGenerator:
     """The best path, or a beam with an optional n-gram model; several models are averaged.
 
     Args:
-        dictionary: Units; its ``<s>`` is the blank.
+        dictionary: Units; ``<s>`` is the blank.
         settings: Arguments of :func:`~cape_plugins.speech.ctc_decoder.build_decoder`: beam, lm,
             lexicon and weights.
 

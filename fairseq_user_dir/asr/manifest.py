@@ -1,4 +1,4 @@
-"""Recordings as fairseq's commands name them: manifests in a data folder, paths one a line, and the
+"""Recordings in fairseq's commands: manifests in a data folder, paths one a line, and the
 configuration file of fairseq's speech_to_text."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _KEYS = ("vocab_filename", "audio_root", "input_feat_per_channel")
 
 
 def read_manifest(path: str, audio_root: str | None = None, texts: bool = True) -> list[Utterance]:
-    """Reads the usable lines of a manifest, see :func:`cape_plugins.speech.manifest.read_manifest`;
-    errors name the flags of fairseq."""
+    """Reads the usable lines of a manifest, see :func:`cape_plugins.speech.manifest.read_manifest`.
+    Errors name the flags of fairseq."""
     bar = partial(tqdm, desc=os.path.basename(path), leave=False, delay=2, disable=None)
     try:
         return manifest.read_manifest(path, audio_root, texts, bar)
@@ -51,8 +51,8 @@ def named_recordings(paths: Sequence[str]) -> list[Utterance]:
 
 
 def read_config(folder: str, name: str = "config.yaml") -> dict[str, Any]:
-    """Settings read from the configuration of fairseq's S2T data, if any: `vocab_filename`,
-    `audio_root`, `input_feat_per_channel` and the sentencepiece model; a warning names the rest."""
+    """Settings from the configuration of fairseq's S2T data, if there is one: `vocab_filename`,
+    `audio_root`, `input_feat_per_channel` and the sentencepiece model. A warning names the rest."""
     path = os.path.join(folder, name)
     if not os.path.isfile(path):
         return {}

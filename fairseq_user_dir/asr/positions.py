@@ -1,5 +1,5 @@
-"""Shared by the speech models: the times of frames, which are added to them, and the output of an
-encoder that a decoder reads."""
+"""Parts that the speech models share: adding the times of frames, and the encoder's output for a
+decoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TimedEncoder:
 
     Attributes:
         positions: Position encoder.
-        subsample: Convolutions before it.
+        subsample: Convolutions before the position encoder.
     """
 
     positions: PositionEncoder
@@ -38,7 +38,7 @@ class TimedEncoder:
             hidden: ``[B, T', C]``, the output of `subsample`.
             lengths: ``[B]``, valid frames of `hidden`.
             hop_nanoseconds: ``[B]`` distance of frames before `subsample`; default 10 ms.
-            frame_nanoseconds: ``[B, T]`` centre of each of these where some were skipped.
+            frame_nanoseconds: ``[B, T]`` centre of each frame, if frames were skipped.
 
         Returns:
             ``[B, T', C]``, and the draw of this forward in training, different on each rank.
@@ -47,7 +47,7 @@ class TimedEncoder:
         positions = subsampled_positions(
             lengths, hidden.shape[1], self.subsample.stride, hop, frame_nanoseconds
         )
-        generator = functools.cache(process_generator)  # one for the draw and the local shifts
+        generator = functools.cache(process_generator)  # the draw and the local shifts share it
         draw = self.positions.draw(hidden.shape[0], hidden.device, generator)
         embedding = self.positions(positions, draw, dtype=hidden.dtype, generator=generator)
         return hidden if embedding is None else hidden + embedding, draw

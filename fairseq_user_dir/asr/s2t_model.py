@@ -1,9 +1,10 @@
 """fairseq's Speech2Text Transformer with any position embedding.
 
-Stock checkpoints fit: frames are counted as there, from ``padding_idx + 1`` on, in steps of the
-encoder; seconds of the settings are turned into such steps. The decoder has separate flags
-(``--position-decoder-embedding`` and others); without them it has the type of the encoder, with its
-defaults for text. CAPE (Appendix C.5) has one decoder of relative positions for all encoders.
+Stock checkpoints fit: frames are counted as in the stock model, from ``padding_idx + 1`` on, in
+steps of the encoder; seconds of the settings are turned into such steps. The decoder has separate
+flags (``--position-decoder-embedding`` and others). Without these flags the decoder has the type of
+the encoder, with the defaults for text. CAPE (Appendix C.5) uses one decoder with relative
+positions for all encoders.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ ABSPOS_FRAMES = 1500
 
 @register_model(NAME)
 class CapeS2TTransformerModel(TimedModel, PositionalModel, S2TTransformerModel):
-    """Recognition or translation of speech by encoder and decoder."""
+    """Recognition or translation of speech with encoder and decoder."""
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
@@ -67,7 +68,7 @@ class CapeS2TTransformerModel(TimedModel, PositionalModel, S2TTransformerModel):
         """See fairseq.
 
         Raises:
-            ValueError: for settings that are not allowed, naming flag, value, range and remedy.
+            ValueError: for settings that are not allowed; names flag, value, range and remedy.
         """
         config = config_from_args(args, "encoder", "audio")
         text = decoder_config_from_args(args)
@@ -80,15 +81,15 @@ class CapeS2TTransformerModel(TimedModel, PositionalModel, S2TTransformerModel):
 
     @classmethod
     def build_encoder(cls, args: Any) -> S2TTransformerEncoder:
-        """The stock encoder, whose convolutions and layers are kept, with its positions; then
-        ``--load-pretrained-encoder-from`` is loaded, positions included."""
+        """The stock encoder with stock convolutions and layers, and with cape positions. Then loads
+        ``--load-pretrained-encoder-from``, positions included."""
         encoder = S2TTransformerEncoder(args)
         encoder.__class__ = CapeS2TEncoder
         encoder.take_over(args, config_from_args(args, "encoder", "audio"))
         path = getattr(args, "load_pretrained_encoder_from", None)
         if path is None:
             return encoder
-        if not os.path.exists(path):  # as when a trained model is loaded elsewhere
+        if not os.path.exists(path):  # as when a trained model is loaded on another machine
             logger.warning("%s does not exist; the encoder is not initialised from it", path)
             return encoder
         return checkpoint_utils.load_pretrained_component_from_model(encoder, path)
@@ -138,7 +139,7 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
             src_lengths: ``[B]`` frames.
             return_all_hiddens: Whether to return the outputs of all layers, too.
             hop_nanoseconds: ``[B]`` distance of frames; default 10 ms.
-            frame_nanoseconds: ``[B, T]`` centre of each frame where some were skipped.
+            frame_nanoseconds: ``[B, T]`` centre of each frame, if frames were skipped.
         """
         frozen = self.num_updates < self.encoder_freezing_updates
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):

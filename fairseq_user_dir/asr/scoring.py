@@ -1,4 +1,4 @@
-"""Word and letter error rates by jiwer."""
+"""Word and letter error rates, computed with jiwer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairseq.scoring import BaseScorer, register_scorer
 
 
 def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, int]:
-    """Errors and lengths in words and in letters, whose ratios are the error rates.
+    """Errors and lengths, in words and in letters; errors by length is the error rate.
 
     Raises:
         ImportError: without the package jiwer.
@@ -42,7 +42,7 @@ class ErrorRateScorer(BaseScorer):
         return self._rates()[0]
 
     def result_string(self) -> str:
-        """Both rates."""
+        """Word and letter error rate, as text."""
         words, letters = self._rates()
         return f"WER {words:.2f} LER {letters:.2f}"
 

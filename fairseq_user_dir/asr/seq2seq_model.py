@@ -1,10 +1,10 @@
 """CAPE's acoustic model trained as sequence to sequence (Appendix C.5): the encoder of
 :mod:`~fairseq_user_dir.asr.ctc_model`, and a decoder in place of classifier and CTC.
 
-The paper keeps one decoder of relative positions for all encoders, which is
-``--position-decoder-embedding relpos --position-decoder-relative-context 320``; without flags the
-decoder has the type of its encoder. fairseq's S2T would not do: its two convolutions of stride 2
-show a model without positions more of its surroundings.
+The paper keeps one decoder with relative positions for all encoders:
+``--position-decoder-embedding relpos --position-decoder-relative-context 320``. Without flags the
+decoder has the type of the encoder. fairseq's S2T does not fit, because its two convolutions with
+stride 2 show a model without positions more of the surroundings of a frame.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from fairseq_user_dir.stacks import DecoderPositions
 
 NAME = "cape_seq2seq_transformer"
 
-# Sizes and dropout of Appendix C.5, which has dropout 0.2 for the decoder only; hidden channels,
-# dropout of encoder and convolution are taken from the released runs.
+# Sizes and dropout of Appendix C.5, which gives dropout 0.2 for the decoder only. Hidden channels
+# and the dropout of encoder and convolution come from the released runs.
 PAPER = {
     **acoustic_encoder.PAPER,
     "encoder_layerdrop": 0.2,
@@ -79,12 +79,12 @@ _HELP = {
     "decoder_normalize_before": "layer norm before each block of the decoder (default: after)",
     "decoder_layerdrop": "probability of dropping one of them",
 }
-_DIMS = ("decoder_input_dim", "decoder_output_dim")  # of the embeddings on both ends
+_DIMS = ("decoder_input_dim", "decoder_output_dim")  # widths of the embeddings on both ends
 
 
 @register_model(NAME)
 class CapeSeq2SeqTransformerModel(TimedModel, PositionalModel, FairseqEncoderDecoderModel):
-    """Speech recognition by CAPE's acoustic encoder and a decoder."""
+    """Speech recognition with CAPE's acoustic encoder and a decoder."""
 
     @staticmethod
     def add_args(parser: ArgumentParser) -> None:
@@ -98,7 +98,7 @@ class CapeSeq2SeqTransformerModel(TimedModel, PositionalModel, FairseqEncoderDec
         """See fairseq.
 
         Raises:
-            ValueError: for settings that are not allowed, naming flag, value, range and remedy.
+            ValueError: for settings that are not allowed; names flag, value, range and remedy.
         """
         config = config_from_args(args, "encoder", "audio")
         text = decoder_config_from_args(args)
@@ -113,7 +113,7 @@ class CapeSeq2SeqTransformerModel(TimedModel, PositionalModel, FairseqEncoderDec
 
 
 class CapeSeq2SeqEncoder(AcousticEncoder):
-    """The acoustic encoder, with the output of fairseq's encoders."""
+    """The acoustic encoder, with an output in the form of fairseq's encoders."""
 
     def forward(
         self,

@@ -50,12 +50,12 @@ def _hop(text: str) -> float:
 @register_task("cape_asr")
 class CapeAsrTask(LegacyFairseqTask):
     """Recordings and texts from manifests, in padded batches or without padding. In generation
-    recordings need no text; to fairseq-interactive they are named, one path a line.
+    recordings need no text; fairseq-interactive reads the paths of recordings, one a line.
 
     ``--max-tokens`` counts frames: ``--max-tokens 12000`` are 120 seconds at a hop of 10 ms.
     """
 
-    scorer = "cape_wer"  # of fairseq-generate, unless --scoring names another
+    scorer = "cape_wer"  # scorer of fairseq-generate, unless --scoring names another
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
@@ -108,17 +108,17 @@ class CapeAsrTask(LegacyFairseqTask):
         self.dictionary, self.targets, self.config = dictionary, targets, config
         self.needs_texts = False
         # One iterator for all epochs. fairseq would drop the iterator of each epoch, which refers
-        # to itself: workers forked before Python has freed it may free it themselves, end processes
-        # that are not theirs, and print "can only test a child process".
+        # to itself. Workers forked before Python has freed the iterator may free it themselves, end
+        # processes that are not theirs, and print "can only test a child process".
         self.cfg = argparse.Namespace(rebuild_batches=args.padding_free)
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> CapeAsrTask:
-        """Reads the dictionary; if there is none, makes it of the subword model or of the letters
-        of the training texts.
+        """Reads the dictionary; if there is none, makes a dictionary from the subword model or from
+        the letters of the training texts.
 
         Raises:
-            ValueError: if it cannot be made, or a file is missing.
+            ValueError: if no dictionary can be made, or a file is missing.
         """
         config = read_config(args.data, args.config_yaml)
         subword_model = args.subword_model or config.get("subword_model")
@@ -160,7 +160,7 @@ class CapeAsrTask(LegacyFairseqTask):
         return super().build_criterion(args)
 
     def _check_dictionary(self, stored_digest: str | None) -> str:
-        """Digest of the units and their order. A checkpoint stores it: with the same number of
+        """Digest of the units and their order, which a checkpoint stores. With the same number of
         other units the checkpoint would load, and the model would spell nonsense."""
         digest = hashlib.sha256("\n".join(self.dictionary.symbols).encode()).hexdigest()[:16]
         if stored_digest not in (None, digest):
@@ -174,8 +174,8 @@ class CapeAsrTask(LegacyFairseqTask):
     def load_dataset(
         self, split: str, combine: bool = False, task_cfg: Any | None = None, **kwargs: Any
     ) -> None:
-        """Reads ``SPLIT.tsv``, several of them for ``one,two``, and with `combine` also
-        ``SPLIT1.tsv`` ...; see fairseq. `task_cfg` has the settings of a checkpoint that is
+        """Reads ``SPLIT.tsv``, several files for ``one,two``, and with `combine` also
+        ``SPLIT1.tsv`` ...; see fairseq. `task_cfg` holds the settings of a checkpoint that is
         evaluated, and is None in training."""
         args = task_cfg or self.args
         bins = getattr(args, "input_feat_per_channel", None)
@@ -215,7 +215,7 @@ class CapeAsrTask(LegacyFairseqTask):
     def get_interactive_tokens_and_lengths(
         self, lines: Sequence[str], encode_fn: Any
     ) -> tuple[list[Utterance], list[float]]:
-        """Recordings whose paths fairseq-interactive reads, and their seconds; see fairseq."""
+        """See fairseq. Recordings at the paths that fairseq-interactive reads, and the seconds."""
         recordings = named_recordings(lines)
         return recordings, [recording.seconds for recording in recordings]
 
@@ -229,7 +229,7 @@ class CapeAsrTask(LegacyFairseqTask):
             self.targets,
             self.args.hop_seconds,
             self.mel_bins,
-            shared=False,  # there is one for each line
+            shared=False,  # there is one data set for each line
         )
 
     def _path(self, name: str) -> str:
@@ -250,8 +250,8 @@ class CapeAsrTask(LegacyFairseqTask):
 
     def get_batch_iterator(self, dataset: Any, **kwargs: Any) -> Any:
         """See fairseq. Only worker processes load ahead: fairseq's loading thread aborts a finished
-        training if it computes while the interpreter ends ("terminate called without an active
-        exception"). Iterators are kept for sets that are read again, not for each line of
+        training if the thread computes while the interpreter ends ("terminate called without an
+        active exception"). Iterators are kept for sets that are read again, not for each line of
         fairseq-interactive."""
         kwargs["data_buffer_size"] = 0
         if all(dataset is not other for other in self.datasets.values()):
@@ -267,8 +267,8 @@ class CapeAsrTask(LegacyFairseqTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> tuple[Any, Any, Any]:
-        """Draws SpecAugment here, from the number of the update, so that resuming is exact: only
-        the step knows whether the masks have begun."""
+        """Draws SpecAugment in the step, from the number of the update, so that resuming is exact:
+        only the step knows whether the masks have begun."""
         args = self.args
         if not args.no_spec_augment and update_num >= args.spec_augment_start:
             sample = {**sample, "net_input": self._masked(sample["net_input"])}
@@ -304,7 +304,7 @@ class CapeAsrTask(LegacyFairseqTask):
                     "decoder, whose beam is --beam."
                 )
             return super().build_generator(models, args, **kwargs)
-        args.beam = settings.ctc_beam  # fairseq-generate shows it with the score
+        args.beam = settings.ctc_beam  # fairseq-generate shows the beam with the score
         return CtcGenerator(
             self.dictionary,
             beam=settings.ctc_beam,
@@ -322,7 +322,7 @@ class CapeAsrTask(LegacyFairseqTask):
         prefix_tokens: Any | None = None,
         constraints: Any | None = None,
     ) -> Any:
-        """See fairseq, whose fairseq-interactive passes on features and lengths only."""
+        """See fairseq; fairseq-interactive passes on only features and lengths."""
         net_input = sample["net_input"]
         if "hop_nanoseconds" not in net_input:
             hop = torch.full_like(net_input["src_lengths"], round(self.args.hop_seconds * 1e9))

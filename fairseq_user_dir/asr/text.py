@@ -20,9 +20,9 @@ UNKNOWN = ("\u2047", "\ufffd")  # in references and in hypotheses
 
 
 class TextDictionary(Dictionary):
-    """fairseq's dictionary of letters or subwords, whose strings are words. The CTC blank is the
-    symbol ``<s>``, as in fairseq's own criterion. An unknown unit is one letter, and never the
-    same in a hypothesis as in a reference."""
+    """A fairseq dictionary of letters or subwords. The method `string` returns words. The CTC blank
+    is the symbol ``<s>``, as in fairseq's CTC criterion. `string` writes an unknown unit as one
+    letter, ⁇ in a reference and � in a hypothesis, so the two never match."""
 
     def string(
         self,
@@ -34,13 +34,13 @@ class TextDictionary(Dictionary):
         include_eos: bool = False,
         separator: str = " ",
     ) -> str:
-        """Words, whatever the units are; see fairseq."""
+        """Words, for letters and for subwords; see fairseq."""
         if tensor.dim() == 2:
             return "\n".join(
                 self.string(row, bpe_symbol, escape_unk, extra_symbols_to_ignore) for row in tensor
             )
         ignored = {self.bos(), self.eos(), self.pad(), *(extra_symbols_to_ignore or ())}
-        unknown = UNKNOWN[0] if escape_unk else UNKNOWN[1]  # fairseq sets it for references
+        unknown = UNKNOWN[0] if escape_unk else UNKNOWN[1]  # fairseq sets escape_unk for references
         names = [
             unknown if index == self.unk() else self[index]
             for index in tensor.tolist()

@@ -1,1 +1,1 @@
-"""Changes of fairseq itself, which hold for every model."""
+"""Changes of fairseq that hold for every model."""

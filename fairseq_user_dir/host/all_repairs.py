@@ -1,21 +1,21 @@
 """Repairs faults of fairseq 0.12, for every model.
 
-* ``--replace-unk`` takes its own default for the name of a file and, given an empty one, stops at
-  the first unknown word, because nobody asks the generator for an alignment. In
-  ``fairseq-interactive`` it would copy ``<unk>``, since it looks for the word among the known ones.
-* Resumed trainings differ from uninterrupted ones; see :mod:`fairseq_user_dir.host.resuming`.
-* Language models cannot be used through the hub, nor trained on ``--sample-break-mode eos``, with
-  numpy 2: fairseq asks it for ``numpy.compat.long``, the ``int`` of Python 3.
+* ``--replace-unk`` takes its default for the name of a file and, given an empty name, stops at the
+  first unknown word, because nobody asks the generator for an alignment. In ``fairseq-interactive``
+  the option would copy ``<unk>``, because it looks for the word among known words.
+* Resumed trainings differ from uninterrupted trainings; see :mod:`fairseq_user_dir.host.resuming`.
+* With numpy 2, language models cannot be used through the hub, nor trained on ``--sample-break-mode
+  eos``: fairseq asks numpy for ``numpy.compat.long``, the ``int`` of Python 3.
 * ``--num-batch-buckets`` asks numpy for a keyword of old versions.
-* ``--diverse-beam-groups`` takes the number of a sentence in its set for its row in the batch:
+* ``--diverse-beam-groups`` takes the number of a sentence in the set for the row in the batch:
   it counts the words of another sentence, or stops.
 * ``--dataset-impl cached`` cannot give the sentences that are asked for before an epoch begins.
 * The task ``translation_from_pretrained_bart`` looks for its settings under an old name.
-* ``fairseq-validate`` asks for ``--task``, which the checkpoint knows and from which it is taken.
+* ``fairseq-validate`` asks for ``--task``; the repair takes the task from the checkpoint.
 * Data are run as code; see :mod:`fairseq_user_dir.host.data_only`.
-* BLEU of an empty hypothesis, as CTC models have them, is a segmentation fault.
+* BLEU of an empty hypothesis, which CTC models make, is a segmentation fault.
 * Evaluation leaves sentences out; see :mod:`fairseq_user_dir.host.whole_sets`. ``fairseq-generate``
-  takes ``--num-shards`` and then translates all sentences in each shard.
+  takes ``--num-shards``, but translates all sentences in each shard.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def repair_fairseq() -> None:
 
 
 def _with_an_end(stock: Any) -> Any:
-    """The library of BLEU looks for the last word of a sentence and needs one: an empty hypothesis
-    counts as EOS, as models with a decoder write it."""
+    """Counts an empty hypothesis as EOS, which models with a decoder write, because the library of
+    BLEU needs a last word in each sentence."""
 
     @functools.wraps(stock)
     def add(self: bleu.Scorer, ref: Tensor, pred: Tensor) -> None:
@@ -114,7 +114,7 @@ def _with_an_end(stock: Any) -> Any:
 
 
 def _with_scorer_of_task(stock: Any) -> Any:
-    """A task can choose the scorer by an attribute `scorer`; ``--scoring`` has the last word."""
+    """Lets a task choose the scorer with an attribute `scorer`; ``--scoring`` comes first."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(
@@ -130,8 +130,8 @@ def _with_scorer_of_task(stock: Any) -> Any:
 
 
 def _with_overrides(stock: Any) -> Any:
-    """--model-overrides is read after the model's task is built, and in two commands run as Python;
-    here it is read as data at once."""
+    """Reads --model-overrides at once, as data. fairseq reads the option after the model's task is
+    built, and runs it as Python in two commands."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
@@ -173,14 +173,14 @@ def _with_task_of_checkpoint(stock: Any) -> Any:
 
 
 def _buckets(sizes: Any, num_buckets: int) -> np.ndarray:
-    """The function of fairseq in the words of numpy 2."""
+    """The function of fairseq, written for numpy 2."""
     shares = np.linspace(0, 100, num_buckets + 1)
     return np.unique(np.percentile(sizes, shares, method="lower")[1:])
 
 
 def _with_file(stock: Any) -> Any:
-    """A sentence that is not in the cache is read from the file, which is closed again: worker
-    processes would share its read position."""
+    """Reads a sentence that is not in the cache from the file, and closes the file again: worker
+    processes would share the read position."""
 
     @functools.wraps(stock)
     def __getitem__(self: IndexedCachedDataset, index: int) -> Tensor:
@@ -196,7 +196,7 @@ def _with_file(stock: Any) -> Any:
 
 
 def _with_rows_of_batch(stock: Any) -> Any:
-    """Groups of beams count their common words for each row of the batch."""
+    """Lets groups of beams count their common words for each row of the batch."""
 
     @functools.wraps(stock)
     def step(
@@ -219,7 +219,8 @@ def _with_rows_of_batch(stock: Any) -> Any:
 
 
 def _with_task_of_failure(stock: Any) -> Any:
-    """A model that cannot be built or loaded in one task may belong to another."""
+    """Names the task of a model that cannot be built or loaded, because the model may belong to
+    another task."""
 
     @functools.wraps(stock)
     def load_model_ensemble_and_task(
@@ -281,14 +282,14 @@ def _with_alignment(stock: Any) -> Any:
 
 
 class _SourceText(str):
-    """Source sentence as fairseq prints it, and as it was typed, one word a token."""
+    """The source sentence that fairseq prints, and the typed sentence, one word a token."""
 
     words: list[str]
 
 
 def _with_typed_words(stock: Any) -> Any:
     """Keeps the typed words of a block of lines. fairseq makes the source text from tokens, once a
-    line and in the order of the lines, some of which it may have left out as too long."""
+    line and in the order of the lines; it may have left out lines that are too long."""
 
     @functools.wraps(stock)
     def get_interactive_tokens_and_lengths(
@@ -339,7 +340,7 @@ def _with_replacement(stock: Any) -> Any:
                 remove_bpe,
                 extra_symbols_to_ignore,
             )
-        # before subwords are joined, because the alignment is one of subwords
+        # before subwords are joined, because the alignment is between subwords
         words = tgt_dict.string(
             hypo_tokens, extra_symbols_to_ignore=extra_symbols_to_ignore
         ).split()
@@ -356,8 +357,8 @@ def _with_replacement(stock: Any) -> Any:
 
 
 def _aligned_source(alignment: Sequence[Any], number: int, num_sources: int) -> int:
-    """Index of the source word for the target word at `number`, by a hard alignment (pairs SOURCE,
-    TARGET) or a soft one (a row of probabilities for each target word)."""
+    """Index of the source word for the target word at `number`, from a hard alignment (pairs
+    SOURCE, TARGET) or a soft alignment (a row of probabilities for each target word)."""
     entry = alignment[number]
     if isinstance(entry, tuple):
         return int(entry[0])

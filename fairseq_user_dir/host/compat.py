@@ -1,11 +1,11 @@
 """Checkpoints of fairseq under torch 2.6 and later, with ``weights_only`` left on.
 
 From torch 2.6 on, ``torch.load`` refuses every type that nobody has declared harmless. fairseq 0.12
-stores a few plain containers next to the tensors and broadcasts a few more between ranks, so that
+stores a few plain containers next to the tensors and broadcasts a few more between ranks. Therefore
 resuming, ``fairseq-generate``, ``-interactive``, ``-validate``, ``-eval-lm``, the hub interface and
 averaging all stop at ``torch.load``. Switching ``weights_only`` off would let any file run code.
-This module declares the containers instead: data holders, which run nothing from the file. Texts
-that fairseq would run later are refused where a file is read
+This module instead declares the containers, which hold data and run nothing from the file. Texts
+that fairseq would run later are refused when a file is read
 (:func:`~cape_plugins.checkpoints.fairseq_files.read_checkpoint`).
 """
 
@@ -21,11 +21,11 @@ from cape_plugins.checkpoints.fairseq_files import allow_checkpoint_files
 
 _FIRST_RESTRICTED_TORCH = (2, 6)
 
-# Types besides the ones in checkpoint files: import path and names, with the place in fairseq that
-# writes them. A path or a name that another version of a package does not have is passed over: that
-# version cannot write it.
+# Types besides the types in checkpoint files: import path and names, with the place in fairseq that
+# writes the type. A path or name that a version of a package lacks is passed over, because that
+# version cannot write the type.
 _CONTAINERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    # resuming on several ranks: rank 0 sends the loaded state, by then with cfg as OmegaConf tree
+    # resuming on several ranks: rank 0 sends the loaded state, in which cfg is an OmegaConf tree
     ("omegaconf", ("DictConfig", "ListConfig")),
     ("omegaconf.base", ("ContainerMetadata", "Metadata")),
     ("omegaconf.nodes", ("AnyNode",)),
@@ -33,7 +33,7 @@ _CONTAINERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("typing", ("Any",)),
     ("collections", ("defaultdict",)),
     ("builtins", ("dict", "list", "int")),
-    # ... and its marks in place of the tensors, which are sent separately
+    # ... and the marks in the place of tensors; tensors are sent separately
     ("fairseq.distributed.utils", ("_TensorPlaceholder",)),
 )
 
@@ -42,12 +42,12 @@ def allow_fairseq_checkpoints() -> None:
     """Declare the passive types of fairseq checkpoints to ``torch.load(weights_only=True)``.
 
     Covers what fairseq 0.12 writes to a checkpoint (legacy, dataclass and hydra models,
-    ``--eval-bleu``, EMA, fp16) and what it broadcasts when several ranks resume. Call it before any
-    checkpoint is loaded; it runs when the user dir is imported. Calling it again changes nothing,
-    and types that other code has declared stay declared.
+    ``--eval-bleu``, EMA, fp16) and what it broadcasts when several ranks resume. Must run before
+    any checkpoint is loaded; importing the user dir calls this function. A second call changes
+    nothing, and types that other code has declared stay declared.
 
-    torch >= 2.6 is required by this project. An older torch does not restrict ``torch.load`` unless
-    asked to, and cannot be told a second name for a type; there, nothing is done.
+    This project requires torch >= 2.6. An older torch does not restrict ``torch.load`` unless asked
+    to, and takes no second name for a type; under such a torch nothing is done.
     """
     if torch.__version__ < _FIRST_RESTRICTED_TORCH:
         return
@@ -56,7 +56,7 @@ def allow_fairseq_checkpoints() -> None:
 
 
 def _containers() -> Iterator[Any]:
-    """The types of ``_CONTAINERS`` that exist here."""
+    """The types of ``_CONTAINERS`` that the installed packages have."""
     for path, names in _CONTAINERS:
         try:
             module = importlib.import_module(path)

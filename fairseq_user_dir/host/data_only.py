@@ -1,8 +1,8 @@
 """Keeps fairseq from running data as code.
 
-* Settings and manifests that hold lists or numbers as text are run as Python, whatever the text is;
-  here they are read as literals: numbers, quoted texts, lists, tuples and dicts, sums, multiples.
-* The names of protein files (fasta) are run by a shell.
+* fairseq runs settings and manifests that hold lists or numbers as text as Python, whatever the
+  text is. This module reads literals: numbers, quoted texts, lists, tuples, dicts, sums, multiples.
+* A shell runs the names of protein files (fasta).
 * An archive that is given to the hub interface may write files outside of its folder.
 """
 
@@ -24,7 +24,7 @@ from cape_plugins.checkpoints.fairseq_files import literal
 
 
 def run_no_data() -> None:
-    """Applies these repairs."""
+    """Applies the repairs of this module."""
     _take_literals_only()
     FastaDataset._build_index = _with_quoted_path(FastaDataset._build_index)
     if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later
@@ -32,8 +32,8 @@ def run_no_data() -> None:
 
 
 def _take_literals_only() -> None:
-    """Hides Python's ``eval`` from the modules of fairseq: all of them use it to read data, and a
-    name of the module comes before one of Python."""
+    """Hides Python's ``eval`` from the modules of fairseq: all uses read data, and a name in a
+    module comes before a name of Python."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "fairseq":
             module.eval = literal
@@ -66,6 +66,6 @@ def _with_quoted_path(stock: Any) -> Any:
 
 
 class _Archive(tarfile.TarFile):
-    """Extracts no file to a place above the folder that it is extracted to."""
+    """Extracts no file to a place outside of the target folder."""
 
     extraction_filter = staticmethod(lambda *member: tarfile.data_filter(*member))

@@ -1,8 +1,8 @@
-"""Mistakes of people in settings, data and checkpoints, as fairseq's commands show them.
+"""Shows mistakes of people in settings, data and checkpoints in fairseq's commands.
 
-In Python they are ValueErrors that a module of this project raises, or errors that fairseq itself
-raises with a reason. A command prints their message in one line and ends with status 1; every other
-error keeps its traceback, because it may be a fault of a program.
+In Python such mistakes are ValueErrors that a module of this project raises, or errors that fairseq
+raises with a reason. A command prints the message in one line and ends with status 1. Every other
+error keeps its traceback, because the error may be a fault of a program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cape_plugins.settings.arguments import PREFIX, text_in_flags
 _PROJECT_FOLDERS = (Path(cape_plugins.__file__).parent, Path(__file__).parents[1])
 _FAIRSEQ = Path(fairseq.__file__).parent
 
-# How fairseq's messages begin when it refuses something, and the remedy, which they lack.
+# Beginnings of fairseq's messages that refuse something, and remedies, which fairseq does not give.
 _REMEDIES = {
     "Dataset not found": "give --gen-subset, --valid-subset or --train-subset the name of a set in "
     "the data folder, such as test",
@@ -40,13 +40,13 @@ _REMEDIES = {
 
 
 class SettingsError(ValueError, CompactHydraException):
-    """A mistake that its message explains completely: what, which value, what is allowed, what to
-    do. (hydra prints the message alone of errors of its compact class.)"""
+    """A mistake with a message that explains it completely: what, which value, what is allowed,
+    what to do. (hydra prints only the message for errors of its compact class.)"""
 
 
 @contextmanager
 def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
-    """Turns a ValueError of the core into a SettingsError that names options by their flags.
+    """Turns a ValueError of the core into a SettingsError that names options as flags.
 
     Args:
         place: Beginning of the message, such as a file.
@@ -61,9 +61,9 @@ def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
 
 
 def print_without_traceback() -> None:
-    """Makes fairseq's commands print a SettingsError in one line; calling it again changes nothing.
+    """Makes fairseq's commands print a SettingsError in one line; a second call changes nothing.
 
-    Uses ``sys.excepthook``: a command is running already when it imports its user directory.
+    Uses ``sys.excepthook``, because a command already runs when it imports its user directory.
     """
     if hasattr(sys.excepthook, "other"):
         return
@@ -91,7 +91,7 @@ def _message(error: BaseException, trace: TracebackType | None) -> str | None:
         remedies = (remedy for start, remedy in _REMEDIES.items() if message.startswith(start))
         message = "; ".join([message, *remedies])
     elif isinstance(error, ProcessRaisedException):
-        # a process of a training on several GPUs raised it; its text ends a printed traceback
+        # a process of a training on several GPUs raised the error, at the end of its traceback
         name = f"{SettingsError.__module__}.{SettingsError.__qualname__}: "
         _, mark, message = str(error).rpartition(name)
         if not mark:
@@ -123,21 +123,22 @@ def _statement(file: Path, line: int) -> type[ast.AST]:
     """Kind of the statement to which a line belongs: for a statement of several lines, Python
     reports the line of its condition."""
     statement: type[ast.AST] = ast.Module
-    for node in ast.walk(ast.parse("".join(linecache.getlines(str(file))))):  # outer ones first
+    for node in ast.walk(ast.parse("".join(linecache.getlines(str(file))))):  # outer nodes first
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):
             statement = type(node)
     return statement
 
 
 def _raised_here(trace: TracebackType | None) -> bool:
-    """Whether a module of this project raised the error itself, not torch or numpy below it."""
+    """Whether a module of this project raised the error, not torch or numpy below the module."""
     folders = _end(trace)[0].parents
     return any(folder in folders for folder in _PROJECT_FOLDERS)
 
 
 def _refused_by_fairseq(error: BaseException, trace: TracebackType | None) -> bool:
-    """Whether fairseq tells a mistake of the user: by a statement with a text, or a missing file or
-    package. It also asserts what belongs together, in its commands and with the names of flags."""
+    """Whether fairseq reports a mistake of the user: with a statement that has a text, or for a
+    missing file or package. fairseq's commands also assert, with the names of flags, that settings
+    belong together."""
     file, line = _end(trace)
     command = file.parent.name == "fairseq_cli"
     if not str(error) or not (command or _FAIRSEQ in file.parents):

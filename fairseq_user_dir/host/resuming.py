@@ -1,9 +1,10 @@
 """Resuming a training of fairseq, for every model.
 
-* A training resumed in the second epoch or later is not the one that was interrupted: sentences of
-  equal length are put into batches by a random number of the epoch in which the *program* started.
+* A training resumed in the second epoch or later differs from the interrupted training: sentences
+  of equal length are put into batches by a random number of the epoch in which the *program*
+  started.
 * A finished training that is started again trains one update more and writes its checkpoints anew.
-* A ``--restore-file`` that is not there makes a new training begin.
+* A missing ``--restore-file`` makes a new training begin.
 * ``--patience`` counts validations without progress from 0 in each start.
 """
 
@@ -24,14 +25,14 @@ from fairseq_user_dir.host.errors import SettingsError
 
 logger = logging.getLogger(__name__)
 
-_LAST = "checkpoint_last.pt"  # default of --restore-file, which means the one in --save-dir
+_LAST = "checkpoint_last.pt"  # default of --restore-file, meaning the file in --save-dir
 _PATIENCE = "cape_patience"  # entry of a checkpoint's extra_state
 
 
 def with_batches_of_first_epoch(stock: Any) -> Any:
     """Wraps ``FairseqTask.get_batch_iterator``. An uninterrupted training makes its batches in
-    epoch 1 and keeps them; so must a resumed one. Where fairseq makes new batches for every epoch,
-    nothing changes."""
+    epoch 1 and keeps them; a resumed training must have the same batches. If fairseq makes new
+    batches for every epoch, nothing changes."""
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
@@ -56,7 +57,7 @@ def with_batches_of_first_epoch(stock: Any) -> Any:
 
 def with_end(stock: Any) -> Any:
     """Wraps ``checkpoint_utils.load_checkpoint``: fairseq looks for the end of a training after an
-    update, not before the first, and not whether the file to begin from is there."""
+    update, not before the first, and does not check whether the file to begin from exists."""
 
     @functools.wraps(stock)
     def load_checkpoint(cfg: Any, trainer: Trainer, **kwargs: Any) -> Any:
@@ -82,18 +83,18 @@ def with_end(stock: Any) -> Any:
             updates,
             end,
         )
-        limits.max_epoch = -1  # fairseq's loop over epochs ends before the first
+        limits.max_epoch = -1  # fairseq's loop over epochs ends before the first epoch
         return extra_state, epoch_itr
 
     return load_checkpoint
 
 
 def _check_restore_file(cfg: Any, suffix: str) -> None:
-    """Refuses a missing file, except the last checkpoint of the training itself, which the first
-    start of a job cannot have."""
+    """Refuses a missing file, except the last checkpoint of this training, which the first start of
+    a job cannot have."""
     if cfg.restore_file == _LAST:
         return
-    path = cfg.restore_file.replace(".pt", f"{suffix}.pt")  # as fairseq names it
+    path = cfg.restore_file.replace(".pt", f"{suffix}.pt")  # fairseq's name of the file
     last = os.path.join(cfg.save_dir, _LAST.replace(".pt", f"{suffix}.pt"))
     if os.path.realpath(path) != os.path.realpath(last) and not PathManager.isfile(path):
         raise SettingsError(
@@ -117,7 +118,7 @@ def _early_stop() -> Any:
 
 def with_patience(stock: Any) -> Any:
     """Wraps ``Trainer.save_checkpoint``, which stores no count of validations without progress.
-    Checkpoints written without this package have none; ``--reset-meters`` begins anew."""
+    Checkpoints written without this package have no count; ``--reset-meters`` begins anew."""
 
     @functools.wraps(stock)
     def save_checkpoint(self: Trainer, filename: str, extra_state: dict[str, Any]) -> Any:

@@ -1,17 +1,17 @@
 """Evaluation on whole sets, for every task and model.
 
-fairseq leaves out the last batch of a set if its size is no multiple of
-``--required-batch-size-multiple``, 8 by default, and says nothing. Sets are sorted by length, so
-that the longest sentences are lost, and how many depends on the size of the batches: two commands
-score two sets. Here fairseq's batches stay, and the remaining sentences are one more batch. A
-training keeps fairseq's batches, which drop a remainder, so that it repeats bit for bit.
+fairseq silently leaves out the last batch of a set if the size of the batch is no multiple of
+``--required-batch-size-multiple``, 8 by default. Sets are sorted by length, so the longest
+sentences are lost. The number of lost sentences depends on the size of the batches, so two commands
+score two sets. With this module fairseq's batches stay, and the remaining sentences are one more
+batch. A training keeps fairseq's batches, which drop a remainder, so that it repeats bit for bit.
 
-A training that validates on the set that it trains on (``--valid-subset train``) gets that set
-from fairseq as one dataset with one iterator: validation then loses the rest, and ends the epoch.
-Here it has a dataset and an iterator for itself.
+A training that validates on its training set (``--valid-subset train``) gets this set from fairseq
+as one dataset with one iterator: validation then loses the rest, and ends the epoch. With this
+module validation has a separate dataset and iterator.
 
-A sentence that fits into no batch ends an evaluation with one line, and so does a set or a share
-of one without sentences.
+A sentence that fits into no batch ends an evaluation with one line; so does a set without
+sentences, or a share without sentences.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _batches_of_training() -> Iterator[None]:
 
 
 def with_batches_of_training(stock: Any) -> Any:
-    """Wraps ``Trainer.get_train_iterator``: its batches are for training, all others for
-    evaluation, in tasks of other packages too."""
+    """Wraps ``Trainer.get_train_iterator``: the batches of this function are for training, all
+    other batches for evaluation, in tasks of other packages too."""
 
     @functools.wraps(stock)
     def get_train_iterator(*args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def with_batches_of_training(stock: Any) -> Any:
             iterator = stock(*args, **kwargs)
         sampler = iterator.batch_sampler
         if callable(sampler) and not hasattr(sampler, "__wrapped__"):
-            # makes the batches of a later epoch when that begins
+            # makes the batches of a later epoch when the epoch begins
 
             @functools.wraps(sampler)
             def batch_sampler(*args: Any) -> Any:
@@ -67,8 +67,8 @@ def with_batches_of_training(stock: Any) -> Any:
 
 
 def with_set_of_validation(stock: Any) -> Any:
-    """Wraps ``Trainer.get_train_iterator``, which loads the set of the training: if fairseq-train
-    has loaded it before, then for validation."""
+    """Wraps ``Trainer.get_train_iterator``, which loads the training set. If fairseq-train has
+    loaded this set before, it was for validation."""
 
     @functools.wraps(stock)
     def get_train_iterator(self: Trainer, *args: Any, **kwargs: Any) -> Any:
@@ -80,8 +80,9 @@ def with_set_of_validation(stock: Any) -> Any:
 
 
 def without_iterator_of_training(stock: Any) -> Any:
-    """Wraps ``Trainer.get_valid_iterator``. Validation on the set of the training takes the dataset
-    that was loaded for it: it also keeps its own epoch, on which draws of a dataset depend."""
+    """Wraps ``Trainer.get_valid_iterator``. Validation on the training set takes the dataset that
+    was loaded for validation. The separate dataset also keeps a separate epoch, on which draws of a
+    dataset depend."""
 
     @functools.wraps(stock)
     def get_valid_iterator(self: Trainer, subset: str, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +101,7 @@ def without_iterator_of_training(stock: Any) -> Any:
 
 
 def with_last_batch(stock: Any) -> Any:
-    """Wraps ``data_utils.batch_by_size``, to which every task comes for its batches."""
+    """Wraps ``data_utils.batch_by_size``, which makes the batches of every task."""
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
@@ -132,9 +133,9 @@ def _too_long(indices: np.ndarray, num_tokens: Any, max_tokens: int) -> Settings
 
 
 def with_sentences(stock: Any) -> Any:
-    """Wraps ``progress_bar.progress_bar``, to which a command hands all batches of a set:
-    fairseq-generate and fairseq-validate stop at a fault if there are none, and fairseq-eval-lm
-    finds a perplexity of 1."""
+    """Wraps ``progress_bar.progress_bar``, which gets all batches of a set from a command. Without
+    batches fairseq-generate and fairseq-validate stop at a fault, and fairseq-eval-lm finds a
+    perplexity of 1."""
 
     @functools.wraps(stock)
     def progress_bar(iterator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +152,7 @@ def with_sentences(stock: Any) -> Any:
 
 def with_batches_in_share(stock: Any) -> Any:
     """Wraps ``EpochBatchIterator.next_epoch_itr``, which fills shares up with empty batches. The
-    ranks of a distributed training or validation need them."""
+    ranks of a distributed training or validation need the empty batches."""
 
     @functools.wraps(stock)
     def next_epoch_itr(self: EpochBatchIterator, *args: Any, **kwargs: Any) -> Any:
@@ -168,15 +169,15 @@ def with_batches_in_share(stock: Any) -> Any:
 
 
 def with_shards(stock: Any) -> Any:
-    """Wraps ``options.parse_args_and_arch``: fairseq-generate shares a set out by the number of
-    processes, which is always 1, and not as fairseq-eval-lm also by --num-shards. The other
+    """Wraps ``options.parse_args_and_arch``. fairseq-generate shares a set out by the number of
+    processes, which is always 1; fairseq-eval-lm shares it out by --num-shards, too. The other
     commands take the option, and share nothing out."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         parsed = stock(parser, *args, **kwargs)
         if not (hasattr(parsed, "num_shards") and hasattr(parsed, "shard_id")):
-            return parsed  # those that the command line does not name have been left out
+            return parsed  # options that the command line does not name have been left out
         shards, shard = parsed.num_shards, parsed.shard_id
         if not 0 <= shard < shards:
             parser.error(

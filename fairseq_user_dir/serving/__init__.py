@@ -1,1 +1,1 @@
-"""``cape-plugins export`` for models of fairseq, one file per engine."""
+"""``cape-plugins export`` for models of fairseq, with one file per engine."""

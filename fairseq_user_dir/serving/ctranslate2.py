@@ -1,8 +1,8 @@
 """Models of fairseq as folders for ctranslate2: ``cape-plugins export ctranslate2 CHECKPOINT``.
 
-ctranslate2's own converter for fairseq sets the weights of stock layers, and is called for that.
-This file and folding.py write the parts that it refuses or leaves out: tables of positions, the BOS
-hint, ADMIN, relative attention.
+ctranslate2's converter for fairseq sets the weights of stock layers. This file and folding.py write
+the parts that the converter refuses or leaves out: tables of positions, the BOS hint, ADMIN,
+relative attention.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     """Writes the folder of a checkpoint; see :mod:`cape_plugins.serving.command`.
 
     Raises:
-        SettingsError: for models that do not fit, with the reason and the way that works.
+        SettingsError: for models that do not fit; names the reason and a way that works.
         ValueError: if a check finds a difference.
     """
     sentences = [] if args.check is None else read_sentences(args.check, _words)
@@ -83,20 +83,20 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
 def write_model(
     source: Source, folder: Path, rows: dict[str, int], quantization: str | None = None
 ) -> dict[str, int | None]:
-    """Writes a copy of the model: conversion to int8 writes into the tensors of the model that it
-    converts.
+    """Writes a copy of the model, because conversion to int8 writes into the tensors of the
+    converted model.
 
     Args:
         source: The model.
         folder: Empty folder.
-        rows: Side ("source", "target") to positions of its table.
+        rows: Side ("source", "target") to positions of the side's table.
         quantization: Precision of the weights; None for the precision of the model.
 
     Returns:
-        Rows of each side that the model has; None without a table and a limit.
+        Rows of each side of the model; None without a table and a limit.
 
     Raises:
-        ValueError: for relative attention that the engine does not have, and for too many rows.
+        ValueError: for relative attention that the engine lacks, and for too many rows.
     """
     sides = {"encoder": "source", "decoder": "target"}
     for name, stack in source.stacks.items():
@@ -113,8 +113,8 @@ def write_model(
 
 
 def _fit(stack: nn.Module, rows: int) -> int | None:
-    """Adds the parts that the engine needs to a plain stack; returns how many rows of its table
-    count."""
+    """Adds the parts that the engine needs to a plain stack. Returns the number of rows of the
+    table that count."""
     config = stack.position_config
     if needs_identity(config):
         put_identity_first(stack.layers)
@@ -124,7 +124,7 @@ def _fit(stack: nn.Module, rows: int) -> int | None:
 
 
 def _check_relative(side: str, stack: nn.Module) -> None:
-    """Refuses relative attention that the engine does not have."""
+    """Refuses relative attention that the engine lacks."""
     config = stack.position_config
     first = layers_of(stack)[0]
     tables = getattr(first.self_attn, "relative", None)
@@ -147,11 +147,11 @@ def _check_relative(side: str, stack: nn.Module) -> None:
 
 
 class _Converter(Converter):
-    """Makes the specification of plain stacks; the base class writes it.
+    """Makes the specification of plain stacks; the base class writes the specification.
 
     Args:
-        source: A copy of the model, its stacks made plain.
-        limits: Side to rows of its table; None without a table.
+        source: A copy of the model with plain stacks.
+        limits: Side to rows of the side's table; None without a table.
     """
 
     def __init__(self, source: Source, limits: dict[str, int | None]) -> None:
@@ -229,11 +229,11 @@ def _projections(decoder: nn.Module) -> dict[str, bool]:
 
 
 def _alignment(model: nn.Module) -> dict[str, int]:
-    """The attention that the engine returns: of the layer that transformer_align was trained with,
-    for other models the mean of all heads of the last layer."""
+    """The attention that the engine returns: for transformer_align the attention of the layer that
+    was trained for alignment, for other models the mean over all heads of the last layer."""
     layer, heads = getattr(model, "alignment_layer", -1), getattr(model, "alignment_heads", 0)
-    num_trained = model.decoder.num_layers  # without an identity put before them
-    if not 0 <= layer < num_trained:  # the engine would read memory that is not its own
+    num_trained = model.decoder.num_layers  # without an identity layer before the trained layers
+    if not 0 <= layer < num_trained:  # the engine would read memory outside of its tensors
         return {"alignment_layer": -1, "alignment_heads": 0}
     return {
         "alignment_layer": layer + len(model.decoder.layers) - num_trained,
@@ -242,7 +242,7 @@ def _alignment(model: nn.Module) -> dict[str, int]:
 
 
 def _finish(spec: Any, stack: nn.Module, limit: int | None) -> None:
-    """Sets the values that ctranslate2's own converter does not know."""
+    """Sets the values that ctranslate2's converter does not know."""
     if limit is None:
         spec.position_encodings.encodings = model_spec.OPTIONAL
     for layer_spec, layer in zip(spec.layer, layers_of(stack), strict=True):
@@ -286,7 +286,7 @@ def check_translations(
     limits: dict[str, int | None],
     quantization: str | None = None,
 ) -> str:
-    """Translates by fairseq and by the folder; see
+    """Translates with fairseq and with the folder; see
     :func:`~cape_plugins.serving.ctranslate2_check.compare`."""
     tokens = [tokenize_line(sentence) for sentence in sentences]
     _check_symbols(source.task.source_dictionary, tokens)
@@ -312,7 +312,8 @@ def check_scores(
     """Compares the log-probabilities that a language model gives to texts.
 
     Raises:
-        ValueError: if they differ by more than rounding although the weights were not rounded.
+        ValueError: if log-probabilities differ by more than rounding although the weights were not
+            rounded.
     """
     ends = [start_of(source)], [source.task.target_dictionary.eos_word]
     tokens = [tokenize_line(sentence) for sentence in sentences]
@@ -340,11 +341,11 @@ def _words(line: str) -> int:
 
 
 def _check_symbols(dictionary: Dictionary, lines: Sequence[Sequence[str]]) -> None:
-    """Refuses symbols that are no words: the engine reads them by their meaning in its vocabulary,
-    fairseq by the names in its dictionary.
+    """Refuses symbols that are no words: the engine reads such a symbol by its meaning in the
+    vocabulary, fairseq by its name in the dictionary.
 
     Raises:
-        SettingsError: naming the symbol.
+        SettingsError: names the symbol.
     """
     special = {*dictionary.symbols[: dictionary.nspecial], _PAD} - {dictionary.unk_word}
     for line in lines:

@@ -1,6 +1,6 @@
-"""Folds the parts that stock models lack into stock parameters: computed positions become rows of a
-learned table, the residual weights of ADMIN become part of the layers around them. A folded copy
-computes the same as the model.
+"""Folds the parts that stock models lack into stock parameters. Computed positions become rows of a
+learned table, and the residual weights of ADMIN become part of the layers around them. A folded
+copy computes the same as the model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SIDES = ("encoder", "decoder")
 
 @torch.no_grad()
 def folded(model: nn.Module, source_rows: int, target_rows: int) -> nn.Module:
-    """A copy of a model in evaluation mode that has positions and ADMIN in stock parameters.
+    """A copy of a model in evaluation mode, with positions and ADMIN in stock parameters.
 
-    Its stacks have a :class:`~fairseq.modules.LearnedPositionalEmbedding` of `padding_idx` + 1
+    The stacks have a :class:`~fairseq.modules.LearnedPositionalEmbedding` with `padding_idx` + 1
     rows of zeros and the rows of the positions; None stays if the type adds nothing. The BOS hint
     is still put before the source, and relative attention does not change.
 
@@ -44,8 +44,8 @@ def folded(model: nn.Module, source_rows: int, target_rows: int) -> nn.Module:
 
 @torch.no_grad()
 def position_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding | None:
-    """The first `rows` position embeddings of an encoder or decoder as a stock table; None if it
-    adds none. A learned table of this package begins anew after its last row, and so do these."""
+    """The first `rows` position embeddings of an encoder or decoder as a stock table; None if none
+    are added. The rows begin anew after the last row of a learned table of this package."""
     seam = stack.embed_positions
     if seam is None:
         return None
@@ -57,7 +57,7 @@ def position_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding | 
 
 
 def empty_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding:
-    """A stock table of `rows` positions of an encoder or decoder that adds zero."""
+    """A stock table for `rows` positions of an encoder or decoder, which adds zero."""
     first = stack.padding_idx + 1
     table = LearnedPositionalEmbedding(first + rows, width_of(stack), stack.padding_idx)
     nn.init.zeros_(table.weight)
@@ -70,16 +70,16 @@ def width_of(stack: nn.Module) -> int:
 
 
 def layers_of(stack: nn.Module) -> list[nn.Module]:
-    """All layers; a stack with layer drop skips some when it is iterated in training."""
+    """All layers; iterating a stack with layer drop would skip layers in training."""
     return [stack.layers[index] for index in range(len(stack.layers))]
 
 
 def _fold_residuals(stack: nn.Module, side: str) -> None:
     """Takes the residual weights of ADMIN out of a post-LN stack.
 
-    LN(f(x) + w x) is a plain sub-layer on w x. The module that gives x is multiplied by w: the norm
-    before, or the embeddings at the entry. The modules that read x, apart from the residual
-    connection, are divided by w.
+    LN(f(x) + w x) is a plain sub-layer on w x. The module that gives x, which is the norm before or
+    the embeddings at the entry, is multiplied by w. The modules that read x, apart from the
+    residual connection, are divided by w.
     """
     layers = layers_of(stack)
     if not all(isinstance(getattr(layer, "admin", None), AdminResidual) for layer in layers):
@@ -112,8 +112,8 @@ def _fold_residuals(stack: nn.Module, side: str) -> None:
 
 
 def _sublayers(layer: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module], nn.Module]]:
-    """For each sub-layer in order: the module that opens it, the modules that read its input, and
-    its norm."""
+    """Yields for each sub-layer in order: the module that opens the sub-layer, the modules that
+    read the input of the sub-layer, and the norm of the sub-layer."""
     attention = layer.self_attn
     yield (
         attention,
@@ -121,7 +121,7 @@ def _sublayers(layer: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module], n
         layer.self_attn_layer_norm,
     )
     if getattr(layer, "encoder_attn", None) is not None:
-        # keys and values are read from the encoder, whose last norm has no weight behind it
+        # keys and values come from the encoder, which has no weight behind its last norm
         yield layer.encoder_attn, [layer.encoder_attn.q_proj], layer.encoder_attn_layer_norm
     yield layer.fc1, [layer.fc1], layer.final_layer_norm
 
@@ -140,7 +140,7 @@ def _scale_entry(stack: nn.Module, weight: Tensor) -> None:
     if projection is not None:
         projection.weight.mul_(weight[:, None])
     else:
-        # the other side and the output projection may share these vectors, and keep theirs
+        # the other side and the output projection may share these vectors, and keep the old ones
         stack.embed_tokens = copy.deepcopy(stack.embed_tokens)
         stack.embed_tokens.weight.mul_(weight)
     if stack.embed_positions is not None:

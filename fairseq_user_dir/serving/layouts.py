@@ -1,5 +1,5 @@
-"""Folders of Hugging Face for translation models of fairseq, where a stock class has the same
-layers: written as plain weights and JSON, without importing transformers."""
+"""Writes Hugging Face folders for translation models of fairseq, if a stock class has the same
+layers. The folders hold plain weights and JSON; transformers is not imported."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Layout:
     Attributes:
         model_type: Model type in the configuration of the class.
         name: Name of the class.
-        pre_norm: Whether norms stand before the sub-layers, and one behind the last layer.
+        pre_norm: Whether norms stand before the sub-layers, and a norm behind the last layer.
         embedding_norm: Whether there is a norm on the embeddings.
-        first_row: Rows of its table before the first position.
+        first_row: Rows of the table before the first position.
         drops_tables: Whether ``save_pretrained`` of the class leaves the tables out.
     """
 
@@ -42,14 +42,14 @@ class Layout:
     drops_tables: bool = False
 
 
-# one for each combination of the two norms
+# one layout for each combination of the two norms
 LAYOUTS = (
     Layout("bart", "BartForConditionalGeneration", False, True, first_row=2),
     Layout("mbart", "MBartForConditionalGeneration", True, True, first_row=2),
     Layout("blenderbot", "BlenderbotForConditionalGeneration", True, False),
     Layout("marian", "MarianMTModel", False, False, drops_tables=True),
 )
-# fairseq's name to the name in transformers
+# maps fairseq's name to the name in transformers
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -193,8 +193,8 @@ def _config(
 
 
 def _generation(dictionary: Dictionary, rows: int) -> dict[str, Any]:
-    """The defaults of fairseq-generate: five beams, at least one word, no padding, EOS at the limit
-    of 200 tokens."""
+    """Settings equal to the defaults of fairseq-generate: five beams, at least one word, no
+    padding, EOS at the limit of 200 tokens."""
     return {
         "bos_token_id": dictionary.bos(),
         "pad_token_id": dictionary.pad(),
@@ -211,8 +211,8 @@ def _generation(dictionary: Dictionary, rows: int) -> dict[str, Any]:
 
 
 def _max_length(rows: int) -> int:
-    """Largest number of token ids in a translation: the start, 200 tokens and EOS, or as many as
-    the table has rows."""
+    """Largest number of token ids in a translation: the start, 200 tokens and EOS, or the number of
+    rows of the table."""
     return min(202, rows + 1)
 
 

@@ -1,5 +1,5 @@
-"""Loads the checkpoint to export, refuses models that an engine cannot hold, and translates by
-fairseq, to compare with the engine."""
+"""Loads the checkpoint to export, refuses models that an engine cannot hold, and translates with
+fairseq, for the comparison with the engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
     Attributes:
         model: Model in evaluation mode.
-        task: Task with its dictionaries.
+        task: Task of the model, with dictionaries.
     """
 
     model: Any
@@ -63,7 +63,7 @@ def load_source(path: Path, data: str | None = None) -> Source:
         data: Folder with the dictionaries; default the folder of the training.
 
     Raises:
-        SettingsError: for models of other kinds, with the way that works, and for wrong or missing
+        SettingsError: for models of other kinds, naming a way that works, and for wrong or missing
             dictionaries.
     """
     state = read_checkpoint(path)
@@ -95,7 +95,7 @@ def load_source(path: Path, data: str | None = None) -> Source:
 
 
 def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
-    """The model of a checkpoint in evaluation mode, its configuration and its task.
+    """The model of a checkpoint in evaluation mode, its configuration, and its task.
 
     Raises:
         SettingsError: for files that cannot be read, models and tasks of another user directory,
@@ -106,7 +106,7 @@ def load_trained(path: Path, data: str | None) -> tuple[Any, Any, Any]:
     overrides = {} if data is None else {"data": data}
     try:
         (model,), cfg, task = load_model_ensemble_and_task([str(path)], overrides)
-    except Exception as error:  # fairseq has no own type for a folder without dictionaries
+    except Exception as error:  # fairseq has no special type for a folder without dictionaries
         if type(error) is RuntimeError and "loading state_dict" in str(error):
             raise _unfit(path, data, str(error).splitlines()[1:]) from error
         if not isinstance(error, OSError) and type(error) is not Exception:
@@ -140,10 +140,10 @@ def _unfit(path: Path, data: str | None, reasons: Sequence[str]) -> SettingsErro
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuses a model with parts that the stacks of an engine do not have.
+    """Refuses a model with parts that the stacks of an engine lack.
 
     Raises:
-        SettingsError: naming the part, and the way that works.
+        SettingsError: names the part, and a way that works.
     """
     if isinstance(model, FairseqNATModel):
         raise SettingsError(
@@ -175,7 +175,7 @@ def encoded(dictionary: Dictionary, line: str) -> torch.Tensor:
 
 @torch.no_grad()
 def translate(source: Source, lines: Sequence[str], max_tokens: int) -> list[Hypothesis]:
-    """Translations by fairseq's beam search, in the order of the lines.
+    """Translations from fairseq's beam search, in the order of the lines.
 
     Args:
         source: A translation model.
@@ -205,7 +205,7 @@ def translate(source: Source, lines: Sequence[str], max_tokens: int) -> list[Hyp
 
 @torch.no_grad()
 def score(source: Source, lines: Sequence[str]) -> list[list[float]]:
-    """Natural log-probabilities of the tokens of each line and of EOS, by a language model that
+    """Natural log-probabilities of the tokens of each line and of EOS, from a language model that
     starts with :func:`start_of`."""
     model, task = source
     scores = []

@@ -1,5 +1,5 @@
 """Stock checkpoints of models trained in fairseq: the stock architecture with a learned table
-instead of computed positions, which does not need this package."""
+instead of computed positions. Stock checkpoints do not need this package."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Trained(NamedTuple):
     Attributes:
         model: Model in evaluation mode.
         cfg: The whole configuration.
-        task: Task with its dictionaries.
+        task: Task of the model, with dictionaries.
         stock: Name of the stock model.
         data: Folder of the dictionaries.
     """
@@ -55,7 +55,7 @@ class Trained(NamedTuple):
 
 
 def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
-    """Writes a stock checkpoint of fairseq with its dictionaries, or with ``--to hugging-face`` a
+    """Writes a stock checkpoint of fairseq with dictionaries, or with ``--to hugging-face`` a
     folder of transformers.
 
     Args:
@@ -64,7 +64,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         args: Arguments of ``cape-plugins export stock``.
 
     Raises:
-        ValueError: for a model that has no stock form, with the reason and the way that works, and
+        ValueError: for a model without a stock form, naming the reason and a way that works, and
             for missing dictionaries.
     """
     if args.image_size:
@@ -102,10 +102,10 @@ def _to_hugging_face(trained: Trained, folder: Path, limit: int | None) -> Expor
 
 
 def load(source: Path, data: str | None) -> Trained:
-    """Loads a checkpoint whose model has a stock form.
+    """Loads a checkpoint of a model with a stock form.
 
     Raises:
-        ValueError: if it has none, and for missing dictionaries.
+        ValueError: for a model without a stock form, and for missing dictionaries.
     """
     model, cfg, task = load_trained(source, data)
     stock = next((name for name, own in CLASSES.items() if type(model) is own), None)
@@ -119,7 +119,7 @@ def load(source: Path, data: str | None) -> Trained:
         raise ValueError(
             f"SOURCE {source} is a {type(model).__name__}, whose stock class has no place for a "
             "table; allowed: translation and language models (cape_transformer, "
-            "cape_transformer_lm). Serve it by fairseq-generate with this package, or train "
+            "cape_transformer_lm). Serve it with fairseq-generate and this package, or train "
             "speech as a Hugging Face model and export that."
         )
     if config.relative_context:
@@ -146,15 +146,15 @@ def load(source: Path, data: str | None) -> Trained:
 
 
 def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
-    """Positions of "source" and "target" that are written: `limit`, or as many as a stock model
-    with these settings would have.
+    """Positions of "source" and "target" to write: `limit`, or as many as in a stock model with
+    these settings.
 
     Raises:
         ValueError: for more positions than fit.
     """
     args, sides = trained.cfg["model"], ("source", "target")
     names = {side: f"max_{side}_positions" for side in sides}
-    unset = args.get("tokens_per_sample") or 1024  # of language models
+    unset = args.get("tokens_per_sample") or 1024  # tokens_per_sample: language models
     rows = {side: limit or args.get(name) or unset for side, name in names.items()}
     for count in rows.values():
         refuse_large_table("--max-tokens", count, width_of(trained.model.decoder))
@@ -165,7 +165,7 @@ def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
 
 
 def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str, Any]:
-    """The entries that fairseq stores of a model, without the entries of this package."""
+    """The entries that fairseq stores for a model, without the entries of this package."""
     limits = {f"max_{side}_positions": count for side, count in rows.items()}
     general = {**limits, **dict.fromkeys(_PATHS)}
     cfg = {
@@ -175,7 +175,7 @@ def _state(trained: Trained, plain: nn.Module, rows: dict[str, int]) -> dict[str
     cfg["task"] = _changed(cfg["task"], {"data": "."})
     cfg["model"] = _stock_arguments(trained, plain, limits)
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
-    # stock tasks do not know our dictionary marks, which are therefore left out
+    # without the dictionary marks of this package, which stock tasks do not know
     return {
         "args": None,
         "cfg": cfg,
@@ -198,14 +198,14 @@ def _stock_arguments(trained: Trained, plain: nn.Module, limits: dict[str, int])
 def _changed(
     part: dict[str, Any], changes: dict[str, Any], without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A copy with the changes of the names that it has."""
+    """A copy of `part`, with the changes for the names in `part`."""
     copy = {name: changes.get(name, value) for name, value in part.items() if name not in without}
     return _with_attributes(copy) if isinstance(part, OrderedDict) else copy
 
 
 def _with_attributes(entries: dict[str, Any]) -> OrderedDict[str, Any]:
-    """A dictionary with all entries as attributes, in the place of a Namespace: torch loads it
-    with ``weights_only``, its default, and commands of fairseq and ctranslate2 read attributes."""
+    """A dictionary with all entries as attributes, instead of a Namespace: torch loads a dictionary
+    with ``weights_only``, the default, and commands of fairseq and ctranslate2 read attributes."""
     part = OrderedDict(entries)
     part.__dict__.update(entries)
     return part
@@ -230,7 +230,7 @@ def _sharing(plain: nn.Module) -> dict[str, bool]:
 @torch.no_grad()
 def _compare(trained: Trained, folder: Path) -> float:
     """Largest difference of the logits of both models on random tokens. The stock model is loaded
-    from the folder, as its users load it.
+    from the folder, in the way of its users.
 
     Raises:
         ValueError: if the stock model computes something else.

@@ -1,5 +1,5 @@
-"""Checks that a family has to pass with every release of its hosts: with the stock type a model
-computes the same as the stock class; with any other it trains, and its cached steps equal one
+"""Checks that a family has to pass with every release of the host. With the stock type a model
+computes the same as the stock class. With any other type a model trains, and cached steps equal one
 forward.
 """
 
@@ -32,7 +32,7 @@ from hf_models.switching.built import switch
 from hf_models.switching.install import PARTS, is_model
 from hf_models.switching.settings import FIELD
 
-# Standard deviation of new tables: errors of numbers near zero would not be seen.
+# Standard deviation of new tables: numbers near zero would hide errors.
 _NEW_TABLES = 0.5
 
 
@@ -45,23 +45,23 @@ def check_family(
     position embedding.
 
     A copy is switched to the type of the stock model and has to give the same logits, also in
-    padded batches, in generation with a cache, and after it is saved and loaded. Numbers are
-    compared, as wrong positions often choose the same tokens.
+    padded batches, in generation with a cache, and after saving and loading. Numbers are compared,
+    because wrong positions often choose the same tokens.
 
     Args:
-        stock_model: A model of transformers of a registered family, with any weights; it does not
-            change. Copies compute on the CPU in float32; tables of zeros are drawn.
+        stock_model: A model of transformers of a registered family, with any weights; stays
+            unchanged. Copies compute on the CPU in float32; tables of zeros are drawn.
         position_embedding: ``{"type": ..., option: value}`` to train with; by default ``cape``,
-            and then a type with relative attention where the family has one. A source scale that
+            and then a type with relative attention if the family has one. A source scale that
             is left out is 1.
-        inputs: Samples without padding; by default two of random numbers.
+        inputs: Samples without padding; by default two samples of random numbers.
 
     Returns:
-        The checks, in order; ``check.failed`` says whether there is a difference.
+        The checks, in order; ``check.failed`` is True for a difference.
 
     Raises:
-        ValueError: if the class of the model has no counterpart in a registered family, its inputs
-            cannot be made, or the family refuses `position_embedding`.
+        ValueError: if the class of the model has no counterpart in a registered family, inputs of
+            the model cannot be made, or the family refuses `position_embedding`.
     """
     cape_class = PARTS.get(type(stock_model))
     if not is_model(cape_class):
@@ -85,10 +85,11 @@ def check_family(
 
 
 def copy_of(stock_model: Any) -> Any:
-    """A model with the same weights, in evaluation mode and float32, without tables of zeros, and
-    with a padding token, which heads that look for the last token need.
+    """A model with the same weights, in evaluation mode and float32, without tables of zeros. The
+    model has a padding token, which heads that look for the last token need.
 
-    It is built anew: buffers, such as sinusoids, may have been rounded to half precision.
+    The model is built anew, because buffers, such as sinusoids, may have been rounded to half
+    precision.
     """
     model = type(stock_model)(deepcopy(stock_model.config)).eval()
     computed = {name for name, table in model.named_parameters() if not table.requires_grad}
@@ -138,8 +139,8 @@ def _switch(model: Any, fields: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _refuse(stock_model: Any, wish: Mapping[str, Any]) -> None:
-    """Raises the error of a family for the settings, unless it cannot be switched at all: then the
-    release of the host is at fault, and not the settings."""
+    """Raises the error of a family for the settings, unless the family cannot be switched at all:
+    then the release of the host is at fault, not the settings."""
     try:
         _switch(copy_of(stock_model), {FIELD: wish})
     except ValueError:
@@ -153,7 +154,7 @@ def _logits(stock: Any, other: Any, samples: Samples) -> float:
 
 
 def _states(stock: Any, other: Any, samples: Samples) -> float:
-    """Difference of the states of all layers, and of attention weights, which eager attention alone
+    """Difference of the states of all layers, and of attention weights, which only eager attention
     returns."""
     outputs = []
     for model in (stock, other):
@@ -177,7 +178,7 @@ def _wish_checks(
     yield switched
     if switched.failed or switched.status == SKIPPED:
         return
-    with torch.no_grad():  # a wrong distance must be seen in a table that is not trained
+    with torch.no_grad():  # a table that is not trained must show a wrong distance
         for name, table in cape_model.named_parameters():
             if name not in old_names:
                 table.normal_(std=_NEW_TABLES)
@@ -185,7 +186,7 @@ def _wish_checks(
 
 
 def _switch_if_possible(cape_model: Any, wish: Mapping[str, Any], optional: bool) -> str:
-    """Not all families have relative attention."""
+    """Switches the model; an `optional` type may fail: not all families have relative attention."""
     try:
         return _switch(cape_model, {FIELD: wish})
     except ValueError as refusal:

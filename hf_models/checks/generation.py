@@ -1,6 +1,5 @@
-"""Generation, compared step by step by its logits: a cache of wrong positions changes logits before
-it changes tokens. With positions wrong in every step, two of three tiny models chose the same
-tokens."""
+"""Compares the logits of generation step by step: a cache of wrong positions changes logits before
+tokens. With positions wrong in every step, two of three tiny models chose the same tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _TARGET = ("decoder_input_ids", "decoder_attention_mask")
 
 
 class Generated(NamedTuple):
-    """Generated texts and the logits that their tokens were chosen by.
+    """Generated texts, and the logits that chose their tokens.
 
     Attributes:
         sequences: ``[N, prompt + steps]`` tokens; N = B x beams in a beam search.
@@ -32,7 +31,7 @@ class Generated(NamedTuple):
     logits: Tensor
 
     def row(self, number: int, length: int) -> Generated:
-        """One text, the last `length` tokens of it."""
+        """The last `length` tokens of one text."""
         part = slice(number, number + 1)
         return Generated(self.sequences[part, -length:], self.logits[part])
 
@@ -41,11 +40,11 @@ class Generated(NamedTuple):
 def generate(
     model: Any, inputs: Mapping[str, Tensor], beams: int, cache: str | None = None
 ) -> Generated:
-    """Generates with the cache, by the general method of transformers (Whisper's own cuts the
-    recording and edits what it returns).
+    """Generates with the cache, using the general method of transformers (Whisper's method cuts the
+    recording and edits the result).
 
     Args:
-        model: Stock or of this package, in evaluation mode.
+        model: Stock model or model of this package, in evaluation mode.
         inputs: Inputs of the model; inputs of a decoder are left out.
         beams: 1 for the most probable token of each step.
         cache: ``cache_implementation`` of transformers, such as "static"; None for the default.
@@ -56,7 +55,7 @@ def generate(
         min_new_tokens=STEPS,
         num_beams=beams,
         num_return_sequences=beams,
-        # attention over one repeated token hides distances: a wrong offset went unseen in MBart
+        # attention over one repeated token hides distances, and did hide a wrong offset in MBart
         no_repeat_ngram_size=1,
         do_sample=False,
         use_cache=True,
@@ -85,8 +84,8 @@ def generate(
 def forced_logits(
     model: Any, inputs: Mapping[str, Tensor], sequences: Tensor, steps: int
 ) -> Tensor:
-    """``[N, steps, V]`` of one forward over texts that were generated from `inputs`, without a
-    cache."""
+    """Logits ``[N, steps, V]`` of one forward without a cache, over texts that were generated from
+    `inputs`."""
     source = {name: value for name, value in inputs.items() if name not in _TARGET}
     times = len(sequences) // len(next(iter(source.values())))
     source = {name: value.repeat_interleave(times, dim=0) for name, value in source.items()}
@@ -98,7 +97,7 @@ def forced_logits(
 
 
 def step_difference(expected: Generated, got: Generated) -> float:
-    """Largest relative difference of the logits, up to the step that first chose another token."""
+    """Largest relative difference of the logits, up to the first step that chose another token."""
     steps = expected.logits.shape[1]
     tokens = (texts.sequences[:, -steps:] for texts in (expected, got))
     same_so_far = torch.eq(*tokens)[:, :-1].cumprod(dim=1).bool()
@@ -118,14 +117,14 @@ def generation_checks(
     prefix: str = "",
     compare: bool = False,
 ) -> Iterator[Check]:
-    """Logits of each step: of the stock model, and of one forward over all tokens.
+    """Compares the logits of each step with the stock model, and with one forward over all tokens.
 
     Args:
         cape_model: Model of this package in evaluation mode.
         samples: Samples without padding.
-        stock: Its stock model, if it has one. Checks that this model fails, too, are skipped.
+        stock: The stock model, if there is one. Checks that both models fail are skipped.
         prefix: Prefix of the names of the checks.
-        compare: Whether both have to compute the same.
+        compare: Whether both models have to compute the same.
     """
     if not cape_model.can_generate():
         return
@@ -157,7 +156,7 @@ _METHODS: dict[str, dict[str, Any]] = {
 
 
 class _Generations:
-    """Results of generation from one sample, once for each model; two checks need them."""
+    """Results of generation from one sample, computed once a model, as two checks need them."""
 
     def __init__(self, row: Mapping[str, Tensor], **options: Any) -> None:
         self.row, self.options = row, options

@@ -1,5 +1,5 @@
-"""Checks with inputs beside the main one: token types, positions, embeddings, images of another
-shape, labels. The stock model and the switched model get each of them."""
+"""Checks with inputs beside the main input: token types, positions, embeddings, images of another
+shape, labels. The stock model and the switched model get the same inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def input_checks(stock: Any, cape_model: Any, samples: Samples) -> Iterator[Chec
     Args:
         stock: The stock model.
         cape_model: Model of this package, switched to the stock type.
-        samples: Inputs of both.
+        samples: Inputs of both models.
     """
     for name, make in _KINDS.items():
         compare = partial(_compare, make, samples, stock)
@@ -46,7 +46,7 @@ def _names(model: Any) -> set[str]:
 
 
 def _token_types(stock: Any, samples: Samples) -> Inputs:
-    """The second half of the text is of another type."""
+    """Token types; the second half of the text has another type."""
     types = getattr(stock.config, "type_vocab_size", 0)
     if "token_type_ids" not in _names(stock) or types < 2:
         raise NotApplicable("it has no types of tokens")
@@ -57,8 +57,8 @@ def _token_types(stock: Any, samples: Samples) -> Inputs:
 
 
 def _positions(stock: Any, samples: Samples) -> Inputs:
-    """Every second position, because a model with rotary ones sees distances alone, and from 2 on,
-    because some tables have two rows in front. The mask says that this is one text: without it such
+    """Every second position, because a model with rotary positions sees distances only, and from 2
+    on, because some tables have two rows in front. The mask marks one text; without a mask such
     positions are borders of packed texts."""
     row, inputs = samples.rows[0], {}
     for prefix in ("", "decoder_"):
@@ -100,7 +100,7 @@ def _image(stock: Any, samples: Samples) -> Inputs:
 
 
 def _labels(stock: Any, samples: Samples) -> Inputs:
-    """With labels in the shape that the answers of the model have."""
+    """Inputs with labels in the shape of the model's answers."""
     row = dict(samples.rows[0])
     if {"start_positions", "end_positions"} <= _names(stock):
         return {**row, "start_positions": torch.tensor([1]), "end_positions": torch.tensor([2])}
@@ -118,7 +118,7 @@ def _labels(stock: Any, samples: Samples) -> Inputs:
 
 
 def _words(stock: Any, logits: Tensor, length: int) -> Tensor:
-    """``[1, length]`` labels of a model of words, or of one that puts tokens into classes."""
+    """``[1, length]`` labels of a model of words, or of a model that puts tokens into classes."""
     generator = torch.Generator().manual_seed(2)
     if logits.shape[-1] == getattr(stock.config, "vocab_size", 0):
         return tokens(stock.config, length, generator)

@@ -1,4 +1,4 @@
-"""Checks of one model of this package with any position embedding, which need no stock model."""
+"""Checks of one model of this package with any position embedding, without a stock model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STEP = 1e-3  # learning rate of the one training step
 def model_checks(
     cape_model: Any, stock: Any | None, prefix: str = "", inputs: Samples | None = None
 ) -> Iterator[Check]:
-    """Checks of a model of this package by itself, which is trained by one step at the end.
+    """Checks a model of this package by itself; the last check trains the model for one step.
 
     Args:
         cape_model: Model of this package in evaluation mode and float32.
-        stock: Its stock model, if it has one. Checks that this model fails, too, are skipped.
+        stock: The stock model, if there is one. Checks that both models fail are skipped.
         prefix: Prefix of the names of the checks.
-        inputs: Samples without padding; by default two of random numbers.
+        inputs: Samples without padding; by default two samples of random numbers.
     """
     full_length = not getattr(cape_model.config, "at_natural_length", False)
     samples = sample_inputs(cape_model, full_length) if inputs is None else inputs
@@ -45,12 +45,12 @@ def model_checks(
 def padding_checks(
     cape_model: Any, samples: Samples, stock: Any | None, prefix: str = "", compare: bool = False
 ) -> Iterator[Check]:
-    """Padding on either side.
+    """Checks padding on either side.
 
     Args:
         cape_model: Model of this package in evaluation mode.
         samples: Samples without padding.
-        stock: Its stock model, if it has one.
+        stock: The stock model, if there is one.
         prefix: Prefix of the names of the checks.
         compare: Whether to compare with samples of the stock model without padding.
     """
@@ -60,7 +60,7 @@ def padding_checks(
             f"{prefix}padding on the {side}",
             partial(padding, reference, cape_model, samples, side),
         )
-        # some stock models count padding on the left, which ours do not: only their errors count
+        # some stock models count padding on the left, unlike this package: only their errors count
         yield unless_stock_fails(row, stock and partial(_runs, stock, samples, side))
 
 
@@ -70,8 +70,8 @@ def _runs(stock: Any, samples: Samples, side: str) -> str:
 
 
 def padding(reference: Any, model: Any, samples: Samples, side: str) -> float:
-    """Largest relative difference of samples in one padded batch of `model` to each of them alone
-    in `reference`."""
+    """Largest relative difference between samples in one padded batch of `model` and each sample
+    alone in `reference`."""
     main = model.main_input_name
     if main not in samples.padding:
         raise NotApplicable(f"{main} of one size")
@@ -80,7 +80,7 @@ def padding(reference: Any, model: Any, samples: Samples, side: str) -> float:
     batch = outputs_of(model, samples.batch(side))
     singles = [outputs_of(reference, row) for row in samples.rows]
     names = list(singles[0])
-    if side == "left":  # heads of encoders read the first place, which is padding then
+    if side == "left":  # heads of encoders read the first place, here padding
         names = [name for name in names if len({row[name].shape for row in singles}) > 1]
     if not names:
         raise NotApplicable("its head reads one place of the batch")
@@ -95,7 +95,7 @@ def padding(reference: Any, model: Any, samples: Samples, side: str) -> float:
 
 
 def _without_padding(padded: Tensor, expected: Tensor, side: str) -> Tensor:
-    """The part of a sample ``[1, T, ...]`` that it has alone, ``[1, t, ...]``."""
+    """The part ``[1, t, ...]`` of a padded sample ``[1, T, ...]`` that is no padding."""
     length = expected.shape[1] if expected.dim() > 1 else None
     if length is None or padded.shape[1] == length:
         return padded
@@ -103,7 +103,7 @@ def _without_padding(padded: Tensor, expected: Tensor, side: str) -> Tensor:
 
 
 def evaluation(model: Any, samples: Samples) -> str:
-    """Checks that a forward in evaluation mode draws nothing, and that a second one is equal."""
+    """Checks that a forward in evaluation mode draws nothing and that a second forward is equal."""
     settings = (model.config.position_settings(field) for field in model.config.position_fields)
     if any(config.random_evaluation for config in settings):
         raise NotApplicable("its settings ask for random positions in evaluation")
@@ -118,8 +118,8 @@ def evaluation(model: Any, samples: Samples) -> str:
 
 
 def _augmentation(cape_model: Any, samples: Samples) -> str:
-    """Checks draws with only the position encoders in training mode: dropout would hide a draw that
-    does not arrive."""
+    """Checks draws with only the position encoders in training mode, because dropout would hide a
+    draw that does not arrive."""
     encoders = [module for module in cape_model.modules() if isinstance(module, PositionEncoder)]
     for encoder in encoders:
         encoder.train()
@@ -131,7 +131,7 @@ def _augmentation(cape_model: Any, samples: Samples) -> str:
             outputs = []
             for seed in (0, 1):
                 torch.manual_seed(seed)
-                # rotary models draw where there are gradients
+                # rotary models draw only if there are gradients
                 outputs.append(tensors_of(cape_model(**batch, return_dict=True)))
     finally:
         cape_model.eval()

@@ -18,7 +18,7 @@ def outputs_of(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> dict
 
 
 def tensors_of(output: Any, name: str = "") -> dict[str, Tensor]:
-    """Numbers of an output by name, in tuples by index; caches are left out."""
+    """Tensors of an output by name, in tuples by index; caches are left out."""
     if isinstance(output, Tensor):
         return {name: output} if output.is_floating_point() else {}
     if isinstance(output, Mapping):
@@ -32,7 +32,7 @@ def tensors_of(output: Any, name: str = "") -> dict[str, Tensor]:
 
 
 def largest(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> float:
-    """Largest difference of tensors of the same names, relative to the largest number of each.
+    """Largest difference of tensors with the same name, relative to the largest number of a tensor.
 
     Raises:
         Mismatch: for another name or shape.

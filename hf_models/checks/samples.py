@@ -24,7 +24,7 @@ class Samples(NamedTuple):
     Attributes:
         rows: Each sample as a batch of one, without padding.
         padding: Padding value of each input; other inputs have one size.
-        axis: Axis of the main input along which it is padded, not counting the batch.
+        axis: Axis along which the main input is padded, not counting the batch.
     """
 
     rows: list[dict[str, Tensor]]
@@ -32,7 +32,7 @@ class Samples(NamedTuple):
     axis: int = 0
 
     def batch(self, side: str = "right") -> dict[str, Tensor]:
-        """All samples in one batch, with masks where they are padded."""
+        """All samples in one batch, with masks for padded inputs."""
         batch: dict[str, Tensor] = {}
         for name in self.rows[0]:
             rows = [row[name][0] for row in self.rows]
@@ -57,14 +57,14 @@ def _pad_and_stack(rows: Sequence[Tensor], side: str, value: float) -> Tensor:
 
 
 def sample_inputs(model: Any, full_length: bool = True) -> Samples:
-    """Two samples for a model, of random numbers, in the form that its main input has.
+    """Two samples of random numbers for a model, in the form of the model's main input.
 
     Args:
-        model: A stock model, or one of this package.
-        full_length: Whether recordings have the one length that a stock Whisper takes.
+        model: A stock model, or a model of this package.
+        full_length: Whether recordings have the only length that a stock Whisper takes.
 
     Raises:
-        ValueError: for a model with another main input than the families here have.
+        ValueError: for a model with another main input than the families of this package.
     """
     generator = torch.Generator().manual_seed(1)
     name, config = model.main_input_name, model.config
@@ -100,7 +100,7 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
 
 
 def _text_lengths(config: Any) -> tuple[int, int]:
-    """:data:`LENGTHS`, or shorter ones that the table of the model has rows for."""
+    """:data:`LENGTHS`, or shorter lengths if the table of the model has too few rows."""
     longest = min(LENGTHS[0], getattr(config, "max_position_embeddings", None) or LENGTHS[0])
     return longest, max(1, LENGTHS[1] * longest // LENGTHS[0])
 
@@ -114,7 +114,7 @@ def _recordings(model: Any, full_length: bool) -> tuple[list[tuple[int, ...]], i
         bins = bins or config.input_feat_per_channel * config.input_channels
         return [(1, frames, bins) for frames in FRAMES], 0
     # bins come first
-    frames = 2 * config.max_source_positions  # the one length that a stock Whisper takes
+    frames = 2 * config.max_source_positions  # the only length that a stock Whisper takes
     lengths = (frames, frames if full_length else 2 * frames // 3)
     return [(1, config.num_mel_bins, length) for length in lengths], 1
 
@@ -137,14 +137,14 @@ def tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
 
 
 def _special_tokens(config: Any) -> Mapping[str, int | None]:
-    """Tokens with a meaning, by field; of several the first."""
+    """Tokens with a meaning, by field; the first, if a field has several."""
     names = [name for name in vars(config) if name.endswith("_token_id")]
     values = {name: getattr(config, name) for name in names}
     return {name: v[0] if isinstance(v, list) and v else v for name, v in values.items()}
 
 
 def pad_token(config: Any) -> int:
-    """The padding token; without one any token serves, because it is masked."""
+    """The padding token; without a padding token any token serves, because padding is masked."""
     token = _special_tokens(config).get("pad_token_id")
     return 0 if token is None else token
 

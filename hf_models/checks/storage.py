@@ -19,7 +19,7 @@ from hf_models.switching.settings import FIELD
 def storage_checks(
     stock: Any, cape_model: Any, samples: Samples, position_embedding: Mapping[str, Any]
 ) -> Iterator[Check]:
-    """Through the Auto classes: the switched model as it was saved, and the stock checkpoint with a
+    """Loads through the Auto classes: the saved switched model, and the stock checkpoint with a
     position embedding."""
     models = auto_models(type(cape_model.config)).items()
     autos = [auto for auto, model in models if model is type(cape_model)] or [type(cape_model)]

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-# Values of the fields that a stock configuration has of these. Large weights tell wrong positions
-# from rounding.
+# Values for those of these fields that a stock configuration has. Large weights tell wrong
+# positions from rounding.
 SIZES: dict[str, Any] = {
     "vocab_size": 60,
     **dict.fromkeys(("hidden_size", "d_model"), 32),
@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
     "classifier_proj_size": 16,
     **dict.fromkeys(("init_std", "initializer_range"), 0.2),
 }
-# Tokens with a meaning, for stock configurations whose tokens are not in the small vocabulary
+# Tokens with a meaning, for stock configurations with tokens outside of the small vocabulary.
 _TOKENS = {"pad": 59, "bos": 1, "eos": 0, "cls": 1, "sep": 0, "decoder_start": 59}
 
 
@@ -39,7 +39,7 @@ def tiny_config(config_class: Any) -> Any:
 
 
 def tiny_sizes(config_class: Any) -> dict[str, Any]:
-    """The small sizes that a configuration has fields for; sizes of its parts are dicts."""
+    """The small sizes that a configuration has fields for; sizes of parts are dicts."""
     default = config_class()
     sizes = {name: value for name, value in SIZES.items() if name in vars(default)}
     if "vocab_size" in sizes:
@@ -60,8 +60,8 @@ def tiny_model(stock_class: Any, seed: int = 0) -> Any:
 
 @torch.no_grad()
 def fill_zeros(model: Any) -> Any:
-    """Draws the tables and special tokens that some models begin with zeros in, in place: positions
-    that are zero cannot be wrong."""
+    """Draws, in place, the tables and special tokens that begin with zeros in some models, because
+    positions that are zero cannot be wrong."""
     generator = torch.Generator().manual_seed(0)
     for name, table in model.named_parameters():
         if table.dim() > 1 and not table.any() and not name.endswith("bias"):

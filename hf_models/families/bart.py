@@ -24,15 +24,15 @@ from hf_models.switching.modeling import PositionModelMixin
 
 @strict
 class CapeBartConfig(PositionEmbeddingMixin, BartConfig):
-    """Generation and classification. Positions count tokens from 0; a learned table keeps its stock
-    place, with two rows before the first position."""
+    """Generation and classification. Positions count tokens from 0; a learned table keeps the stock
+    layout, with two rows before the first position."""
 
     model_type = "cape_bart"
     position_embedding: dict | None = None
 
 
 class CapeBartLearnedPositionalEmbedding(LearnedTable, BartLearnedPositionalEmbedding):
-    """The stock table, where the type has one."""
+    """The stock table, if the type has a table."""
 
 
 class CapeBartEncoder(SourceStack, BartEncoder):

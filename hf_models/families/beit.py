@@ -23,8 +23,8 @@ from hf_models.switching.modeling import PositionModelMixin
 @strict
 class CapeBeitConfig(PositionEmbeddingMixin, BeitConfig):
     """Images of any height and width; positions are patch centres in the [-1, 1] square. The
-    relative biases of stock checkpoints stay: the stock type is `nopos` unless the configuration
-    has absolute positions, and a table that `abspos` adds to a stock checkpoint begins at zero."""
+    relative biases of stock checkpoints stay. The stock type is `nopos` unless the configuration
+    has absolute positions; a table that `abspos` adds to a stock checkpoint begins at zero."""
 
     model_type = "cape_beit"
     position_embedding: dict | None = None
@@ -41,11 +41,11 @@ class CapeBeitModel(ImageModel, PositionModelMixin, BeitModel):
 
     def resize_images(self, height: int, width: int) -> None:
         """See :meth:`ImageModel.resize_images`. Tables of relative biases are resized as well,
-        bilinearly, as each forward of the stock model does; the biases of the class token stay.
+        bilinearly, as in each stock forward; the biases of the class token stay.
 
         Raises:
-            ValueError: if the model has relative biases and the size is no square: the stock
-                forward mixes up rows and columns of their tables then.
+            ValueError: if the model has relative biases and the size is no square: then the stock
+                forward mixes up rows and columns of the tables.
         """
         tables = [
             module for module in self.modules() if isinstance(module, BeitRelativePositionBias)

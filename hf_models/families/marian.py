@@ -21,8 +21,8 @@ from hf_models.switching.modeling import PositionModelMixin
 
 @strict
 class CapeMarianConfig(PositionEmbeddingMixin, MarianConfig):
-    """Translation. Positions count tokens from 0; `bos_token_id`, or `eos_token_id` where there is
-    none (Marian), is the BOS hint on the source."""
+    """Translation. Positions count tokens from 0. The BOS hint on the source is `bos_token_id`, or
+    `eos_token_id` for models without `bos_token_id` (Marian)."""
 
     model_type = "cape_marian"
     position_embedding: dict | None = None

@@ -24,15 +24,15 @@ from hf_models.switching.modeling import PositionModelMixin
 
 @strict
 class CapeMBartConfig(PositionEmbeddingMixin, MBartConfig):
-    """Translation between many languages. Positions count tokens from 0; a learned table keeps its
-    stock place, with two rows before the first position."""
+    """Translation between many languages. Positions count tokens from 0; a learned table keeps the
+    stock layout, with two rows before the first position."""
 
     model_type = "cape_mbart"
     position_embedding: dict | None = None
 
 
 class CapeMBartLearnedPositionalEmbedding(LearnedTable, MBartLearnedPositionalEmbedding):
-    """The stock table, where the type has one."""
+    """The stock table, if the type has a table."""
 
 
 class CapeMBartEncoder(SourceStack, MBartEncoder):

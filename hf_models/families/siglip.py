@@ -29,7 +29,7 @@ class CapeSiglipVisionConfig(PositionEmbeddingMixin, SiglipVisionConfig):
 
 @strict
 class CapeSiglipConfig(PositionEmbeddingMixin, SiglipConfig):
-    """A classifier of images; sizes stand in `vision_config`, the position embedding here."""
+    """A classifier of images; holds the position embedding, and `vision_config` holds sizes."""
 
     model_type = "cape_siglip"
     position_embedding: dict | None = None

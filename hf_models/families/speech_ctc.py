@@ -1,4 +1,4 @@
-"""The acoustic model of CAPE (Appendix C): speech recognition by CTC."""
+"""The acoustic model of CAPE (Appendix C): speech recognition with CTC."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import FamilyClasses, add_parts
 from hf_models.switching.modeling import PositionModelMixin, build_positions, draw_positions
 
-# Settings of CAPE Appendix C.2 by corpus that differ from the defaults. The defaults can never
-# change, because checkpoints leave them out. Dropout is on attention weights and hidden activations
-# only; the learned table covers 13.8 s.
+# Settings of CAPE Appendix C.2, by corpus, that differ from the defaults. The defaults can never
+# change, because checkpoints leave them out. Dropout acts on attention weights and hidden
+# activations only; the learned table covers 13.8 s.
 _PAPER = {"dropout": 0.0, "max_position_embeddings": 460}
 CORPORA: dict[str, dict[str, Any]] = {
     corpus: {
@@ -50,9 +50,9 @@ CORPORA: dict[str, dict[str, Any]] = {
 
 @strict
 class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
-    """Speech recognition by CTC from log-mel frames: convolution with GLU, Transformer layers,
+    """Speech recognition with CTC from log-mel frames: convolution with GLU, Transformer layers,
     linear classifier (CAPE Appendix C). The defaults are the sizes of the paper's model of 36
-    layers; :meth:`preset` has its dropout, layer drop and learned table, too.
+    layers; :meth:`preset` adds the paper's dropout, layer drop and learned table.
 
     Positions are the centres of the frames in seconds.
 
@@ -65,7 +65,7 @@ class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
         conv_kernel_size: Kernel size of the convolution, odd.
         conv_stride: Frames per Transformer position.
         layer_norm: "post" (the paper) or "pre".
-        max_position_embeddings: Rows of a learned table, which then wraps around.
+        max_position_embeddings: Rows of a learned table, which wraps around after the last row.
         pad_token_id: The CTC blank.
     """
 
@@ -110,7 +110,7 @@ class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
         the scale of the positions), with `changes` applied, such as the `vocab_size`.
 
         Raises:
-            ValueError: for another name, naming those that exist.
+            ValueError: for another name; lists the names that exist.
         """
         choose("preset", name, CORPORA)
         return cls(**{**CORPORA[name], **changes})
@@ -146,7 +146,7 @@ class CapeSpeechConfig(PositionEmbeddingMixin, PreTrainedConfig):
         return round(self.hop_seconds * self.sampling_rate * self.conv_stride)
 
 
-# Layers that normalise after (the paper) or before each block.
+# Layers that normalise after each block (the paper) or before.
 _LAYERS = {"post": MarianEncoderLayer, "pre": Speech2TextEncoderLayer}
 
 
@@ -206,7 +206,7 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
 
 
 class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
-    """A linear classifier on :class:`CapeSpeechModel`, trained by CTC; `pad_token_id` is the
+    """A linear classifier on :class:`CapeSpeechModel`, trained with CTC; `pad_token_id` is the
     blank."""
 
     config_class = CapeSpeechConfig
@@ -225,8 +225,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
         self.post_init()
 
     def freeze_feature_encoder(self) -> None:
-        """Does nothing, for scripts written for models with a pretrained feature encoder; there is
-        none here."""
+        """Does nothing; scripts for models with a pretrained feature encoder call this method."""
 
     def _get_feat_extract_output_lengths(self, input_lengths: Tensor) -> Tensor:
         return encoder_lengths(self.config, input_lengths)
@@ -252,7 +251,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
                 to half precision; default from the configuration.
             draw: Random numbers of this forward, to inject; default drawn in training.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
-                the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
+                the recording, if frames were skipped (:mod:`cape_plugins.speech.batching`).
 
         Returns:
             logits ``[B, T', classes]`` with T' = ceil(T / stride), and the loss if there are
@@ -282,7 +281,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
     def _ctc_loss(self, logits: Tensor, mask: Tensor | None, labels: Tensor) -> Tensor:
         values = values_to_check(labels, self.training)
         if values is None and not torch.compiler.is_compiling():
-            # the GPU checks for itself, as the loss would write past the end of its memory
+            # the GPU checks, because the loss would write past the end of the GPU's memory
             torch._assert_async((labels < self.config.vocab_size).all())
         if values is not None and values.size and values.max() >= self.config.vocab_size:
             raise ValueError(

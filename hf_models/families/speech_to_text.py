@@ -34,7 +34,7 @@ class CapeSpeech2TextConfig(PositionEmbeddingMixin, Speech2TextConfig):
     """Speech recognition or translation with encoder and decoder.
 
     `position_embedding` belongs to the encoder (seconds), `decoder_position_embedding` to the
-    decoder (tokens) and has by default the same type; time and text do not share a draw.
+    decoder (tokens), by default with the same type; time and text do not share a draw.
     """
 
     model_type = "cape_speech_to_text"
@@ -66,7 +66,7 @@ class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
     """See :class:`~hf_models.seams.speech.SpeechEncoder`."""
 
     def make_subsampler(self, config: CapeSpeech2TextConfig) -> Subsampler:
-        """Convolutions of kernel 5 and stride 2, if the configuration has no others."""
+        """Convolutions with kernel 5 and stride 2, if the configuration has no others."""
         inner = [config.conv_channels // 2] * (config.num_conv_layers - 1)
         return Subsampler(
             [config.input_feat_per_channel * config.input_channels, *inner, config.d_model],
@@ -79,7 +79,7 @@ class CapeSpeech2TextEncoder(SpeechEncoder, Speech2TextEncoder):
 
 
 class CapeSpeech2TextDecoder(TargetStack, Speech2TextDecoder):
-    """Text side; its positions are tokens, with a separate draw."""
+    """Text side: positions are tokens, with a separate draw."""
 
     _supports_sdpa = True
     _supports_flash_attn = True

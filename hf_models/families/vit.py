@@ -25,7 +25,7 @@ class CapeViTConfig(PositionEmbeddingMixin, ViTConfig):
 
     Args:
         drop_path_rate: Stochastic depth in training: probability that a sample goes past a branch
-            of the last layer; it grows linearly from 0 at the first layer.
+            of the last layer. The probability grows linearly from 0 at the first layer.
     """
 
     model_type = "cape_vit"

@@ -1,8 +1,8 @@
 """Whisper, recognition, translation and classification of speech, at the natural length of
 recordings and with any position embedding.
 
-The encoder counts time in steps of 20 ms, as stock sinusoids do; the decoder keeps its trained
-table unless told otherwise.
+The encoder counts time in steps of 20 ms, as in stock sinusoids; the decoder keeps its trained
+table unless `decoder_position_embedding` is set.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class CapeWhisperConfig(NaturalLengthSettings, PositionEmbeddingMixin, WhisperCo
 
     `position_embedding` belongs to the encoder (seconds), `decoder_position_embedding` to the
     decoder (tokens), by default the trained table; time and text do not share a draw.
-    `natural_length` says whether masks keep padding out and recordings are not padded to 30 s in
-    generation; by default true for all types but the stock model's.
+    `natural_length` sets whether masks keep padding out and recordings are not padded to 30 s in
+    generation; by default true for all types except the type of the stock model.
     """
 
     model_type = "cape_whisper"
@@ -55,7 +55,7 @@ class CapeWhisperConfig(NaturalLengthSettings, PositionEmbeddingMixin, WhisperCo
 
 
 class CapeWhisperPositionalEmbedding(LearnedTable, stock.WhisperPositionalEmbedding):
-    """The stock table of the decoder, where the type has one."""
+    """The stock table of the decoder, if the type has a table."""
 
 
 class CapeWhisperEncoder(NaturalLengthEncoder, stock.WhisperEncoder):
@@ -67,7 +67,7 @@ class CapeWhisperDecoderLayer(MaskedDecoderLayer, stock.WhisperDecoderLayer):
 
 
 class CapeWhisperDecoder(TargetStack, MaskedDecoder, stock.WhisperDecoder):
-    """Text side; its positions are tokens, with a separate draw."""
+    """Text side: positions are tokens, with a separate draw."""
 
 
 class CapeWhisperModel(RecognisesRecordings, PositionModelMixin, stock.WhisperModel):
@@ -77,16 +77,16 @@ class CapeWhisperModel(RecognisesRecordings, PositionModelMixin, stock.WhisperMo
 class CapeWhisperForConditionalGeneration(
     Bound, PositionModelMixin, stock.WhisperForConditionalGeneration
 ):
-    """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``,
-    which runs stock code with segments of other lengths. The configuration that stock code reads
-    meanwhile is bound to the model."""
+    """Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and ``generate()``.
+    ``generate()`` runs stock code with segments of other lengths; the configuration that stock code
+    reads meanwhile is bound to the model."""
 
     forward = takes_frames(stock.WhisperForConditionalGeneration.forward)
 
     @property
     def config(self) -> Any:
-        """The model's configuration. During generate(), the temporary one that the stock code reads
-        (per thread)."""
+        """The model's configuration; during generate() the temporary configuration that the stock
+        code reads (per thread)."""
         return self.__dict__["config"] if self.bound is None else self.bound
 
     @config.setter
@@ -107,23 +107,23 @@ class CapeWhisperForConditionalGeneration(
         one_piece: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """See transformers. At natural length segments are not padded to 30 s and their masks are
-        kept; otherwise this is stock generation.
+        """See transformers. At natural length segments are not padded to 30 s and keep their masks;
+        otherwise generation is stock generation.
 
         Args:
             input_features: ``[B, bins, T]``.
-            generation_config: See transformers; its fields count as if they were given here.
+            generation_config: See transformers; the fields count like arguments of this call.
             args: See transformers, also for `kwargs`, which may have `hop_nanoseconds`.
-            one_piece: Whether recordings over 30 s are encoded as a whole, instead of in segments
-                as stock models do; default where these cannot be: without timestamps, or with
-                frames at other distances than 10 ms.
+            one_piece: Whether recordings over 30 s are encoded as a whole, not in segments as in
+                stock models; default if segments are impossible: without timestamps, or with frames
+                at other distances than 10 ms.
 
         Raises:
             ValueError: if the model is not at natural length and is to generate in one piece, or
                 for timestamps that the model cannot have.
         """
         config, stock_view = self.config, copy(self.config)
-        stock_view.model_type = WhisperConfig.model_type  # stock code knows it by name
+        stock_view.model_type = WhisperConfig.model_type  # stock code knows models by this name
         if config.at_natural_length and input_features is not None:
             configs = (generation_config, self.generation_config)
             input_features = self._prepare(input_features, one_piece, kwargs, configs, stock_view)
@@ -145,9 +145,9 @@ class CapeWhisperForConditionalGeneration(
         configs: Sequence[Any],
         stock_view: Any,
     ) -> Tensor:
-        """Features with their mask; sets the frames and tokens that stock code allows, which it
-        reads from the configuration `stock_view`. Options that `kwargs` lack come from the first of
-        the `configs` of generation."""
+        """Features with their mask. Sets in `stock_view`, the configuration that stock code reads,
+        the frames and tokens that stock code allows. Options that `kwargs` lack come from the first
+        of the `configs` of generation."""
 
         def requested(name: str) -> Any:
             sources = (kwargs.get(name), *(getattr(config, name, None) for config in configs))
@@ -163,7 +163,7 @@ class CapeWhisperForConditionalGeneration(
         if one_piece is None:
             segments = stock_hop and requested("no_timestamps_token_id") is not None
             one_piece = requested("return_timestamps") is False or not segments
-        counts_frames = timestamps or (pieces > 1 and not one_piece)  # in stock code, of 10 ms
+        counts_frames = timestamps or (pieces > 1 and not one_piece)  # stock frames have 10 ms
         if (counts_frames and not stock_hop) or (timestamps and one_piece and pieces > 1):
             raise ValueError(
                 f"return_timestamps={bool(timestamps)} for {frames} frames, {hop} s apart, in "
@@ -187,7 +187,7 @@ class CapeWhisperForConditionalGeneration(
         return features
 
     def _set_return_timestamps(self, generation_config: Any, **kwargs: Any) -> int:
-        """The first timestamp; without timestamps none, so that a recording is read once."""
+        """The first timestamp; none without timestamps, so that a recording is read once."""
         first = super()._set_return_timestamps(generation_config=generation_config, **kwargs)
         no_timestamps = self.config.at_natural_length and not generation_config.return_timestamps
         return self.config.vocab_size + 1 if no_timestamps else first

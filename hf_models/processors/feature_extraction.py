@@ -65,14 +65,14 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
         """Features of one recording or of several.
 
         Args:
-            raw_speech: ``[samples]`` in -1 to 1 (numpy, torch or list), or a list of such.
+            raw_speech: ``[samples]`` in -1 to 1 (numpy, torch or list), or a list of recordings.
             sampling_rate: Sampling rate of the recordings, to be checked.
-            hop_seconds: Distance of frames, one number or one for each recording; then the result
+            hop_seconds: Distance of frames, one number or one for each recording. The result then
                 holds `hop_nanoseconds` ``[B]`` for the model: integers, because hosts cast all
                 floating-point inputs of a model in half precision.
             padding: As in transformers; default to the longest.
             return_tensors: "pt" or "np".
-            max_length: As in transformers, in frames; it cuts with `truncation`.
+            max_length: As in transformers, in frames; cuts with `truncation`.
             truncation: As in transformers.
             pad_to_multiple_of: As in transformers, in frames.
 
@@ -130,8 +130,8 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
     """Whisper's log-mel frames at the natural length of recordings: by default padded to the
     longest of a batch, with a mask, and not cut.
 
-    Frames of a recording equal the stock extractor's, which hears silence after it, whatever else
-    is in the batch. ``padding="max_length"`` is the stock extractor.
+    Frames of a recording equal the frames of the stock extractor with silence after the recording,
+    whatever else is in the batch. ``padding="max_length"`` is the stock extractor.
 
     Args:
         return_attention_mask: Default of calls; for the other arguments see the stock extractor.
@@ -158,8 +158,8 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
         """Features ``[B, bins, T]`` of one recording or of several.
 
         Args:
-            raw_speech: ``[samples]`` in -1 to 1 (numpy, torch or list), or a list of such.
-            truncation: Whether to cut at `max_length`; by default only where that is given or
+            raw_speech: ``[samples]`` in -1 to 1 (numpy, torch or list), or a list of recordings.
+            truncation: Whether to cut at `max_length`; by default only if `max_length` is given or
                 `padding` is "max_length".
             pad_to_multiple_of: As in transformers, in samples.
             return_tensors: "pt" or "np".
@@ -167,13 +167,13 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
             padding: As in transformers; default to the longest.
             max_length: As in transformers, in samples; default 30 s.
             sampling_rate: Sampling rate of the recordings, to be checked.
-            hop_seconds: Distance of frames; then the result holds `hop_nanoseconds` ``[B]`` for the
+            hop_seconds: Distance of frames; the result then holds `hop_nanoseconds` ``[B]`` for the
                 model. Default the hop of the extractor.
             kwargs: See transformers.
 
         Raises:
-            ValueError: for another sampling rate, a hop of less than one sample, and for values
-                that are no waveform of one channel or have no sample.
+            ValueError: for another sampling rate, a hop of less than one sample, and values that
+                are no waveform of one channel or have no sample.
         """
         if hop_seconds is not None:
             return self._with_hop(hop_seconds)(
@@ -218,7 +218,7 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
     def _to_the_longest(
         self, waves: list[np.ndarray], multiple: int, **kwargs: Any
     ) -> BatchFeature:
-        """Stock features of recordings that silence follows, without the frames of that silence."""
+        """Stock features of recordings with silence at the end, without frames of the silence."""
         longest = math.ceil(max(map(len, waves)) / multiple) * multiple
         frames = math.ceil(longest / self.hop_length)
         batch = super().__call__(
@@ -237,7 +237,7 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
         extractor = copy.copy(self)
         try:
             extractor.hop_length = round(float(hop_seconds) * self.sampling_rate)
-        except (TypeError, ValueError, OverflowError):  # no number, several, or no finite one
+        except (TypeError, ValueError, OverflowError):  # no number, several, or not finite
             extractor.hop_length = 0
         if extractor.hop_length < 1:
             raise ValueError(
@@ -267,11 +267,12 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
 
 
 def choose_extractor(folder: Path, at_natural_length: bool) -> None:
-    """Names the extractor that fits a model of Whisper, in the files of a folder that name one.
+    """Names the extractor that fits a Whisper model, in those files of a folder that name one.
 
     Args:
         folder: Folder with the files of a feature extractor or processor; other extractors stay.
-        at_natural_length: Whether to name the extractor for natural lengths, or the stock one.
+        at_natural_length: Whether to name the extractor for natural lengths, or the stock
+            extractor.
     """
     extractors = (WhisperFeatureExtractor, CapeWhisperFeatureExtractor)
     for name in ("processor_config.json", "preprocessor_config.json"):
@@ -300,7 +301,7 @@ def _waveforms(raw_speech: Any) -> list[np.ndarray]:
 
 def _waveform(recording: Any) -> torch.Tensor:
     try:
-        if recording is None:  # numpy would make it a NaN
+        if recording is None:  # numpy would turn None into NaN
             raise TypeError
         return torch.as_tensor(np.asarray(recording, dtype=np.float32))
     except (TypeError, ValueError):

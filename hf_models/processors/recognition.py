@@ -1,4 +1,4 @@
-"""The recognition pipeline of transformers, for types of models that it does not know by name."""
+"""The recognition pipeline of transformers, for model types that stock code does not know."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def recognise_as(
 ) -> None:
     """Registers the way in which a type of models recognises with the pipeline of transformers.
 
-    Called in the file of a family, because a folder with its own code loads that file alone.
+    The file of a family calls this function, because a self-contained folder loads that file alone.
 
     Args:
         model_type: Type of the models.
-        way: How they recognise, as stock code names it: "ctc", "seq2seq" or "seq2seq_whisper".
-        pipeline: Class of their pipelines; a caller's subclass of the stock pipeline stays.
+        way: Stock code's name for the way: "ctc", "seq2seq" or "seq2seq_whisper".
+        pipeline: Class of the pipeline; a caller's subclass of the stock pipeline stays.
     """
     _PIPELINES[model_type] = way, pipeline
 
 
 class BinsFirstPipeline(AutomaticSpeechRecognitionPipeline):
     """The recognition pipeline for features ``[B, bins, T]``, with recordings of different lengths
-    in a batch. Stock code pads the first dimension of each, so that this is time between the
-    extractor and the model.
+    in a batch. Stock code pads the first dimension of each recording, so time is the first
+    dimension between the extractor and the model.
     """
 
     def preprocess(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
@@ -47,7 +47,7 @@ def _swap_time_and_bins(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_registered_types(stock_parameters: Any) -> Any:
-    """The step of a pipeline that is the first to see its model, with the types of `_PIPELINES`."""
+    """The first step of a pipeline that sees the model, extended by the types of `_PIPELINES`."""
 
     @functools.wraps(stock_parameters)
     def sanitize_parameters(self: Any, *args: Any, **kwargs: Any) -> Any:

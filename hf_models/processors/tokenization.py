@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizer, Wav2Vec2CTCTokenizer
 
-SPACE = "▁"  # how sentencepiece writes the space before a word
+SPACE = "▁"  # sentencepiece's mark for the space before a word
 
 
 class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
@@ -19,12 +19,12 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
     tokenizer for letters.
 
     Args:
-        vocab_file: sentencepiece model with the piece `pad_token`, the blank.
+        vocab_file: sentencepiece model with the piece `pad_token`.
         pad_token: The CTC blank.
         unk_token: Piece of characters that the model does not know.
 
     Raises:
-        ValueError: if the sentencepiece model has no such blank.
+        ValueError: if the sentencepiece model has no piece `pad_token`.
     """
 
     vocab_files_names: ClassVar = {"vocab_file": "spm.model"}
@@ -67,12 +67,12 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
         output_char_offsets: bool = False,
         output_word_offsets: bool = False,
     ) -> dict[str, Any]:
-        """Text of the classes at each position, and at which positions pieces and words stand.
+        """Text of the classes at each position, and the positions of pieces and words.
 
         Args:
             tokens: Pieces and blanks.
-            group_tokens: Collapse repeated ones.
-            spaces_between_special_tokens: Has no effect, because pieces hold their spaces.
+            group_tokens: Collapse repeated tokens.
+            spaces_between_special_tokens: Has no effect, because pieces contain spaces.
             output_char_offsets: Whether to return the offsets of pieces, too.
             output_word_offsets: Whether to return the offsets of words, too.
         """

@@ -1,7 +1,7 @@
 """Relative attention in the attention modules of transformers.
 
-The modules keep their own forward, parameters and caches. They look their attention function up by
-name; a module with relative positions gets another name, and the number of cached positions,
+The modules keep their forward, parameters and caches. A module looks its attention function up by
+name. A module with relative positions gets another name, and the number of cached positions,
 because queries are counted among the keys.
 """
 
@@ -24,8 +24,8 @@ from cape_plugins.mathematics.binding import Bound
 from hf_models.host import cached_tokens, find_cache
 
 NAME = "cape_relative"
-# Functions of transformers whose masks ``[B, 1, T, S]`` relative attention can use. The masks of
-# other functions are not causal, or are no tensors.
+# Functions of transformers with masks ``[B, 1, T, S]`` that relative attention can use. The masks
+# of other functions are not causal, or are no tensors.
 ALLOWED = ("eager", "sdpa")
 
 
@@ -38,15 +38,15 @@ class _AttentionConfig:
         self.model_config = model_config
 
     def __getattr__(self, name: str) -> Any:
-        if name == "model_config":  # while being unpickled
+        if name == "model_config":  # during unpickling
             raise AttributeError(name)
         return getattr(self.model_config, name)
 
 
 class _RelativeAttention(Bound):
     """Mixin over an attention class: binds the number of cached positions and the sizes of an image
-    to itself, for the attention function, because not all stock modules hand their arguments on to
-    it (SigLIP hands on none)."""
+    to the module, for the attention function. Not all stock modules hand their arguments on to the
+    attention function; SigLIP hands on none."""
 
     def forward(
         self,
@@ -56,12 +56,12 @@ class _RelativeAttention(Bound):
         **kwargs: Any,
     ) -> Any:
         cache, offset = find_cache(*args, *kwargs.values()), None
-        if cache is not None:  # + 0 makes another number: a static cache counts in place
+        if cache is not None:  # + 0 copies the number, because a static cache counts in place
             offset = cached_tokens(cache, self.layer_idx) + 0
         with self.using((offset, patches)):
             return super().forward(hidden_states, *args, **kwargs)
 
-    def __reduce__(self) -> Any:  # the class is made at run time, so pickle cannot find it by name
+    def __reduce__(self) -> Any:  # pickle cannot find a class by name that is made at run time
         return _unpickle, (type(self).__bases__[1],), self.__dict__
 
 
@@ -76,7 +76,7 @@ def _unpickle(stock: type[nn.Module]) -> nn.Module:
 
 
 def _first_attribute(module: nn.Module, *names: str) -> Any:
-    """The attribute that has one of several names."""
+    """The first attribute of a module with one of these names."""
     return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
@@ -129,11 +129,11 @@ def _relative_forward(
     and, with eager attention, the weights ``[B, H, T, S]``.
 
     Raises:
-        ValueError: if the model is set to another attention function than :data:`ALLOWED`, or its
-            relative embeddings are offloaded.
+        ValueError: if the model has another attention function than :data:`ALLOWED`, or relative
+            embeddings are offloaded.
     """
     implementation = _check_attention(module, query)
-    if scaling == 1.0:  # Whisper has scaled its queries already; relative_attention does it itself
+    if scaling == 1.0:  # Whisper has scaled its queries already; relative_attention scales, too
         query = query * query.shape[-1] ** 0.5
     query_offset, patches = module.bound
     length, num_keys = query.shape[2], key.shape[2]
@@ -146,7 +146,7 @@ def _relative_forward(
             )
         query_offset = 0
     if attention_mask is None and getattr(module, "is_causal", False) and length > 1:
-        # counted from the cache, which may have room for more keys than it holds
+        # counted from the cache, which may have room for more keys
         index = torch.arange(max(length, num_keys), device=query.device)
         attention_mask = index[:num_keys] <= index[:length, None] + query_offset
     if attention_mask is not None and attention_mask.dtype == torch.bool:

@@ -1,6 +1,6 @@
 """The BOS hint: one token before the source, which the caller does not see.
 
-The encoder puts it there and removes its state from the output; the decoder attends to it.
+The encoder adds the hint and removes its state from the output; the decoder attends to the hint.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class CapeEncoderOutput(BaseModelOutput):
     except one more state, for the decoder.
 
     Attributes:
-        leading_state: ``[B, 1, C]``, the state before the first column of the source. The hint, or
-            padding in a shorter sentence that is padded on the left: there, the hint stands in the
-            last column of its padding.
+        leading_state: ``[B, 1, C]``, the state before the first column of the source: the hint, or
+            padding in a shorter sentence that is padded on the left. In such a sentence the hint
+            stands in the last column of the padding.
     """
 
     leading_state: Tensor | None = None
@@ -32,8 +32,8 @@ class Hint(NamedTuple):
     """Place of the hint in a batch of sentences of up to S tokens.
 
     Attributes:
-        column: ``[B, 1]``, directly before the first token of each sentence; None if no sentence is
-            padded: column 0.
+        column: ``[B, 1]``, directly before the first token of each sentence; None for column 0, if
+            no sentence is padded.
         mask: ``[B, S + 1]``, 0 on padding; None if nothing is padded.
     """
 
@@ -79,10 +79,10 @@ def prepend_embedding(embeddings: Tensor, hint: Hint, vector: Tensor) -> Tensor:
 def without_bos(
     attentions: tuple[Tensor, ...] | None, mask: Tensor | None, queries: bool = False
 ) -> tuple[Tensor, ...] | None:
-    """Attention ``[B, H, T, S + 1]`` over the caller's S tokens; with `queries` from them as well.
+    """Reduces attention ``[B, H, T, S + 1]`` to the caller's S tokens, with `queries` also along T.
 
-    In a shorter sentence that is padded on the left, BOS stands where the last pad was: it is set
-    to zero, as on all padding.
+    In a shorter sentence that is padded on the left, BOS stands in the place of the last pad, and
+    its attention is set to zero, as on all padding.
     """
     if attentions is None:
         return None
@@ -95,12 +95,13 @@ def without_bos(
 
 
 def without_hint(output: BaseModelOutput, mask: Tensor | None) -> CapeEncoderOutput:
-    """Output of S + 1 positions, reduced to the caller's S. The returned tensors are parts of the
-    computed ones: ``retain_grad()`` on them receives no gradient, hooks on the layers do."""
+    """Reduces an output of S + 1 positions to the caller's S positions. The returned tensors are
+    parts of the computed tensors: ``retain_grad()`` on the parts receives no gradient, hooks on the
+    layers do."""
     hidden_states = output.hidden_states
-    if hidden_states is not None:  # None where a caller has selected others
+    if hidden_states is not None:  # None if a caller has selected other outputs
         hidden_states = tuple(None if state is None else state[:, 1:] for state in hidden_states)
-    # one operation, whose gradient is one, too
+    # one operation, also in the gradient
     leading, states = output.last_hidden_state.split((1, output.last_hidden_state.shape[1] - 1), 1)
     return CapeEncoderOutput(
         last_hidden_state=states,
@@ -133,7 +134,7 @@ class Generates:
     """Mixin over a stock model that generates, with an encoder that may have the hint."""
 
     def _prepare_static_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """A static cache with room for the BOS hint, which the encoder's output does not show."""
+        """A static cache with room for the BOS hint, which the encoder's output hides."""
         cache = super()._prepare_static_cache(*args, **kwargs)
         if self.get_encoder().has_hint:
             for layer in cache.cross_attention_cache.layers:

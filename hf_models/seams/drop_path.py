@@ -8,9 +8,9 @@ from torch import Tensor, nn
 class DropPath(nn.Module):
     """Stochastic depth (Huang et al., 2016), at the end of a branch that a residual is added to.
 
-    In training each sample keeps the branch with probability ``1 - rate`` and is then divided by
-    this probability, so that the expectation does not change. The released code of CAPE divides by
-    the share of samples that kept the branch, which is 0/0 if no sample keeps it.
+    In training each sample keeps the branch with probability ``1 - rate``. A kept branch is divided
+    by this probability, so the expectation does not change. The released code of CAPE divides by
+    the share of samples that kept the branch, which gives 0/0 if no sample keeps the branch.
 
     Args:
         rate: Probability that a sample goes without the branch, 0 to less than 1.
@@ -33,8 +33,9 @@ class DropPath(nn.Module):
 
 
 def add_drop_path(layers: nn.ModuleList, rate: float) -> None:
-    """Puts stochastic depth into both branches of each layer, linearly from 0 in the first layer to
-    `rate` in the last. A layer of rate 0 does not change, down to the random numbers it draws."""
+    """Puts stochastic depth into both branches of each layer; the rate grows linearly from 0 in the
+    first layer to `rate` in the last. A layer with rate 0 draws the same random numbers as before.
+    """
     for depth, layer in enumerate(layers):
         layer_rate = rate * depth / max(1, len(layers) - 1)
         if layer_rate:

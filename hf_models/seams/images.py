@@ -25,17 +25,17 @@ class NoTable(nn.Module):
 
 
 class PatchEmbeddings(Bound, PositionHost):
-    """Mixin over stock embeddings of patches and special tokens; the draw of a call is bound to it.
+    """Mixin over stock embeddings of patches and special tokens; holds the draw of a call.
 
     Special tokens, such as the class token, have learned vectors and no place in the image. A
-    learned table keeps the name and shape of the stock parameter, whose first rows belong to the
-    special tokens, and is resized bicubically to each image.
+    learned table keeps the name and shape of the stock parameter and is resized bicubically to each
+    image. The first rows belong to the special tokens.
 
     Attributes:
         special_tokens: Names of the parameters of the special tokens, in the order of the rows.
-        has_flag: Whether the stock forward takes ``interpolate_pos_encoding``. One that does not
-            looks whether ``position_embeddings`` is None, and adds nothing then.
-        antialias: Whether the stock model smooths its table where it makes it smaller.
+        has_flag: Whether the stock forward takes ``interpolate_pos_encoding``. A forward without
+            this flag adds nothing if ``position_embeddings`` is None.
+        antialias: Whether the stock model smooths its table before making it smaller.
         square: Whether the image size of the stock configuration is one number.
     """
 
@@ -45,9 +45,9 @@ class PatchEmbeddings(Bound, PositionHost):
     square = False
 
     def install_positions(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.PositionHost`. If the table is dropped, its rows
-        of special tokens are added to these, but only from a `trained` table: plain
-        ``from_pretrained`` has none yet, ``switch`` and ``hf_models.convert`` do."""
+        """See :class:`~hf_models.switching.install.PositionHost`. If the table is dropped, the rows
+        of special tokens are added to the special tokens, but only from a `trained` table.
+        ``switch`` and ``hf_models.convert`` have a trained table, ``from_pretrained`` not yet."""
         sizes = getattr(config, "vision_config", config)
         self.patch_size, self.image_size = _pair(sizes.patch_size), _pair(sizes.image_size)
         self.table_size = self.patches(*self.image_size)
@@ -59,7 +59,7 @@ class PatchEmbeddings(Bound, PositionHost):
                 special = getattr(self, self.special_tokens[0])
                 self.set_table(nn.Parameter(special.new_zeros(1, rows, special.shape[-1])))
             return
-        # first, as it may refuse its settings; sinusoids have no table but warn of coarse grids
+        # first, as this may refuse settings; sinusoids have no table but warn of coarse grids
         positions = build_positions(config, "encoder", self.table_size)
         if trained and table is not None:
             with torch.no_grad():
@@ -70,12 +70,12 @@ class PatchEmbeddings(Bound, PositionHost):
 
     @property
     def table(self) -> Tensor | None:
-        """``[1, special tokens + patches, C]``; None where the type has none."""
+        """``[1, special tokens + patches, C]``; None if the type has no table."""
         return None if self.positions is not None else self.position_embeddings
 
     def set_table(self, table: nn.Parameter | None) -> None:
         """Changes the :attr:`table`. A dropped table becomes an empty buffer, which no checkpoint
-        holds: DINOv2 and BEiT would silently add nothing to the patches if it were None."""
+        holds. With None, DINOv2 and BEiT would silently add nothing to the patches."""
         del self.position_embeddings
         if table is not None:
             self.register_parameter("position_embeddings", table)
@@ -83,7 +83,7 @@ class PatchEmbeddings(Bound, PositionHost):
             self.register_buffer("position_embeddings", torch.empty(0), persistent=False)
 
     def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """See transformers; every size is welcome, with or without the flag."""
+        """See transformers; takes images of every size, with or without the flag."""
         if self.has_flag:
             kwargs["interpolate_pos_encoding"] = True
         return super().forward(pixel_values, *args, **kwargs)
@@ -126,7 +126,7 @@ class PatchEmbeddings(Bound, PositionHost):
         stock.image_size, stock.num_patches = self.image_size, size[0] * size[1]
 
     def resized_table(self, height: int, width: int) -> Tensor:
-        """``[1, special tokens + patches, C]`` for an image of `rows` x `columns` patches."""
+        """``[1, special tokens + patches, C]`` for an image of `height` x `width` patches."""
         table, special = self.table, len(self.special_tokens)
         if (height, width) == self.table_size:
             return table
@@ -142,7 +142,7 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 class ImageModel(PositionHost):
-    """Mixin over a stock model whose ``embeddings`` are :class:`PatchEmbeddings`: images of any
+    """Mixin over a stock model with ``embeddings`` that are :class:`PatchEmbeddings`: images of any
     size, no flag needed."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
@@ -155,13 +155,13 @@ class ImageModel(PositionHost):
     def resize_images(self, height: int, width: int) -> None:
         """Makes `height` x `width` pixels the image size of the configuration.
 
-        Every size is welcome before and after. But a learned table keeps the size of the
-        configuration and is resized in each forward; to finetune at another size it is resized
-        here once, bicubically, and then learns at this size (DeiT). The rows of special tokens and
-        all other weights stay. To be called before an optimizer is made.
+        The model takes images of every size before and after. But a learned table keeps the size of
+        the configuration and is resized in each forward. To finetune at another size, this method
+        resizes the table once, bicubically; the table then learns at this size (DeiT). The rows of
+        special tokens and all other weights stay. Call this method before making an optimizer.
 
         Raises:
-            ValueError: if the size is smaller than a patch, or if it is no square and the
+            ValueError: if the size is smaller than a patch, or if the size is no square and the
                 configuration holds squares only (SigLIP).
         """
         self.embeddings.resize_images(height, width)

@@ -38,8 +38,9 @@ from hf_models.switching.modeling import (
 
 STRIDE = 2  # frames per position of the encoder
 _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
-# From 1, and 0 on padding, to the numbers that transformers would add to scores: 0, and the least
-# number or -inf. They are made once for each stack; sdpa would make them of a mask in each layer.
+# Turns masks, 1 and 0 on padding, into the numbers that transformers would add to scores: 0, and
+# the least number or -inf. Made once for each stack; sdpa would make them from a mask in each
+# layer.
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "eager": lambda valid: (valid - 1) * torch.finfo(valid.dtype).max,
     "sdpa": torch.log,
@@ -60,7 +61,7 @@ class NaturalLengthSettings:
 
     @property
     def at_natural_length(self) -> bool:
-        """`natural_length`; by default true unless the type is the stock model's."""
+        """`natural_length`; by default true, except for the type of the stock model."""
         if self.natural_length is None:
             return self.position_embedding["type"] != self.stock_type("encoder")
         return self.natural_length
@@ -73,10 +74,10 @@ class NaturalLengthSettings:
 
 
 class NaturalLengthEncoder(PositionHost, InitializesPositions):
-    """Mixin over Whisper's encoder, for recordings of any length. It rewrites the only stock
-    forward in this package: Whisper's refuses all but 3000 frames, cuts its table to them and takes
-    no mask. The price is that changes in transformers have to be followed; a test compares the two
-    bit for bit, outputs and three updates."""
+    """Mixin over Whisper's encoder, for recordings of any length. This is the only stock forward
+    that this package rewrites: Whisper's forward refuses all but 3000 frames, cuts its table to
+    3000 frames and takes no mask. Changes in transformers therefore have to be followed; a test
+    compares both forwards bit for bit, in outputs and three updates."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`; the stock sinusoids are not
@@ -98,7 +99,7 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if module is not self:  # stock writes sinusoids into its table
+        if module is not self:  # stock code writes sinusoids into the table of the encoder
             super()._init_weights(module)
 
     @merge_with_config_defaults
@@ -115,7 +116,8 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
         """Encodes frames; not augmented without a `draw`, even in training mode.
 
         Args:
-            input_features: ``[B, bins, T]``, padded on the right; or with the mask as one more bin.
+            input_features: ``[B, bins, T]``, padded on the right, perhaps with the mask as one more
+                bin.
             attention_mask: ``[B, T]``, 0 on padding; without effect unless at natural length.
             hop_nanoseconds: See :meth:`hf_models.seams.speech.SpeechEncoder.forward`, also for the
                 other arguments.
@@ -152,7 +154,7 @@ class MaskedDecoderLayer:
     """Mixin over a layer of Whisper's decoder: takes a mask of the recording."""
 
     def __call__(self, *args: Any, cross_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """See transformers; not in `forward`, because stock code gives no mask there."""
+        """See transformers; not in `forward`, because stock code passes no mask to it."""
         kwargs["encoder_attention_mask"] = cross_mask
         return super().__call__(*args, **kwargs)
 
@@ -163,7 +165,7 @@ class MaskedDecoder:
     adds = ("encoder_attention_mask",)  # to the stock arguments
 
     def forward(self, encoder_attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """See transformers; the mask is ``[B, T']``, the mixin in front names all inputs."""
+        """See transformers. The mask is ``[B, T']``; the mixin in front names all inputs."""
         if encoder_attention_mask is not None:
             embeds, states = inputs["inputs_embeds"], inputs["encoder_hidden_states"]
             content = inputs["input_ids"] if embeds is None else embeds
@@ -181,9 +183,9 @@ def attention_mask_of(
     Args:
         valid: ``[B, S]`` bool, False on padding.
         config: Configuration of the model.
-        states: ``[B, S, C]``, which are attended to.
+        states: ``[B, S, C]``, states that are attended to.
         training: Whether a step of training runs. transformers checks whether anything is padded,
-            for which each step would wait for a GPU.
+            and each step would wait for the GPU.
         queries: ``[B, T, ...]`` of a decoder; default `states`.
     """
     if training and config._attn_implementation in _SCORES:
@@ -196,8 +198,8 @@ def attention_mask_of(
 def split_mask(
     features: Tensor, attention_mask: Tensor | None, config: Any, training: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Features ``[B, bins, T]`` and their mask ``[B, T]``, 0 on padding, which may be one more bin
-    (:func:`join_mask`); None where padding is not masked.
+    """Splits features ``[B, bins, T]`` from their mask ``[B, T]``, 0 on padding, which may be one
+    more bin (:func:`join_mask`). The mask is None if padding is not masked.
 
     Raises:
         ValueError: if features or mask have another shape.
@@ -224,9 +226,8 @@ def split_mask(
 
 
 def join_mask(features: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Features ``[B, bins, T]`` with their mask ``[B, T]`` as one more bin, for stock code that
-    cuts, picks and repeats features, but not their mask; and the mask, as integers, by default 1.
-    """
+    """Returns features ``[B, bins, T]`` with their mask ``[B, T]`` as one more bin, for stock code
+    that cuts, picks and repeats features but not masks; and the mask as integers, by default 1."""
     mask = features.new_ones(features[:, 0].shape) if mask is None else mask
     return torch.cat((features, mask[:, None].to(features)), dim=1), mask.long()
 
@@ -235,7 +236,7 @@ class RecognisesRecordings(RecognitionModel):
     """Mixin over Whisper's model of encoder and decoder."""
 
     def frames_to_augment(self, features: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Masked by SpecAugment; None with a mask among the features, as in generation."""
+        """Frames masked with SpecAugment; None with a mask among the features, as in generation."""
         frames, mask = split_mask(features, mask, self.config, self.training)
         if frames.shape != features.shape:
             return None
@@ -244,7 +245,7 @@ class RecognisesRecordings(RecognitionModel):
 
 
 class ClassifiesRecordings:
-    """Mixin over Whisper's classifier: padding does not count in its mean over time."""
+    """Mixin over Whisper's classifier: padding does not count in the mean over time."""
 
     adds = ("attention_mask",)  # to the stock arguments
 

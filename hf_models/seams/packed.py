@@ -1,4 +1,4 @@
-"""Several texts in one sample of a model that attends to both sides: each sees itself alone."""
+"""Several texts in one sample of a model that attends to both sides: no text sees the others."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def number_texts(position_ids: Tensor) -> Tensor:
 
 def refuse_packed_sources(arguments: Mapping[str, Any]) -> None:
     """Refuses `position_ids` in a call of an encoder beside a decoder. No stock forward of these
-    takes them, so that packed texts would silently see each other; to keep them apart would need
-    borders in the attention of both sides."""
+    models takes `position_ids`, so packed texts would silently see each other. Keeping the texts
+    apart would need borders in the attention of both sides."""
     if arguments.get("position_ids") is not None:
         raise ValueError(
             "position_ids are given with a source, whose positions are counted from its first "
@@ -45,7 +45,7 @@ def keep_borders(
     see each other.
 
     Args:
-        model: The stack. A mask for each kind of its layers is returned where these differ.
+        model: The stack. If kinds of layers differ, a mask for each kind is returned.
         content: Ids ``[B, T]`` or embeddings ``[B, T, C]``.
         attention_mask: The caller's mask, which is returned if there is one.
         position_ids: ``[T]`` or ``[B or 1, T]``. Without a mask, each step other than 1 begins

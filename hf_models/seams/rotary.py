@@ -1,4 +1,4 @@
-"""Models that turn queries and keys by their positions (RoPE), for all families that do.
+"""Models that turn queries and keys by their positions (RoPE), for all such families.
 
 Callers and transformers keep their `position_ids`, which also mark the borders of packed texts:
 positions are moved inside the module that turns them into angles.
@@ -36,14 +36,14 @@ from hf_models.switching.settings import FIELD
 
 
 class MovedPositions:
-    """Positions of a training forward, bound to the module of angles. They are moved once: stock
-    models may ask for angles more than once (ModernBERT does, for each kind of layer), and all
+    """Positions of a training forward, bound to the module of angles. Positions are moved once:
+    stock models may ask for angles more than once (ModernBERT asks for each kind of layer), and all
     angles must belong to the same positions.
 
     Args:
         draw: Random numbers of this forward.
         valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
-        positions: ``[B, T]`` float32 if they have been drawn already.
+        positions: ``[B, T]`` float32, positions that are drawn already; None to draw.
     """
 
     def __init__(self, draw: Draw, valid: Tensor | None, positions: Tensor | None = None) -> None:
@@ -57,9 +57,9 @@ class MovedPositions:
 
 
 class RotaryAngles(Bound, PositionHost):
-    """Mixin over the stock module that gives cosines and sines; :class:`MovedPositions` are bound
-    to it, or nothing if nothing is augmented. Frequencies that follow the longest length so far
-    (dynamic NTK) follow the moved positions too.
+    """Mixin over the stock module that gives cosines and sines; holds :class:`MovedPositions`, or
+    nothing if nothing is augmented. Frequencies that follow the longest length so far (dynamic NTK)
+    follow the moved positions too.
 
     Attributes:
         side: Side in the row of the family.
@@ -71,7 +71,7 @@ class RotaryAngles(Bound, PositionHost):
         """See :class:`~hf_models.switching.install.PositionHost`."""
         self.positions = build_positions(config, self.side)
         settings = getattr(config, FIELD), *config.position_fields[FIELD]
-        self.settings = json.dumps(settings)  # as an operator of torch takes them
+        self.settings = json.dumps(settings)  # text, because an operator of torch takes no dict
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """See transformers."""
@@ -86,7 +86,7 @@ class RotaryModel:
     """Mixin over a stock model with :class:`RotaryAngles`; draws once per training forward.
 
     Attributes:
-        causal: Whether the stock model is, and keeps packed texts apart itself.
+        causal: Whether the stock model is causal, and therefore keeps packed texts apart.
     """
 
     causal = True
@@ -106,10 +106,10 @@ class RotaryModel:
         Args:
             input_ids: ``[B, T]``.
             attention_mask: ``[B, T]``, 0 on padding.
-            position_ids: ``[T]`` or ``[B or 1, T]``. Without a mask or cache, a jump in them starts
-                a new packed text, as in transformers; each text is augmented separately.
+            position_ids: ``[T]`` or ``[B or 1, T]``. Without a mask or cache, a jump starts a new
+                packed text, as in transformers; each text is augmented separately.
             draw: Random numbers of this forward, to inject; default drawn in training. Without
-                gradients none are drawn: each step of generation must see the same positions.
+                gradients nothing is drawn: each step of generation must see the same positions.
         """
         cache = find_cache(*args, *kwargs.values())
         content = content_of_call(input_ids, inputs_embeds)
@@ -143,7 +143,7 @@ def move(
     encoder: PositionEncoder, position_ids: Tensor, draw: Draw, valid: Tensor | None = None
 ) -> Tensor:
     """Augmented positions ``[B, T]`` float32 of `position_ids` ``[B or 1, T]``. Drawn orders count
-    from the first token that is valid ``[B, T]``: only distances matter here."""
+    from the first token that is `valid` ``[B, T]``, because only distances matter."""
     raw = Positions(position_ids[..., None].float(), in_steps=True)
     if valid is not None and draw.order is not None:
         ids = position_ids.expand(valid.shape)
@@ -154,7 +154,7 @@ def move(
 
 
 def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:
-    """A draw for each text of packed samples ``[B, T]``, at each of its tokens."""
+    """A draw for each text of packed samples ``[B, T]``, repeated at each token of the text."""
     batch, length = position_ids.shape
     text_number = number_texts(position_ids)[..., None]
     draws = encoder.draw(batch * length, position_ids.device, process_generator)
@@ -169,9 +169,10 @@ def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:
 def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     """Positions ``[B, T]`` float32 of packed samples, drawn and sorted for each text.
 
-    Reads the numbers of texts and of positions from the device, once, only in such training: an
-    order for each token, as :func:`draw_texts` draws a number for each, would not fit into memory.
-    Sorted gaps or one shared permutation would change the draws, or lose the error for long texts.
+    Reads the numbers of texts and of positions from the device, once, only in such training. An
+    order for each token, like the number for each token of :func:`draw_texts`, would not fit into
+    memory. Sorted gaps or one shared permutation would change the draws, or lose the error for long
+    texts.
     """
     batch = position_ids.shape[0]
     text_number = number_texts(position_ids)
@@ -185,7 +186,7 @@ def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     return samples.flatten(1).gather(1, text_number * size + position_ids)
 
 
-# Random, and with a size that is read from the device, which no graph of CUDA can hold.
+# The operator is random and reads a size from the device, so no graph of CUDA can hold it.
 _TAGS = [torch.Tag.nondeterministic_seeded]
 if hasattr(torch.Tag, "cudagraph_unsafe"):
     _TAGS.append(torch.Tag.cudagraph_unsafe)
@@ -196,7 +197,8 @@ if "tags" not in inspect.signature(torch.library.custom_op).parameters:  # torch
 
 @torch.library.custom_op("cape_plugins::sample_positions", mutates_args=(), **_tagged)
 def sample_positions(position_ids: Tensor, settings: str) -> Tensor:
-    """:func:`sample_texts` as an operator, which torch.compile does not trace: graphs do not break.
+    """:func:`sample_texts` as an operator. torch.compile does not trace operators, so graphs do not
+    break.
 
     Args:
         position_ids: ``[B, T]``.

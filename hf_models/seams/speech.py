@@ -37,7 +37,7 @@ class Frames(NamedTuple):
     Attributes:
         lengths: ``[B]``, frames of each sample without padding.
         hop_seconds: Distance of frames, a number or ``[B]`` float32.
-        nanoseconds: ``[B, T]`` integers, the centres of the frames where these are irregular.
+        nanoseconds: ``[B, T]`` integers, the centres of the frames if frames are irregular.
         draw: Random numbers of this forward.
     """
 
@@ -48,8 +48,7 @@ class Frames(NamedTuple):
 
 
 class Subsampler(Bound, ConvSubsampler):
-    """Convolutions; then positions are added to the scaled content. :class:`Frames` are bound to
-    it.
+    """Convolutions; then positions are added to the scaled content. Holds :class:`Frames`.
 
     Args:
         channels: Input channels, then the channels of each convolution after its gate.
@@ -75,16 +74,16 @@ class Subsampler(Bound, ConvSubsampler):
         """``[B, T, bins]`` to ``[B, T', C]``."""
         frames = self.bound
         # Values on padding must not reach the last frames through a kernel. In the stock model they
-        # do, after its first convolution, so that a sample depends on its batch.
+        # reach them after the first convolution, so a sample depends on its batch.
         hidden, lengths = self.subsample(features, frames.lengths)
         hidden = F.dropout(hidden * self.scale, self.dropout, self.training)
         return add_positions(self.positions, hidden, frames._replace(lengths=lengths), self.stride)
 
 
 class EncodesSpeech:
-    """Mixin over a stock model with a :class:`SpeechEncoder`. It has every attention function of
-    transformers: the stock parts refuse all but eager attention, so that the model is built with
-    it and then gets the function of its configuration."""
+    """Mixin over a stock model with a :class:`SpeechEncoder`. Allows every attention function of
+    transformers: the stock parts refuse all but eager attention, so the model is built with eager
+    attention and then gets the function of the configuration."""
 
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -93,7 +92,7 @@ class EncodesSpeech:
         attention, config._attn_implementation = config._attn_implementation, "eager"
         try:
             super().__init__(config, *args, **kwargs)
-        finally:  # the configuration is the caller's
+        finally:  # the configuration belongs to the caller
             config._attn_implementation = attention
         self.config._attn_implementation = self._check_and_adjust_attn_implementation(
             attention, is_init_check=True
@@ -104,7 +103,7 @@ class EncodesSpeech:
 
 
 class SpeechEncoder(EncodesSpeech, PositionHost, InitializesPositions):
-    """Mixin over Speech2Text's encoder, whose convolutions are a :class:`Subsampler`."""
+    """Mixin over Speech2Text's encoder, with a :class:`Subsampler` as convolutions."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`; stock convolutions stay."""
@@ -143,7 +142,7 @@ class SpeechEncoder(EncodesSpeech, PositionHost, InitializesPositions):
                 to half precision; default from the configuration.
             draw: Random numbers from :meth:`~cape_plugins.PositionEncoder.draw`.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
-                the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
+                the recording, if frames were skipped (:mod:`cape_plugins.speech.batching`).
         """
         bins = self.conv.conv_layers[0].in_channels
         if input_features.dim() != 3 or input_features.shape[2] != bins:
@@ -172,7 +171,7 @@ class SpeechEncoder(EncodesSpeech, PositionHost, InitializesPositions):
 
 @dataclass
 class MaskedOutput(BaseModelOutput):
-    """Output of an encoder, for a decoder that takes its mask.
+    """Output of an encoder, for a decoder that takes the encoder's mask.
 
     Attributes:
         attention_mask: ``[B, T']`` bool, False on padding; None if padding is not masked.
@@ -182,12 +181,13 @@ class MaskedOutput(BaseModelOutput):
 
 
 class RecognitionModel:
-    """Mixin over a stock model of an encoder of frames, such as :class:`SpeechEncoder`, and a text
-    decoder, which do not share a draw. The mask of a :class:`MaskedOutput` goes to the decoder."""
+    """Mixin over a stock model with an encoder of frames, such as :class:`SpeechEncoder`, and a
+    text decoder. Both sides draw separately. The mask of a :class:`MaskedOutput` goes to the
+    decoder."""
 
     def frames_to_augment(self, features: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Features of a forward that is augmented in training, changed as the stock model does;
-        None where nothing is to be drawn."""
+        """Features of a forward that is augmented in training, changed as in the stock model; None
+        if nothing is to be drawn."""
         return features
 
     @can_return_tuple
@@ -214,10 +214,10 @@ class RecognitionModel:
                 to half precision; default from the configuration.
             draw: Random numbers of the encoder in this forward, to inject; by default drawn in
                 training. With `encoder_outputs` nothing is drawn, because the encoder has run
-                without.
+                already.
             decoder_draw: Random numbers of the decoder.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
-                the recording, where some were skipped (:mod:`cape_plugins.speech.batching`).
+                the recording, if frames were skipped (:mod:`cape_plugins.speech.batching`).
         """
         if encoder_outputs is None:
             frames = self.frames_to_augment(input_features, attention_mask)
@@ -251,8 +251,8 @@ class RecognitionModel:
 
 
 def takes_frames(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The `forward` of a stock model, with the arguments of the encoder in its signature, too: the
-    Trainer drops columns of the data that it does not find there."""
+    """The `forward` of a stock model with the encoder's arguments in the signature, too: the
+    Trainer drops columns of the data that are not in the signature."""
 
     @functools.wraps(forward)
     def forward_with_frames(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -283,7 +283,7 @@ def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stri
         frames.lengths, hidden.shape[1], stride, frames.hop_seconds, frames.nanoseconds
     )
     draw = frames.draw
-    if draw is None and not encoder.training:  # of a type that draws in evaluation, too
+    if draw is None and not encoder.training:  # for types that draw in evaluation, too
         draw = draw_positions(encoder, hidden)
     addend = embed_positions(encoder, positions, draw, hidden)
     return hidden if addend is None else hidden + addend
@@ -305,12 +305,12 @@ def check_seconds(config: Any, *names: str) -> None:
 
 
 def values_to_check(values: Tensor, training: bool) -> np.ndarray | None:
-    """Values of an input, to be checked; None in a compiled program, which has none, and in
-    training on a GPU, for which each step would wait: a GPU trains on a wrong mask until the first
+    """Values of an input, to be checked. None in a compiled program, which has no values, and in
+    training on a GPU, because each step would wait: a GPU trains on a wrong mask until the first
     evaluation."""
     if torch.compiler.is_compiling() or (training and not values.is_cpu):
         return None
-    # numpy has no bfloat16; on a CPU it is no operation that others would have to wait for
+    # float(), because numpy has no bfloat16; on a CPU no other operation has to wait
     return (values.float() if values.is_floating_point() else values).numpy(force=True)
 
 
@@ -344,7 +344,8 @@ def hop_in_seconds(
         training: Whether a step of training runs; see :func:`values_to_check`.
 
     Raises:
-        ValueError: unless it is an integer that can be a hop: people think in seconds.
+        ValueError: unless `hop_nanoseconds` is an integer that can be a hop: people think in
+            seconds.
     """
     if hop_nanoseconds is None:
         return default

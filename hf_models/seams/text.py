@@ -39,13 +39,13 @@ from hf_models.switching.modeling import (
 
 
 class TextStack(Bound, PositionHost, InitializesPositions):
-    """Mixin over a stock encoder or decoder of tokens; the draw of this forward is bound to it.
+    """Mixin over a stock encoder or decoder of tokens; holds the draw of a forward.
 
     Attributes:
         side: "encoder" or "decoder".
         limit: Attribute with the rows of the stock table.
-        padding_by_id: Whether padding tokens are not counted where a caller gives no mask, as in
-            the stock model; otherwise all tokens are.
+        padding_by_id: Whether padding tokens are not counted if a caller gives no mask, as in the
+            stock model; else all tokens are counted.
     """
 
     side: str
@@ -67,8 +67,8 @@ class TextStack(Bound, PositionHost, InitializesPositions):
     def valid_tokens(
         self, mask: Tensor | None, ids: Tensor | None, content: Tensor, length: int
     ) -> Tensor:
-        """``[B, T]`` bool, False on padding: by a mask ``[B, T]``, else by the ids ``[B, T]`` where
-        the family does so, else True for B samples of `content` and T = `length`."""
+        """``[B, T]`` bool, False on padding: from a mask ``[B, T]``, else from the ids ``[B, T]``
+        if `padding_by_id`, else True for B samples of `content` and T = `length`."""
         if mask is not None and mask.dim() == 2:
             return mask.bool()
         if self.padding_by_id and ids is not None and mask is None:
@@ -81,10 +81,10 @@ class TextStack(Bound, PositionHost, InitializesPositions):
         """Embeddings to add to the last `length` tokens, in the precision of the content.
 
         Args:
-            positions: Positions of all tokens, or of the last.
+            positions: Positions of all tokens, or of the last tokens.
             content: Ids ``[B, T]`` or embeddings ``[B, T, C]``.
-            length: Number of tokens that are added to, of the last ones.
-            draw: Random numbers from the caller; default the bound ones.
+            length: Number of last tokens to which embeddings are added.
+            draw: Random numbers from the caller; default the bound draw.
         """
         draw = self.bound if draw is None else draw
         table, word_table = self.embed_positions, self.embed_tokens.weight
@@ -116,12 +116,12 @@ class SourceStack(TextStack):
         Args:
             input_ids: ``[B, S]``.
             attention_mask: ``[B, S]``, 0 on padding, on whichever side.
-            inputs_embeds: ``[B, S, C]`` in the place of `input_ids`.
+            inputs_embeds: ``[B, S, C]`` instead of `input_ids`.
             draw: From :meth:`~cape_plugins.PositionEncoder.draw`; default the bound draw.
-            hint: Place of the BOS hint, where the caller has it already.
+            hint: Place of the BOS hint, if the caller has computed it.
 
         Returns:
-            stock output, of S positions; with the BOS hint :class:`CapeEncoderOutput`.
+            stock output with S positions; with the BOS hint :class:`CapeEncoderOutput`.
         """
         refuse_packed_sources(kwargs)
         content = content_of_call(input_ids, inputs_embeds)
@@ -155,8 +155,8 @@ class SourceStack(TextStack):
 
     @property
     def bos_token(self) -> int:
-        """The hint; Marian and Pegasus have no BOS and take EOS. Its vector has been trained, and
-        stock checkpoints load without new parameters."""
+        """The token of the hint; Marian and Pegasus have no BOS and take EOS. The vector of the
+        token has been trained, and stock checkpoints load without new parameters."""
         token = getattr(self.config, "bos_token_id", None)
         token = self.config.eos_token_id if token is None else token
         return token[0] if isinstance(token, list) else token
@@ -179,7 +179,7 @@ class TargetStack(TextStack):
         **kwargs: Any,
     ) -> Any:
         """See transformers; `draw` as in :meth:`SourceStack.forward`. `position_ids` ``[B or 1,
-        T]`` are the positions, of any size."""
+        T]`` are the positions, which may be numbers of any size."""
         content = content_of_call(input_ids, inputs_embeds, "decoder_")
         length, device = content.shape[1], content.device
         cache = find_cache(*kwargs.values())
@@ -187,7 +187,7 @@ class TargetStack(TextStack):
         valid = attention_mask
         if valid is None and cache is None and self.padding_by_id:
             valid = input_ids.ne(self.padding_idx) if inputs_embeds is None else None
-        ids = kwargs.get("position_ids")  # not all stock decoders take them
+        ids = kwargs.get("position_ids")  # not all stock decoders take position_ids
         positions = decoder_positions(length, past, valid, device, ids)
         with self.embed_positions.using(self.embedding(positions, content, length, draw)):
             return super().forward(
@@ -201,8 +201,8 @@ class TargetStack(TextStack):
 
 
 class TranslationModel:
-    """Mixin over a model of a :class:`SourceStack` and a :class:`TargetStack`, which share one draw
-    of shift, scale or offset per training forward."""
+    """Mixin over a model with a :class:`SourceStack` and a :class:`TargetStack`, which share one
+    draw of shift, scale or offset per training forward."""
 
     @can_return_tuple
     def forward(
@@ -224,9 +224,9 @@ class TranslationModel:
 
         Args:
             encoder_outputs: Whole output of the encoder, an object or a tuple: with the BOS hint
-                its last hidden state alone is not enough.
+                the last hidden state alone is not enough.
             draw: Random numbers of this forward, to inject; by default drawn in training. With
-                `encoder_outputs` nothing is drawn, because the encoder has run without.
+                `encoder_outputs` nothing is drawn, because the encoder has run already.
             decoder_draw: Random numbers of the decoder; default the draw of the encoder if the
                 configuration synchronises them, else another draw.
 
@@ -262,7 +262,7 @@ class TranslationModel:
             cross_mask = hint.mask
         with self.decoder.using(decoder_draw):
             output = super().forward(
-                input_ids=input_ids,  # some stock models make the decoder's of them
+                input_ids=input_ids,  # some stock models make the input of the decoder from these
                 attention_mask=cross_mask,
                 decoder_input_ids=decoder_input_ids,
                 decoder_attention_mask=decoder_attention_mask,
@@ -278,8 +278,8 @@ class TranslationModel:
         return output
 
     def _spans(self, *sides: tuple[Tensor | None, ...]) -> list[Tensor]:
-        """``[B]`` positions that each side spans, from its mask, ids and embeddings; no entry for a
-        target that the stock forward makes of the source."""
+        """Number ``[B]`` of positions that each side spans, from the side's mask, ids and
+        embeddings; no entry for a target that the stock forward makes from the source."""
         spans = []
         for stack, (mask, ids, embeds) in zip((self.encoder, self.decoder), sides, strict=True):
             content = ids if embeds is None else embeds
@@ -297,8 +297,8 @@ class TokenTable(LearnedTable, nn.Embedding):
 
 
 class TokenEmbeddings(Bound, PositionHost):
-    """Mixin over stock embeddings of tokens, their types and positions (BERT); the mask and
-    the draw of this forward are bound to it."""
+    """Mixin over stock embeddings of tokens, token types and positions (BERT); holds the mask and
+    the draw of a forward."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`."""
@@ -318,7 +318,7 @@ class TokenEmbeddings(Bound, PositionHost):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """See transformers; `position_ids` are the positions, of any size."""
+        """See transformers; `position_ids` are the positions, which may be numbers of any size."""
         content = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = content.shape[:2], content.device
         mask, draw = self.bound or (None, None)
@@ -326,7 +326,7 @@ class TokenEmbeddings(Bound, PositionHost):
         positions = decoder_positions(length, past, mask, device, position_ids)
         table, word_table = self.position_embeddings, self.word_embeddings.weight
         addend = _addend(self.positions, table, positions, draw, content, word_table, length)
-        # stock buffers, which end with its table, stand in where these two are missing
+        # zeros instead of stock buffers, which end with the table, if a caller gives no values
         numbers = torch.zeros(batch, length, dtype=torch.long, device=device)
         token_type_ids = numbers if token_type_ids is None else token_type_ids
         with self.position_embeddings.using(addend):
@@ -340,7 +340,7 @@ class TokenEmbeddings(Bound, PositionHost):
 
 
 class TokenModel(PositionHost):
-    """Mixin over a stock model of one stack, whose ``embeddings`` are :class:`TokenEmbeddings`."""
+    """Mixin over a stock model of one stack with :class:`TokenEmbeddings` as ``embeddings``."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`."""
@@ -364,7 +364,7 @@ class TokenModel(PositionHost):
             attention_mask: ``[B, T]``, 0 on padding, on whichever side: positions are counted from
                 the first token on.
             position_ids: See :func:`~hf_models.seams.packed.keep_borders`.
-            inputs_embeds: ``[B, T, C]`` in the place of `input_ids`.
+            inputs_embeds: ``[B, T, C]`` instead of `input_ids`.
             draw: Random numbers of this forward, to inject; default drawn in training.
         """
         content = content_of_call(input_ids, inputs_embeds)
@@ -387,8 +387,8 @@ def _addend(
     length: int,
 ) -> Tensor | None:
     """Embeddings to add to the last `length` tokens of `content`, ids ``[B, T]`` or embeddings
-    ``[B, T, C]``: rows of the stock table where it stays, else embeddings of `positions` in the
-    precision of the content or of its `word_table`."""
+    ``[B, T, C]``: rows of the stock table if the table stays, else embeddings of `positions` in the
+    precision of the content or of `word_table`."""
     if isinstance(table, LearnedTable):
         addend = table.look_up(positions, len(content))
     else:

@@ -1,1 +1,1 @@
-"""``cape-plugins export`` for models of Hugging Face, one file per engine."""
+"""``cape-plugins export`` for models of Hugging Face, with one file per engine."""

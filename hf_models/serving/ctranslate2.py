@@ -57,8 +57,8 @@ _OPTIONS = {
     "length_penalty": "length_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram_size",
 }
-# Settings of generation without an equal option. The repetition_penalty of the engine acts before
-# the softmax; in the host's beam search it acts behind the softmax.
+# Settings of generation without an equal option. The engine applies repetition_penalty before the
+# softmax; the host's beam search applies it after the softmax.
 _WITHOUT_OPTION = (
     "repetition_penalty",
     *("begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"),
@@ -71,7 +71,7 @@ class Translation(NamedTuple):
 
     Attributes:
         model: Model in evaluation mode.
-        tokenizer: Its tokenizer.
+        tokenizer: Tokenizer of the model.
     """
 
     model: PreTrainedModel
@@ -87,7 +87,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     """Writes the folder of a model; see :mod:`cape_plugins.serving.command`.
 
     Raises:
-        ValueError: for models that do not fit, with the reason and the way that works, and if a
+        ValueError: for models that do not fit, naming the reason and a way that works; and if a
             check finds a difference.
     """
     refuse_data(args)
@@ -113,17 +113,17 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
 def write_model(
     translation: Translation, folder: Path, rows: dict[str, int], quantization: str | None = None
 ) -> dict[str, int | None]:
-    """Writes a copy of the model: conversion to int8 writes into the tensors of the model that it
-    converts.
+    """Writes a copy of the model, because conversion to int8 writes into the tensors of the
+    converted model.
 
     Args:
         translation: The model and its tokenizer.
         folder: Empty folder.
-        rows: Side ("source", "target") to positions of its table.
+        rows: Side ("source", "target") to positions of the side's table.
         quantization: Precision of the weights; None for float32.
 
     Returns:
-        Rows of each side that the model has; None without a table and a limit.
+        Rows of each side of the model; None without a table and a limit.
 
     Raises:
         ValueError: for positions that the engine cannot hold, and for too many rows.
@@ -147,11 +147,11 @@ def write_model(
 
 
 def _load(source: Path) -> PreTrainedModel:
-    """The model of a folder, of a class that the engine has, in float32: the engine computes in
+    """The model of a folder in float32, if the engine has a class for it. The engine computes in
     half precision on some devices only, and the folder must compute the same on all devices.
 
     Raises:
-        ValueError: naming these classes, and the way for others.
+        ValueError: for another class; names the classes of the engine, and the way for others.
     """
     config = AutoConfig.from_pretrained(source)
     name = (config.architectures or ["model without architecture"])[0]
@@ -223,7 +223,7 @@ def check(
     limits: dict[str, int | None],
     quantization: str | None = None,
 ) -> str:
-    """Translates texts by ``generate`` and by the folder; see
+    """Translates texts with ``generate`` and with the folder; see
     :func:`~cape_plugins.serving.ctranslate2_check.compare`."""
     model, tokenizer = translation
     ids = [tokenizer(sentence)["input_ids"] for sentence in sentences]
@@ -249,7 +249,7 @@ def check(
 def translate_by_host(
     translation: Translation, ids: Sequence[Sequence[int]], max_tokens: int, batch: int = 16
 ) -> list[Hypothesis]:
-    """Translations by ``generate``, in the order of the sources.
+    """Translations of ``generate``, in the order of the sources.
 
     Args:
         translation: The model and its tokenizer.
@@ -274,7 +274,7 @@ def translate_by_host(
             max_new_tokens=max_tokens,
             return_dict_in_generate=True,
             output_scores=True,
-            **dict.fromkeys(_WITHOUT_OPTION),  # they say nothing about the folder
+            **dict.fromkeys(_WITHOUT_OPTION),  # the folder does not depend on these settings
         )
         for row, score in zip(output.sequences.tolist(), output.sequences_scores, strict=True):
             row = row[1:]  # without the start
@@ -285,7 +285,7 @@ def translate_by_host(
 
 
 def _padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """``[B, S]`` numbers of tokens and their mask."""
+    """Numbers of tokens ``[B, S]``, and the mask of the tokens."""
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.full((len(rows), int(lengths.max())), pad)
     for row, numbers in enumerate(rows):
@@ -333,7 +333,7 @@ def _readme(
 def of_program(
     tokenizer: Any, folder: Path, options: Mapping[str, Any], prefix: str | None
 ) -> dict[str, Any]:
-    """Values of the program in the README, which needs one small package to make tokens.
+    """Values of the program in the README. The program needs one small package to make tokens.
 
     Args:
         tokenizer: Tokenizer of the model.

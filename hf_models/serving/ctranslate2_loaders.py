@@ -24,7 +24,7 @@ from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.seams.speech import Frames, add_positions
 from hf_models.serving.source_folder import banned_tokens
 
-# As good as minus infinity before a softmax, and a number in half precision, too.
+# Acts like minus infinity before a softmax, and is a number in half precision, too.
 NEVER = -1e4
 
 
@@ -43,8 +43,8 @@ class TablesInPlace:
         """Writes a folder for the engine.
 
         Args:
-            model: A copy without gradients: conversion to int8 writes into its tensors.
-            tokenizer: Its tokenizer.
+            model: A copy without gradients, because conversion to int8 writes into the tensors.
+            tokenizer: Tokenizer of the model.
             folder: Empty folder.
             quantization: Precision of the weights; None for the precision of the model.
         """
@@ -67,8 +67,8 @@ class TablesInPlace:
         spec.position_encodings.encodings = self.table(decoder, "decoder")
 
     def set_position_encodings(self, spec: Any, module: Any) -> None:
-        """Does nothing: the module of a switched model adds embeddings that are bound to it; their
-        table is :meth:`table`."""
+        """Does nothing: the module of a switched model adds embeddings that are bound to the
+        module; :meth:`table` gives the table of these embeddings."""
 
     def set_attention(self, spec: Any, attention: Any, self_attention: bool = False) -> None:
         """Sets relative keys and values as well."""
@@ -82,9 +82,9 @@ class TablesInPlace:
                 spec.relative_position_values = values
 
     def table(self, stack: Any, side: str) -> Any:
-        """``[rows, C]``, the positions that a stack adds in evaluation; zeros if it adds nothing,
-        because without a table CTranslate2 adds sinusoids, unless the first layer has relative
-        keys."""
+        """``[rows, C]``, the positions that a stack adds in evaluation. Zeros if the stack adds
+        nothing, because without a table CTranslate2 adds sinusoids, unless the first layer has
+        relative keys."""
         if not has_table(stack.positions.config):
             return model_spec.OPTIONAL
         rows = self.rows[side]
@@ -100,8 +100,8 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
     """Loader of encoders and decoders of tokens, with norms before or after each block."""
 
     def get_model_spec(self, model: Any) -> Any:
-        """See CTranslate2; the model says where norms stand, and not its settings, of which newer
-        ones lack these."""
+        """See CTranslate2. The model, not its settings, shows where norms stand: newer settings
+        lack this."""
         stack = model.get_encoder()
         model.config.normalize_before = hasattr(stack, "layer_norm")
         model.config.normalize_embedding = hasattr(stack, "layernorm_embedding")
@@ -117,14 +117,14 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
         return spec
 
     def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
-        """Sets the tokens before source and target, by the settings of generation."""
+        """Sets the tokens before source and target, from the settings of generation."""
         encoder, generation = model.get_encoder(), model.generation_config
         sources, targets = vocabularies(model, tokenizer)
         config.bos_token = sources[encoder.bos_token]
         config.eos_token = tokenizer.eos_token
         config.unk_token = tokenizer.unk_token
         config.add_source_bos = encoder.has_hint
-        config.add_source_eos = False  # the tokenizer does, and codes of languages stand around it
+        config.add_source_eos = False  # the tokenizer adds EOS and language codes
         start = generation.decoder_start_token_id
         config.decoder_start_token = None if start is None else targets[start]
 
@@ -140,10 +140,10 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
 
 
 class RecognitionLoader(TablesInPlace, stock.WhisperLoader):
-    """Loader of Whisper, whose table of positions in time may have any length."""
+    """Loader of Whisper, with a table of positions in time of any length."""
 
     def table(self, stack: Any, side: str) -> Any:
-        """``[rows, C]``; positions of the encoder stand in time."""
+        """``[rows, C]``; positions of the encoder are times."""
         if not isinstance(stack, NaturalLengthEncoder):
             return super().table(stack, side)
         rows = self.rows[side]
@@ -154,8 +154,8 @@ class RecognitionLoader(TablesInPlace, stock.WhisperLoader):
 
 
 def make_room(spec: Any, stack: Any) -> None:
-    """Gives layers with relative positions a place for them; CTranslate2 has them in all layers or
-    in none."""
+    """Gives layers with relative positions a place for these positions; CTranslate2 has relative
+    positions in all layers or in none."""
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
         if hasattr(layer.self_attn, "relative"):
             layer_spec.self_attention = attention_spec.MultiHeadAttentionSpec(
@@ -166,7 +166,7 @@ def make_room(spec: Any, stack: Any) -> None:
 def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
     """Tokens of source and target by their numbers."""
     source = target = tokenizer.get_vocab()
-    if getattr(tokenizer, "separate_vocabs", False):  # of Marian alone
+    if getattr(tokenizer, "separate_vocabs", False):  # Marian only
         target = tokenizer.target_encoder
     return (
         _named(tokenizer, source, model.get_encoder().embed_tokens),
@@ -175,8 +175,9 @@ def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
 
 
 def _named(tokenizer: Any, vocabulary: dict[str, int], embedding: Any) -> list[str]:
-    """Different names of all rows of a table of words, of which some models have more than their
-    tokenizer, and some tokenizers more than they tell (M2M100: codes of languages)."""
+    """Different names of all rows of a table of words. Some models have more rows than their
+    tokenizer has words, and some tokenizers hide words (M2M100: codes of languages).
+    """
     names = {number: name for name, number in vocabulary.items()}
     tokens: dict[str, int] = {}
     for number in range(embedding.num_embeddings):
@@ -194,8 +195,8 @@ def _named(tokenizer: Any, vocabulary: dict[str, int], embedding: Any) -> list[s
 
 
 def write_tokenizer(source: Path, folder: Path, tokenizer: Any) -> None:
-    """Copies the files of the tokenizer and of generation; ``tokenizer.json``, which programs
-    without transformers read, is written where a fast tokenizer has been saved without."""
+    """Copies the files of the tokenizer and of generation. Writes ``tokenizer.json``, which
+    programs without transformers read, if a fast tokenizer has been saved without this file."""
     copy_other_files(source, folder)
     path = folder / "tokenizer.json"
     if tokenizer.is_fast and not path.exists():
@@ -214,10 +215,10 @@ def refuse_unfit(stack: Any, beside: bool) -> None:
 
     Args:
         stack: Encoder or decoder.
-        beside: Whether there is a way to have both.
+        beside: Whether the stack can have both a table and relative keys.
 
     Raises:
-        ValueError: naming the option, and the way that works.
+        ValueError: names the option, and a way that works.
     """
     config = stack.positions.config
     remedy = "serve this model by transformers, or by `cape-plugins export onnx`"

@@ -37,7 +37,7 @@ class Recognition(NamedTuple):
 
     Attributes:
         model: Model in evaluation mode.
-        tokenizer: Its tokenizer.
+        tokenizer: Tokenizer of the model.
     """
 
     model: PreTrainedModel
@@ -62,7 +62,7 @@ def export_recognition(
     }
     write_recognition(recognition, folder, rows, args.quantization)
     write_tokenizer(source, folder, tokenizer)
-    extractor.save_pretrained(folder)  # preprocessor_config.json, newer processors have another
+    extractor.save_pretrained(folder)  # preprocessor_config.json; newer processors save another
     size = (folder / "model.bin").stat().st_size / 2**20
     title = f"{type(model).__name__}, position embedding {model.config.position_config.type}"
     report = [f"ctranslate2: {title}, {size:.1f} MiB"]
@@ -81,33 +81,34 @@ def export_recognition(
 def write_recognition(
     recognition: Recognition, folder: Path, rows: dict[str, int], quantization: str | None = None
 ) -> None:
-    """Writes a copy of the model: conversion to int8 writes into the tensors of the model that it
-    converts.
+    """Writes a copy of the model, because conversion to int8 writes into the tensors of the
+    converted model.
 
     Args:
         recognition: The model and its tokenizer.
         folder: Empty folder.
-        rows: Side ("source", "target") to positions of its table; 20 ms each on the source side.
+        rows: Side ("source", "target") to positions of the side's table; a source position takes
+            20 ms.
         quantization: Precision of the weights; None for float32.
     """
     model, tokenizer = recognition
     refuse_large_tables(model, rows)
-    refuse_unfit(model.get_encoder(), beside=True)  # the engine has both there
+    refuse_unfit(model.get_encoder(), beside=True)  # the engine has both in encoders
     refuse_unfit(model.get_decoder(), beside=False)
     loader = RecognitionLoader(rows["source"], rows["target"])
     loader.write(copy.deepcopy(model).requires_grad_(False), tokenizer, folder, quantization)
 
 
 def is_centred(model: PreTrainedModel) -> bool:
-    """Whether positions are counted from the middle of a recording, so that the table fits
-    recordings of one length only."""
+    """Whether positions are counted from the middle of a recording, so the table fits recordings of
+    one length only."""
     config = model.config.position_config
     return bool(config.mean_normalize and config.encoding.adds)
 
 
 def _fitted(features: Tensor, model: PreTrainedModel, rows: int) -> Tensor:
-    """Features ``[1, bins, T]`` at a length that the table is for: even, and full where positions
-    are centred."""
+    """Features ``[1, bins, T]`` at a length that fits the table: even, and full if positions are
+    centred."""
     frames = STRIDE * rows
     features = features[..., :frames]
     short = frames - features.shape[-1] if is_centred(model) else features.shape[-1] % STRIDE
@@ -118,9 +119,9 @@ def _fitted(features: Tensor, model: PreTrainedModel, rows: int) -> Tensor:
 def check(
     recognition: Recognition, folder: Path, features: Tensor, quantization: str | None = None
 ) -> str:
-    """Encodes a recording and writes its text, token by token, by the model and by the folder. At
-    each token of the folder's text, given the tokens before it, compares the probabilities of this
-    token, and of the token that the model would choose.
+    """Encodes a recording and writes its text, token by token, with the model and with the folder.
+    At each token of the folder's text, given the earlier tokens, compares the probabilities of this
+    token and of the token that the model would choose.
 
     Args:
         recognition: The model and its tokenizer.
@@ -163,13 +164,13 @@ def check(
 def _text_by_engine(
     engine: Any, encoded: Any, prompt: list[int], longest: int, eos: int
 ) -> tuple[list[int], Tensor]:
-    """N tokens of the most likely text, EOS included if it ends by itself, with every token
-    allowed; and ``[N, V]`` log-probabilities of all tokens at each of them."""
+    """N tokens of the most likely text, with every token allowed, and EOS if the text ends by
+    itself; and log-probabilities ``[N, V]`` of all tokens at each of the N tokens."""
     (result,) = engine.generate(
         encoded,
         [prompt],
         beam_size=1,
-        max_length=2 * longest,  # the engine writes half as many
+        max_length=2 * longest,  # the engine writes half as many tokens
         suppress_blank=False,
         suppress_tokens=[],
         return_logits_vocab=True,
@@ -185,7 +186,7 @@ def _room(model: PreTrainedModel, prompt: list[int]) -> int:
 
 
 def prompt_of(recognition: Recognition) -> list[int]:
-    """Numbers of the tokens before a text without timestamps, of those that the model has."""
+    """Numbers of those tokens before a text without timestamps that the model has."""
     model, tokenizer = recognition
     start, *task = tokenizer.convert_tokens_to_ids(list(_PROMPT))
     languages = sorted((getattr(model.generation_config, "lang_to_id", None) or {}).values())

@@ -47,10 +47,10 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     Args:
         source: Folder of a model of this package.
         folder: Empty folder to write into.
-        args: `opset`, and `check`: compare also at other sizes than the sample's.
+        args: `opset`, and `check`: compare at other sizes than the size of the sample, too.
 
     Raises:
-        ValueError: if the model cannot be exported, or if a graph does not compute the same.
+        ValueError: if the model cannot be exported, or a graph computes something else.
     """
     if args.opset not in OPSETS:
         raise ValueError(
@@ -66,9 +66,9 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         sizes = [graph.sample, *(graph.others if args.check else [])]
         lines.append(f"{path.name}: {compared(graph, session, sizes)}")
         descriptions.append(Described(path.name, *map(_port_descriptions, _ports(session))))
-    # no config.json, by which loading code would look for weights
+    # no config.json, because loading code would then look for weights
     copy_other_files(source, folder)
-    choose_extractor(folder, at_natural_length=False)  # the stock one needs no package
+    choose_extractor(folder, at_natural_length=False)  # the stock extractor needs no package
     return Exported(readme(model, descriptions, args.opset), "\n".join(lines))
 
 
@@ -76,7 +76,7 @@ def load(source: Path) -> Any:
     """The model of a folder, in float32 and evaluation mode.
 
     Raises:
-        ValueError: if it is none of this package, or draws positions in evaluation.
+        ValueError: if the model is not from this package, or draws positions in evaluation.
     """
     with clear_errors(str(source)):
         config = AutoConfig.from_pretrained(source)
@@ -102,7 +102,7 @@ def graphs(model: Any) -> list[Graph]:
     """The graphs of a model, by its inputs and its task.
 
     Raises:
-        ValueError: for a model that none of them fits.
+        ValueError: for a model that no graph fits.
     """
     generates = model.can_generate()
     if generates and model.config.is_encoder_decoder:
@@ -123,10 +123,10 @@ def graphs(model: Any) -> list[Graph]:
 
 
 def write(graph: Graph, path: Path, opset: int) -> None:
-    """Writes a graph; large weights stand beside it, in a file with ``.data`` at the end.
+    """Writes a graph; large weights go to a second file with ``.data`` at the end of the name.
 
     Raises:
-        ValueError: if torch cannot export it, with its reason.
+        ValueError: if torch cannot export the graph; gives torch's reason.
     """
     axes = [
         {dim: axis for dim, axis in enumerate(port.axes) if isinstance(axis, str)}
@@ -159,7 +159,7 @@ def write(graph: Graph, path: Path, opset: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences messages of torch about its own parts and about missing modules."""
+    """Silences messages of torch about parts of torch and about missing modules."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -175,7 +175,7 @@ def compared(graph: Graph, session: Any, sizes: list[dict[str, int]]) -> str:
     """Differences of graph and module at these sizes and with each padding, in words.
 
     Raises:
-        ValueError: if it differs by more than :data:`TOLERANCE` of the largest value.
+        ValueError: if an output differs by more than :data:`TOLERANCE` of the largest value.
     """
     largest = 0.0
     for size in sizes:
@@ -194,7 +194,7 @@ def _difference(graph: Graph, session: Any, sizes: dict[str, int], padding: str 
     case = f"{graph.name} at {sizes}, padding {padding}"
     try:
         actual = session.run(None, inputs)
-    except Exception as error:  # onnxruntime has a type for each of its codes
+    except Exception as error:  # onnxruntime has a type for each code of an error
         raise ValueError(f"ONNX Runtime cannot run the {case}: {error}") from error
     largest = 0.0
     for name, ours, theirs in zip(graph.outputs, expected, actual, strict=True):

@@ -1,7 +1,7 @@
 """Parts of a model as graphs with tensors only: inputs with names and axes, caches taken apart.
 
 Axes have names: batch, length (tokens of a source or given now), past (tokens in the cache), states
-(of the encoder that a decoder sees), frames, height, width; numbers are sizes that do not change.
+(encoder states that a decoder sees), frames, height, width; numbers are sizes that do not change.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Input:
     """An input of a graph.
 
     Attributes:
-        axes: Name of each axis that may have any size, or its size.
-        draw: Values of a shape, on which a check runs.
+        axes: Name of each axis with any size, or size of the axis.
+        draw: Function that makes values of a shape, for a check.
         paddings: Sides on which a mask marks padding; empty for other inputs.
     """
 
@@ -45,12 +45,12 @@ class Graph:
 
     Attributes:
         name: Name of the file.
-        module: Takes the inputs in their order, and returns a tuple of tensors.
+        module: Takes the inputs in order, and returns a tuple of tensors.
         inputs: Inputs by name.
         outputs: Names of the returned tensors, in order.
-        sample: Sizes of the axes of the inputs that the module is traced with: at least 2, because
+        sample: Sizes of the axes of the inputs for tracing the module: at least 2, because
             torch.export keeps a 1, and no size for which the module takes a special branch.
-        others: Sizes for checks, the smallest ones included.
+        others: Sizes for checks, the smallest sizes included.
     """
 
     name: str
@@ -86,7 +86,7 @@ def draw(
 
 
 def _padded(mask: Tensor, side: str) -> Tensor:
-    """A mask of ones ``[B, T]`` with zeros on a side, more from sample to sample, one left over."""
+    """A mask of ones ``[B, T]`` with zeros on a side, more in each sample; a one is left."""
     batch, length = mask.shape
     num_ones = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
     number = torch.arange(length)
@@ -132,7 +132,7 @@ _SIZES = ((1, 1), (3, 2), (2, 7), (1, 97), (3, 260))
 
 
 class _OneGraph(nn.Module):
-    """A model whose outputs are picked by name."""
+    """A model of which outputs are picked by name."""
 
     def __init__(self, model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def image_graph(model: Any) -> Graph:
     """Images of any height and width.
 
     Raises:
-        ValueError: for relative biases of stock models, and for a table that they smooth.
+        ValueError: for relative biases, and for a table that the stock model smooths.
     """
     for name in ("use_relative_position_bias", "use_shared_relative_position_bias"):
         if getattr(model.config, name, False):
@@ -192,7 +192,7 @@ def image_graph(model: Any) -> Graph:
         for size in (sizes.patch_size, sizes.image_size)
     )
     inputs = {"pixel_values": Input(("batch", sizes.num_channels, "height", "width"), _normal)}
-    other = whole + patch  # not the size of the table, which would not be resized
+    other = whole + patch  # not the size of the table, because the table must be resized
     shapes = (
         *((1, patch, patch), (3, patch, 3 * patch), (1, 2 * patch, patch)),
         *((1, whole, whole), (2, whole, 2 * patch), (3, whole + patch, whole + 2 * patch - 1)),
@@ -228,7 +228,7 @@ def tokens_graph(model: Any) -> Graph:
 
 
 class _Encoder(nn.Module):
-    """Keys and values of the decoder's attention to the source: they are the same at each step."""
+    """Keys and values of the decoder's attention to the source, which are the same at each step."""
 
     def __init__(self, model: Any, inputs: Sequence[str]) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class _Decoder(nn.Module):
         cache = EncoderDecoderCache(_cache(past), _cache(cross))
         output = self.model.get_decoder()(
             input_ids=input_ids,
-            # the keys are known: of the states only the shape is looked at
+            # the keys are known: the decoder looks only at the shape of the states
             encoder_hidden_states=cross[0].transpose(1, 2).flatten(2),
             encoder_attention_mask=mask,
             use_cache=True,
@@ -285,7 +285,7 @@ class _Decoder(nn.Module):
 
 
 def _cache(pairs: Sequence[Tensor]) -> DynamicCache:
-    """A cache that holds keys and values unchanged, also empty ones."""
+    """A cache that holds keys and values unchanged, even empty keys and values."""
     cache = DynamicCache()
     for keys, values in zip(pairs[::2], pairs[1::2], strict=True):
         layer = DynamicLayer()
@@ -301,7 +301,7 @@ def _pairs(cache: DynamicCache) -> list[Tensor]:
 
 
 def generation_graphs(model: Any) -> list[Graph]:
-    """Encoder and decoder of a model that generates, of texts or recordings."""
+    """Encoder and decoder of a model that generates, from texts or recordings."""
     decoder = model.get_decoder()
     layers, attention = len(decoder.layers), decoder.layers[0].encoder_attn
     heads, width = attention.num_heads, attention.head_dim
@@ -380,7 +380,7 @@ def language_model_graph(model: Any) -> Graph:
 
 
 def _source_inputs(model: Any) -> tuple[dict[str, Input], dict[str, int], list[dict[str, int]]]:
-    """Inputs of an encoder, sizes to trace it with, and others."""
+    """Inputs of an encoder, sizes for tracing the encoder, and other sizes."""
     config, encoder = model.config, model.get_encoder()
     if model.main_input_name == "input_ids":
         inputs = {

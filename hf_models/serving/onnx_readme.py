@@ -19,7 +19,7 @@ Puts = Sequence[tuple[str, str, Sequence[Any]]]
 
 
 class Described(NamedTuple):
-    """A file as ONNX Runtime sees it: name, type and axes of its inputs and outputs."""
+    """A file as ONNX Runtime sees it: name, type and axes of inputs and outputs."""
 
     file: str
     inputs: Puts
@@ -36,7 +36,7 @@ def readme(model: Any, files: Sequence[Described], opset: int) -> str:
 
     Args:
         model: The exported model.
-        files: Its graphs.
+        files: Graphs of the model.
         opset: Version of the operators.
     """
     settings = (
@@ -73,7 +73,7 @@ def readme(model: Any, files: Sequence[Described], opset: int) -> str:
 
 
 def _table(description: Described) -> str:
-    """Inputs and outputs of a file; layers are alike, and have one row."""
+    """Inputs and outputs of a file; all layers share one row, because they are alike."""
     rows = [f"| `{description.file}` | name | type | axes |", "|---|---|---|---|"]
     for direction, ports in (("takes", description.inputs), ("gives", description.outputs)):
         for name, dtype, axes in ports:
@@ -138,7 +138,7 @@ def first_tokens(model: Any) -> list[int]:
     return [*tokens, *listed(getattr(settings, "no_timestamps_token_id", None))]
 
 
-# Settings that change the result and that a greedy program of ten lines does not have.
+# Settings that change the result and that a greedy program of ten lines lacks.
 _MORE = (
     "num_beams",
     "do_sample",

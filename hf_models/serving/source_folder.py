@@ -1,5 +1,5 @@
-"""Checks of the SOURCE of exports of Hugging Face models besides the model: files of tokenizers,
-and tokens that its settings of generation forbid."""
+"""Checks of the SOURCE of exports of Hugging Face models beside the model: files of tokenizers, and
+tokens that the settings of generation forbid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def refuse_data(args: Namespace) -> None:
     """Refuses ``--data``, which is for checkpoints of fairseq.
 
     Raises:
-        ValueError: if it is given.
+        ValueError: if ``--data`` is given.
     """
     if args.data:
         raise ValueError(
@@ -26,15 +26,15 @@ def refuse_data(args: Namespace) -> None:
 @contextmanager
 def saved_beside(source: Path, name: str, needed: str) -> Iterator[None]:
     """Turns errors of transformers about missing or damaged files beside a model into an error that
-    says how to write them.
+    shows how to write the files.
 
     Args:
         source: Folder of the model.
         name: Name of the loaded part, such as "tokenizer".
-        needed: The need of the engine for it, in words.
+        needed: Why the engine needs the part, in words.
 
     Raises:
-        ValueError: with the reason, and the call that writes the files.
+        ValueError: names the reason, and the call that writes the files.
     """
     try:
         yield
@@ -47,7 +47,7 @@ def saved_beside(source: Path, name: str, needed: str) -> Iterator[None]:
 
 
 def banned_tokens(generation: Any) -> tuple[list[int], list[int]]:
-    """Tokens that generation never chooses, and tokens that it does not choose first.
+    """Tokens that generation never chooses, and tokens that generation does not choose first.
 
     Args:
         generation: Settings of generation.
@@ -58,5 +58,5 @@ def banned_tokens(generation: Any) -> tuple[list[int], list[int]]:
 
 
 def listed(tokens: Any) -> list[int]:
-    """Numbers of tokens that may be one number, several or none."""
+    """List of the numbers of tokens, from one number, several or none."""
     return [tokens] if isinstance(tokens, int) else [*(tokens or ())]

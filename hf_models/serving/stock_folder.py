@@ -1,5 +1,5 @@
-"""Stock checkpoints of Hugging Face models of this package: models of the stock class, with the
-embeddings of positions in its tables, which do not need this package."""
+"""Stock checkpoints of Hugging Face models of this package: models of the stock class, with
+position embeddings in the stock tables. Such checkpoints do not need this package."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         args: Arguments of ``cape-plugins export stock``.
 
     Raises:
-        ValueError: for a model that the stock class cannot compute, with the reason and the way
-            that works.
+        ValueError: for a model that the stock class cannot compute; names the reason and a way that
+            works.
     """
     _check_arguments(args)
     with clear_errors(str(source)):
         cape, stock_type = _load(source)
-    # both compute in float32, where a difference is no rounding; the file has the stored precision
+    # both compute in float32, so no difference is rounding; the file keeps the stored precision
     stored, cape = cape.dtype, cape.float()
     _refuse_relative(cape, stock_type)
     limit = _set_size(cape, args)
@@ -77,7 +77,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     choose_extractor(folder, False)
     if args.image_size:
         _resize_processor(folder, *args.image_size)
-    stock._keys_to_ignore_on_save = None  # Marian leaves out its tables
+    stock._keys_to_ignore_on_save = None  # Marian would leave out the tables
     stock.to(stored).save_pretrained(folder)
     tables = ", ".join(part.table for part in parts if part.table) or "none"
     report = (
@@ -100,7 +100,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 
 def _load(source: Path) -> tuple[PreTrainedModel, Any]:
-    """The model, and the stock class that it stands for."""
+    """The model, and the stock class of the model."""
     config = AutoConfig.from_pretrained(source)
     cape_class = own_class(str(source), config)
     name, stock_type = cape_class.__name__.removeprefix("Cape"), stock_class(cape_class)
@@ -117,8 +117,8 @@ def _load(source: Path) -> tuple[PreTrainedModel, Any]:
 
 
 def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
-    """Sets the size of the table that is asked for; the name of the setting that limits tokens, if
-    the configuration has one."""
+    """Sets the requested size of the table. Returns the name of the setting that limits tokens, if
+    the configuration has such a setting."""
     images = [module for module in cape.modules() if isinstance(module, ImageModel)]
     limit = next((name for name in _TOKEN_LIMITS if hasattr(cape.config, name)), None)
     if args.image_size:
@@ -165,7 +165,7 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
         option = differences[0]
         value, of_stock = changes[option]
         raise ValueError(
-            f"{option}={value!r} cannot be that of a {type(stock).__name__}, which computes its "
+            f"{option}={value!r} is impossible in a {type(stock).__name__}, which computes its "
             f"positions ({option}={of_stock!r}) and ignores tables in its file; allowed: settings "
             "that compute what the stock model does. `cape-plugins export ctranslate2` or `onnx` "
             "takes it, `python -m hf_models.convert --self-contained` writes its code beside it."
@@ -228,7 +228,7 @@ def _first(output: Any) -> Tensor:
 
 
 def hint_of(cape: PreTrainedModel) -> int | None:
-    """The token that the model puts before the source; None if it does not."""
+    """The token that the model puts before the source; None if there is none."""
     stacks = (module for module in cape.modules() if getattr(module, "has_hint", False))
     stack = next(stacks, None)
     return None if stack is None else stack.bos_token
@@ -267,7 +267,7 @@ def _readme(
     generates = stock.can_generate()
     has_tokenizer = any(folder.glob("tokenizer*")) or any(folder.glob("*.spm"))
     tokens = not (images or frames)
-    # prompts that a text goes on from end with a token
+    # a prompt, which a text goes on from, ends with a token
     pad_left = generates and not stock.config.is_encoder_decoder
     return fill(
         TEMPLATE,

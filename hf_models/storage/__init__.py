@@ -1,1 +1,1 @@
-"""Folders of models: loading, copies of the code in them, and stock models again."""
+"""Folders of models: loading, copies of the code in the folders, and return to stock models."""

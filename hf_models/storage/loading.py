@@ -20,15 +20,15 @@ from cape_plugins.serving.checks import refuse_not_finite
 
 @contextmanager
 def clear_errors(source: str) -> Iterator[None]:
-    """Turns errors of transformers about damaged or unfit files into errors that say so. To be put
-    around the loading alone: an error of other code would blame the checkpoint. A lack of memory
-    passes unchanged, because the checkpoint is not at fault.
+    """Turns errors of transformers about damaged or unfit files into clear errors. The block must
+    hold the loading alone, because an error of other code would blame the checkpoint. A lack of
+    memory passes unchanged, because the checkpoint is not at fault.
 
     Args:
         source: Folder or hub name of the checkpoint.
 
     Raises:
-        ValueError: naming the checkpoint, what is wrong with it, and what to do.
+        ValueError: names the checkpoint, the fault and the remedy.
     """
     try:
         yield
@@ -38,7 +38,7 @@ def clear_errors(source: str) -> Iterator[None]:
             f"the configuration of {source} is not allowed: {told}. Correct its config.json."
         ) from error
     except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        # on a CPU a lack of memory has no own class
+        # on a CPU a lack of memory has no special class
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise
         raise ValueError(
@@ -53,10 +53,10 @@ def clear_errors(source: str) -> Iterator[None]:
 
 
 def require_place(source: str) -> None:
-    """Refuses a path of no folder, which transformers would look up on the hub.
+    """Refuses a path without a folder, which transformers would look up on the hub.
 
     Raises:
-        ValueError: naming it.
+        ValueError: names the path.
     """
     if not os.path.exists(source) and (source[:1] in "./~" or source.count("/") > 1):
         raise ValueError(f"{source}: no such folder; check the path.")
@@ -67,18 +67,18 @@ _POSITIONS = re.compile(r"\.relative\.|\bpositions\.|position_embeddings")
 
 
 def load_whole(model_class: Any, source: str, **fields: Any) -> tuple[PreTrainedModel, list[str]]:
-    """A model with every weight of its checkpoint, in the precision that is stored.
+    """A model with every weight of its checkpoint, in the stored precision.
 
     Args:
         model_class: Class of this package or of transformers.
         source: Folder or hub name of a checkpoint.
-        fields: Fields of the configuration to change, such as its position embedding.
+        fields: Fields of the configuration to change, such as the position embedding.
 
     Returns:
-        the model, and the names of positional parameters that the checkpoint does not have.
+        the model, and the names of positional parameters that are not in the checkpoint.
 
     Raises:
-        ValueError: if a weight is missing, of another shape or not finite.
+        ValueError: if a weight is missing, has another shape or is not finite.
     """
     model, report = model_class.from_pretrained(
         source,

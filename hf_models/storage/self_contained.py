@@ -1,7 +1,7 @@
 """Checkpoints with a copy of the code of their models.
 
-transformers loads code from a folder if its files stand side by side and import each other
-relatively. The sources of both packages are copied under flat names, nothing else is changed.
+transformers loads code from a folder if the files stand side by side and import each other
+relatively. The sources of both packages are copied under flat names; nothing else is changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import hf_models
 from cape_plugins.files import editing_json, write_json
 from hf_models.switching.modeling import model_card
 
-# Modules that a model does not need, by their names in the flat folder.
+# Names, in the flat folder, of modules that a model does not need.
 _COMMANDS = (
     *(
         "cape_plugins_cli",
@@ -41,14 +41,14 @@ _IMPORT = re.compile(r"^(\s*)from ((?:cape_plugins|hf_models)(?:\.\w+)*) import 
 
 
 def make_self_contained(folder: str | os.PathLike[str]) -> None:
-    """Adds code and ``auto_map`` to a saved cape checkpoint, which then loads by
-    ``AutoModel.from_pretrained(folder, trust_remote_code=True)`` where this package is missing.
+    """Adds code and ``auto_map`` to a saved cape checkpoint. The checkpoint then loads with
+    ``AutoModel.from_pretrained(folder, trust_remote_code=True)`` if this package is missing.
 
     Args:
         folder: A folder written by ``save_pretrained``.
 
     Raises:
-        ValueError: if it holds no model of this package.
+        ValueError: if the folder holds no model of this package.
     """
     folder = Path(folder)
     path = folder / "config.json"
@@ -85,7 +85,7 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
 
 
 def _map_processors(folder: Path) -> None:
-    """Names the code of our feature extractor and tokenizer in the files that ask for them."""
+    """Names the code of this package's feature extractor and tokenizer in files that use them."""
     extractors = (hf_models.CapeSpeechFeatureExtractor, hf_models.CapeWhisperFeatureExtractor)
     for name in ("processor_config.json", "preprocessor_config.json"):
         with editing_json(folder / name) as saved:
@@ -100,7 +100,7 @@ def _map_processors(folder: Path) -> None:
 
 
 def _change_card(folder: Path, config: dict[str, Any]) -> None:
-    """Says how the folder loads now, in a model card that has not been edited."""
+    """Updates the loading instructions in a model card that has not been edited."""
     path, settings = folder / "README.md", config["position_embedding"]
     name = (config.get("architectures") or [""])[0]
     autos = [

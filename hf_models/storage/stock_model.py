@@ -24,11 +24,11 @@ class Part(NamedTuple):
     """A part of a model that encodes positions.
 
     Attributes:
-        module: Module of our model.
+        module: Module of a model of this package.
         config: Position settings of the module.
         stock: Position settings of the stock model.
-        table: Name of the parameter of the stock model that can hold the embeddings; None if it has
-            none.
+        table: Name of the parameter of the stock model that can hold the embeddings; None if there
+            is none.
     """
 
     module: Any
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
-    """See :func:`hf_models.switching.built.build_stock`; with a table to be filled."""
+    """See :func:`hf_models.switching.built.build_stock`; the stock model has a table to fill."""
     fields = {}
     has_patches = any(isinstance(module, PatchEmbeddings) for module in cape.modules())
     if has_patches and hasattr(cape.config, "use_absolute_position_embeddings"):
@@ -64,7 +64,7 @@ def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
 
 
 def of_images(config: Any) -> Any:
-    """The part of a configuration that is about images."""
+    """The part of a configuration for images."""
     return getattr(config, "vision_config", config)
 
 
@@ -72,7 +72,7 @@ def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
     """Shape of one image, recording or text."""
     config = model.config
     if model.main_input_name == "input_ids":
-        return (1, SHORTEST - 1)  # and the hint
+        return (1, SHORTEST - 1)  # plus the hint
     if model.main_input_name == "pixel_values":
         config = of_images(config)
         size = config.image_size
@@ -88,7 +88,7 @@ def fill_table(stock: PreTrainedModel, part: Part) -> None:
     """Writes the embeddings that the part adds to its first positions into the stock table.
 
     Raises:
-        ValueError: if they are random, or depend on the length of the text.
+        ValueError: if the embeddings are random, or depend on the length of the text.
     """
     if part.module.positions is not None and part.module.positions.draws:
         _refuse(part, "random positions")
@@ -116,14 +116,14 @@ def _rows_of_patches(embeddings: PatchEmbeddings, like: Tensor) -> Tensor:
 
 
 def _rows_of_frames(encoder: NaturalLengthEncoder, like: Tensor) -> Tensor:
-    """``[T', C]`` of a recording of the length that the stock model takes."""
+    """``[T', C]`` for a recording with the length that the stock model takes."""
     content = torch.zeros_like(like)[None]
     frames = Frames(torch.tensor([len(like)]), encoder.config.hop_seconds, None, None)
     return add_positions(encoder.positions, content, frames, STRIDE)[0]
 
 
 def _rows_of_tokens(part: Part, rows: int) -> Tensor:
-    """``[T, C]`` of a text of T tokens."""
+    """``[T, C]`` for a text of T tokens."""
     values, shorter = (_embed_tokens(part.module, length) for length in (rows, rows // 3))
     if not torch.allclose(values[: len(shorter)], shorter, atol=1e-5):
         _refuse(part, "other positions in texts of other lengths")

@@ -1,4 +1,5 @@
-"""Gives models that are built already, stock or of this package, another position embedding."""
+"""Gives models that are built already, stock models or models of this package, another position
+embedding."""
 
 from __future__ import annotations
 
@@ -37,28 +38,28 @@ _TORCH_ATTRIBUTES = vars(nn.Module()).keys()  # attributes that every module has
 
 
 def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> Any:
-    """Gives a built model another position embedding, in place and with all its weights.
+    """Gives a built model another position embedding, in place and with all weights.
 
     Modules and parameters stay, and with them hooks, precisions, adapters, and optimizers that were
     made before; only position embeddings are exchanged. Embeddings that the new type needs are new
     parameters, which the caller has to add to an optimizer.
 
     Args:
-        model: A model of transformers of a known family, stock or switched already, and the
-            outermost one: a part such as ``classifier.bert`` would be switched without the
-            classifier, which cannot be seen from the part and would be saved and loaded as a stock
-            one. A model that was switched already costs a second copy of its weights for a moment,
+        model: The outermost model of transformers, of a known family, stock or switched already. A
+            part such as ``classifier.bert`` would be switched without the classifier: the part
+            does not show the classifier, which would be saved and loaded as a stock model. A
+            model that was switched already needs a second copy of the weights for a moment,
             because a stock model is built to see what has to be undone.
         position_embedding: ``{"type": ..., option: value}``.
         fields: Further fields of the configuration, such as ``hop_seconds``; a model that was
-            switched already keeps its values of missing fields.
+            switched already keeps the old values of missing fields.
 
     Returns:
         `model`, with a class and configuration of this package.
 
     Raises:
         ValueError: if the family is unknown, a setting is wrong, or a module's forward has been
-            replaced; the model does not change then.
+            replaced; then the model does not change.
     """
     switched_before = is_model(type(model))
     part = type(model) if switched_before else PARTS.get(type(model))
@@ -82,14 +83,14 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
         config = part.config_class.of_stock(stock_config, **settings)
     except StrictDataclassError as error:
         raise ValueError(str(error.__cause__ or error)) from error
-    # from the model: the stock configuration of Speech2Text takes eager attention alone
+    # from the model: the stock configuration of Speech2Text takes only eager attention
     config._attn_implementation = old_config._attn_implementation
     require_own_config(config, part.__name__)
     snapshot, parameters = _snapshot(model), dict(model.named_parameters())
     try:
         trained = restore_stock(model, stock, stock_config) if switched_before else True
         _switch(model, old_config, config, trained)
-    except BaseException:  # the model is the caller's
+    except BaseException:  # the model belongs to the caller
         _restore(snapshot)
         raise
     _keep_tables(model, parameters)
@@ -116,40 +117,40 @@ def _check_settings(
 
 
 def _added_fields(part: Any, stock: Any) -> set[str]:
-    """Fields of the configuration of a model that its stock model does not have."""
+    """Fields that the configuration of a model has and the stock configuration lacks."""
     return vars(part.config_class()).keys() - vars(stock.config_class()).keys()
 
 
 def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
-    """Makes a model of this package a stock one again, in place, but for its configuration.
+    """Turns a model of this package back into a stock model, in place, except its configuration.
 
-    A stock model is built and switched in the same way as `model` was: what this changes in it is
-    changed back in `model`, and stock modules that were dropped are taken from it. So no part has
-    to say how its ``install_positions`` is undone. Everything else stays, also changes by its
+    A stock model is built and switched in the same way as `model` was. Every change in the stock
+    model is undone in `model`, and dropped stock modules are taken from the stock model. So no part
+    has to know how its ``install_positions`` is undone. Everything else stays, also changes by the
     owner.
 
     Args:
         model: A model of this package.
-        stock: The class that it stands for.
+        stock: The stock class of the model.
         stock_config: Configuration of the stock model.
 
     Returns:
-        Whether all parameters are old ones: none was dropped and is new.
+        Whether all parameters are old: none was dropped and replaced by a new parameter.
 
     Raises:
-        ValueError: if a part of this package is where no stock model has one.
+        ValueError: if a part of this package is in a place where no stock model has a part.
     """
     twin = stock(stock_config).to(model.device)
     stock_modules = [(module, type(module), _contents(module)) for module in twin.modules()]
     new_parameters = set(twin.parameters())
-    with warnings.catch_warnings():  # of settings that this call removes
+    with warnings.catch_warnings():  # about settings that this call removes
         warnings.simplefilter("ignore")
         _switch(twin, stock_config, model.config, trained=False)
     in_model = _counterparts(twin, model, stock_modules)
     for module, stock_type, contents in stock_modules:
         counterpart, switched = in_model.get(id(module), module), _contents(module)
         if type(counterpart) is not type(module):
-            continue  # a module of the owner; has no position embedding, or is refused below
+            continue  # a module of the owner without position embedding; others are refused below
         was_dropped = counterpart is module
         counterpart.__class__ = stock_type
         for name in switched.keys() - contents.keys():
@@ -162,7 +163,7 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
         if isinstance(module, (Bound, PositionHost, SwitchedModel)):
             raise ValueError(
                 f"{type(module).__name__} {name!r} is none of the parts that the configuration "
-                "asks for, as where layers or wrappers were added by hand, so that its position "
+                "asks for, as if layers or wrappers were added by hand, so its position "
                 "embedding cannot be exchanged; allowed: such changes of a model that is switched "
                 "once. Switch the stock model, or switch before the change."
             )
@@ -180,7 +181,7 @@ def _contents(module: nn.Module) -> dict[str, Any]:
 def _counterparts(
     twin: Any, model: Any, stock_modules: list[tuple[nn.Module, type, dict[str, Any]]]
 ) -> dict[int, Any]:
-    """Modules, parameters, buffers and configurations of `model`, by the id of their counterpart in
+    """Modules, parameters, buffers and configurations of `model`, by the id of the counterpart in
     `twin`."""
     in_model = {}
     for listing in ("named_modules", "named_parameters", "named_buffers"):
@@ -195,8 +196,8 @@ def _counterparts(
 
 
 def _keep_tables(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Puts the `parameters` from before back where new ones have their name and shape: tables of
-    this package that both types have."""
+    """Puts old `parameters` back in the place of new parameters with the same name and shape:
+    tables of this package that both types have."""
     for name, parameter in list(model.named_parameters()):
         old_parameter = parameters.get(name, parameter)
         if old_parameter is not parameter and old_parameter.shape == parameter.shape:
@@ -207,15 +208,15 @@ def _keep_tables(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> No
 def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrainedModel:
     """The stock model with the weights of a model of this package, in evaluation mode. Missing
     tables come from a new stock model. Relative embeddings are left out, because no stock model
-    holds them: callers that need the same output refuse them.
+    holds them; callers that need the same output refuse relative embeddings.
 
     Args:
         model: A model of this package.
-        stock: The class that it stands for.
+        stock: The stock class of the model.
         fields: Fields of the stock configuration to change.
 
     Raises:
-        ValueError: for weights that differ, but are one in the stock model.
+        ValueError: for different weights that share one parameter in the stock model.
     """
     settings = {**stock_settings(model.config, stock.config_class), **fields}
     twin = stock(stock.config_class(**settings)).to(model.dtype).eval()
@@ -232,7 +233,7 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
     twin.load_state_dict({**tables, **weights})
     loaded = twin.state_dict()
     for name, weight in weights.items():
-        if not torch.equal(loaded[name], weight.to(loaded[name])):  # overwritten by another one
+        if not torch.equal(loaded[name], weight.to(loaded[name])):  # overwritten by another weight
             raise ValueError(
                 f"{name} differs from the weight that the configuration ties it to, so that a "
                 f"{stock.__name__} would hold one of them only; allowed: equal weights, or a "
@@ -243,14 +244,14 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
 
 
 def stock_settings(config: Any, stock_config: Any) -> dict[str, Any]:
-    """Fields of the configuration of a stock model, from one of this package.
+    """Fields of the configuration of a stock model, from a configuration of this package.
 
     Args:
         config: Configuration of this package.
         stock_config: Class of the stock configuration.
     """
     added = vars(type(config)()).keys() - vars(stock_config()).keys()
-    left_out = added | {"model_type", "auto_map"}  # the last names code of this package
+    left_out = added | {"model_type", "auto_map"}  # auto_map names code of this package
     return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 
@@ -276,7 +277,7 @@ def _refusal(model: Any) -> str:
 
 
 def without_head(name: str, config: Any) -> str:
-    """Says that a family has no class for a head, and what to do.
+    """Message that a family has no class for a head, with the remedy.
 
     Args:
         name: The stock class, or the Auto class, that asks for the head.
@@ -292,8 +293,7 @@ def without_head(name: str, config: Any) -> str:
 
 
 def _refuse_hooks(model: nn.Module) -> None:
-    """Raises for a module with a replaced forward, which would hide the forward of its new
-    class."""
+    """Raises for a module with a replaced forward, which would hide the forward of a new class."""
     for name, module in model.named_modules():
         if "forward" in vars(module):
             raise ValueError(

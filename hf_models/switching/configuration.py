@@ -1,4 +1,4 @@
-"""Configurations: the stock ones plus one field, ``position_embedding``."""
+"""Configurations: stock configurations plus one field, ``position_embedding``."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class PositionEmbeddingMixin:
     """Gives a configuration the field ``position_embedding``, a dict ``{"type": ..., option:
     value}`` with the options of :class:`~cape_plugins.PositionConfig`.
 
-    The dict is checked and completed whenever it is set, so that a saved model keeps its settings
-    should the defaults ever change. Missing options take the default of the type. A source scale
-    may stay "auto" here, because peft and others load bare configurations; a model needs a number.
-    The settings of a configuration that a model was built from no longer change: a change would be
-    saved without having acted on the model.
+    The dict is checked and completed whenever it is set, so a saved model keeps its settings if the
+    defaults ever change. Missing options take the default of the type. A source scale may stay
+    "auto" in a configuration, because peft and others load bare configurations; a model needs a
+    number. The settings of a configuration that a model was built from no longer change: a change
+    would be saved without having acted on the model.
 
     Each family has a separate model type, so that Auto classes refuse a checkpoint if this package
-    is missing. An explicitly named stock class would load it with a mere warning and compute other
-    positions. So the saved file sends it to weights that do not exist, by a key that only
-    transformers reads; it is dropped again here.
+    is missing. An explicitly named stock class would load the checkpoint with a mere warning and
+    compute other positions. So a key that only transformers reads names weights that do not exist;
+    this class drops the key again when it reads the file.
 
     Attributes:
-        position_fields: Domain and architecture of each such field, as the row of the family in
-            cape_plugins.checkpoints.families says; the first is the main one.
+        position_fields: Domain and architecture of each field for a position embedding, from the
+            row of the family in cape_plugins.checkpoints.families; the first field is the main one.
         stock_difference: How the model differs from stock with any settings, in words.
 
     Raises:
-        ValueError: when a field is set, naming option, value, allowed range and remedy.
+        ValueError: when a field is set; names option, value, allowed range and remedy.
     """
 
-    # beside the instance's dict, which is saved, compared and copied
+    # not in the instance's dict, which is saved, compared and copied
     __slots__ = ("_in_use",)
 
     position_fields: ClassVar[dict[str, tuple[str, str]]]
@@ -63,7 +63,7 @@ class PositionEmbeddingMixin:
         cls.position_fields = {side.field: (side.domain, side.architecture) for side in sides}
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # a stock configuration brings the stock model type along; the class has ours
+        # a stock configuration brings the stock model type along; the class sets another type
         kwargs.pop("model_type", None)
         refuse_misplaced(kwargs, self.position_fields)
         super().__post_init__(**kwargs)
@@ -91,8 +91,8 @@ class PositionEmbeddingMixin:
         super().__delattr__(name)
 
     def _with_encoder_defaults(self, field: str, settings: Any) -> Any:
-        """Settings of a decoder beside an encoder with separate settings: by default it has the
-        encoder's type and `augment_probability`."""
+        """Settings of a decoder beside an encoder with separate settings. By default the decoder
+        has the encoder's type and `augment_probability`."""
         if settings is None:
             sides = find_family(self.model_type).sides.values()
             default = next(side.default for side in sides if side.field == field)
@@ -107,14 +107,14 @@ class PositionEmbeddingMixin:
         return self.__dict__.copy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy has read-only settings, too: transformers loads models with a copy. The copy with
-        which it sizes caches lacks the fields of the other side."""
+        """Makes the settings of a copy read-only, too, because transformers loads models with a
+        copy. The copy that transformers uses to size caches lacks the fields of the other side."""
         names = self.position_fields.keys() & state.keys()
         settings = {name: CheckedSettings(state[name]) for name in names}
         self.__dict__.update({**state, **settings})
 
     def mark_in_use(self) -> None:
-        """Says that a model was built from this configuration."""
+        """Notes that a model was built from this configuration."""
         self._in_use = True
 
     @property
@@ -132,21 +132,21 @@ class PositionEmbeddingMixin:
 
     @classmethod
     def model_types(cls) -> tuple[str, ...]:
-        """Types of checkpoints that this class takes: its type and the type of the stock class."""
+        """Types of checkpoints that this class takes: this type and the type of the stock class."""
         types = (getattr(base, "model_type", "") for base in cls.__mro__)
         return tuple(dict.fromkeys(name for name in types if name))
 
     @classmethod
     def check_model_type(cls, settings: Mapping[str, Any], source: Any) -> None:
-        """Refuses the configuration of another kind of model, of which transformers only warns
-        before it leaves out the weights that do not fit.
+        """Refuses the configuration of another kind of model. transformers would only warn, and
+        leave out the weights that do not fit.
 
         Args:
             settings: Contents of a config.json.
-            source: Its place, for the message.
+            source: Place of the config.json, for the message.
 
         Raises:
-            ValueError: naming the model types that are allowed.
+            ValueError: names the model types that are allowed.
         """
         model_type = settings.get("model_type")
         if model_type and model_type not in cls.model_types():
@@ -160,7 +160,7 @@ class PositionEmbeddingMixin:
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """See transformers; the type of a stock model becomes ours, any other is refused."""
+        """See transformers; turns the type of a stock model into this type, refuses other types."""
         settings, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         cls.check_model_type(settings, pretrained_model_name_or_path)
         return {**settings, "model_type": cls.model_type}, rest
@@ -168,7 +168,7 @@ class PositionEmbeddingMixin:
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """See transformers. A ``position_embedding`` without "type" changes single options of the
-        stored one."""
+        stored position embedding."""
         cls.check_model_type(config_dict, "config_dict")
         config_dict = {k: v for k, v in config_dict.items() if GUARD.get(k, ...) != v}
         refuse_misplaced(kwargs, cls.position_fields)
@@ -183,11 +183,11 @@ class PositionEmbeddingMixin:
 
     @classmethod
     def of_stock(cls, config: Any, **fields: Any) -> Any:
-        """The configuration of this package for the model of a stock one.
+        """The configuration of this package for the model of a stock configuration.
 
         Args:
-            config: Configuration of a stock model, which does not change.
-            fields: Position embeddings, and other fields that the stock one does not have.
+            config: Configuration of a stock model; stays unchanged.
+            fields: Position embeddings, and other fields that the stock configuration lacks.
         """
         cape_config = cls.from_dict({**config.to_dict(), **fields})
         cape_config._attn_implementation = config._attn_implementation

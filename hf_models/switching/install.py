@@ -1,11 +1,12 @@
 """Puts position embeddings into stock models: the one mechanism of all families.
 
-A stock model is built, or loaded, unchanged. Then its parts get the classes of this package
-(:func:`install`), and each part that encodes positions puts in its own (:class:`PositionHost`).
-Values for which a stock forward has no argument are bound to the part that needs them, for this
-call only (:mod:`cape_plugins.mathematics.binding`): the random numbers of a training forward, and
-the embeddings that replace the output of a stock module (:class:`PositionSlot`). So families copy
-neither constructors nor forwards; the price is that stock tables are built and dropped at once.
+A stock model is built, or loaded, unchanged. Then the parts get the classes of this package
+(:func:`install`), and each part that encodes positions puts in a position encoder
+(:class:`PositionHost`). Values for which a stock forward has no argument are bound to the part that
+needs them, for one call only (:mod:`cape_plugins.mathematics.binding`): the random numbers of a
+training forward, and the embeddings that replace the output of a stock module
+(:class:`PositionSlot`). So families copy neither constructors nor forwards, but stock tables are
+built and dropped at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cape_plugins.mathematics.binding import TRACED_ONLY, Bound
 from hf_models.host import check_forwards, record_outputs
 from hf_models.switching.stock_names import share_model_names, share_processors
 
-# behind a graph break torch.compile would compile them alone, once for each module and value
+# after a graph break torch.compile would compile these functions alone, for each module and value
 for _function in TRACED_ONLY:
     eval_frame.skip_code(_function.__code__)
 
@@ -43,9 +44,10 @@ class PositionSlot(Bound, nn.Module):
 
 
 class LearnedTable(PositionSlot):
-    """Mixin over a learned stock table, ``nn.Embedding`` with `offset` rows in front, which stays
-    where stock checkpoints have it and looks its rows up itself: three updates equal the stock
-    model's bit for bit. Longer texts begin it anew, as all learned tables here (CAPE 5.2)."""
+    """Mixin over a learned stock table, an ``nn.Embedding`` with `offset` rows in front. The table
+    stays where stock checkpoints have it and looks its rows up itself: three updates equal three
+    updates of the stock model bit for bit. Longer texts begin the table anew, like all learned
+    tables in this package (CAPE 5.2)."""
 
     offset: int = 0
 
@@ -68,35 +70,36 @@ class PositionHost:
     """Mixin over a stock module that encodes positions, or calls a module that does."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
-        """Puts position encoders into the place of stock ones.
+        """Replaces stock positions by position encoders.
 
         Args:
             config: Configuration of the model, with its position embeddings.
-            trained: Whether the weights come from a trained stock model, so that dropped parts of
-                them may have to be kept elsewhere.
+            trained: Whether the weights come from a trained stock model, so dropped weights may
+                have to be kept elsewhere.
         """
         raise NotImplementedError
 
 
 class SwitchedModel:
-    """Base of the models of this package, by which they are told from stacks and stock ones."""
+    """Base class of the models of this package; stacks and stock models lack this base."""
 
 
 @dataclass(frozen=True)
 class FamilyClasses:
     """Classes of a family of models: a stock configuration with one more field, and stock classes
-    with positions switched. What a checkpoint of it stores is in cape_plugins.checkpoints.families.
+    with positions switched. cape_plugins.checkpoints.families describes the checkpoints of the
+    family.
 
     Attributes:
-        config: Configuration of this package, a subclass of the stock one; all models among the
-            parts have it.
-        parts: Classes that take the place of stock ones, each a subclass whose last base is the
-            stock class.
+        config: Configuration of this package, a subclass of the stock configuration; all models
+            among the parts have this configuration.
+        parts: Classes that take the place of stock classes, each a subclass with the stock class as
+            last base.
         auto: Auto classes of transformers and the model that each loads; default the Auto classes
             that load the stock models.
 
     Raises:
-        ValueError: for a part whose last base is no stock class, or that is a :class:`PositionHost`
+        ValueError: for a part without a stock class as last base, or a :class:`PositionHost`
             without ``install_positions``.
     """
 
@@ -143,16 +146,17 @@ def _check_part(part: type) -> None:
         )
 
 
-PARTS: dict[type, type] = {}  # stock class to the one that takes its place
+PARTS: dict[type, type] = {}  # stock class to the class that takes its place
 
 
 def add_parts(family: FamilyClasses) -> FamilyClasses:
-    """Makes the parts of a family known to :func:`install`, and to transformers the configuration
-    of its models, their names, the tokenizers and processors of the stock ones, and the older names
-    in checkpoints of these, which it translates by class name.
+    """Makes the parts of a family known to :func:`install`, and tells transformers about the
+    family: configuration and names of the models, tokenizers and processors of the stock models,
+    and older names in stock checkpoints, which transformers translates by class name.
 
-    A family of this package calls it in its own file, because a self-contained folder has that file
-    but nobody who registers the family; for all others ``hf_models.register_family`` calls it.
+    The file of a family of this package calls this function, because a self-contained folder has
+    that file but nobody who registers the family. For other families ``hf_models.register_family``
+    calls this function.
     """
     for stock, part in family.stock_parts.items():
         PARTS[stock] = part
@@ -168,30 +172,30 @@ def add_parts(family: FamilyClasses) -> FamilyClasses:
 
 
 def _auto_classes(parts: Mapping[type, type]) -> dict[Any, type]:
-    """Auto classes that load one of the stock classes, to the class in its place."""
+    """Maps each Auto class that loads one of the stock classes to the class in its place."""
     configs = {stock.config_class for stock in parts if hasattr(stock, "config_class")}
     loading = (pair for config in configs for pair in auto_models(config).items())
     return {auto: parts[stock] for auto, stock in loading if stock in parts}
 
 
 def auto_models(config: type) -> dict[Any, type]:
-    """Auto classes that load models with configurations of a class, and these models."""
+    """Maps each Auto class that loads models with this configuration class to the model."""
     loading = {}
     for auto in vars(modeling_auto).values():
         models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
-        # by this configuration only: a list of all would import every model of transformers
+        # looks up one configuration: listing all would import every model of transformers
         model = None if models is None else models.get(config, None)
-        if model is not None:  # of several the one that is loaded
+        if model is not None:  # of several models the one that is loaded
             loading[auto] = model[0] if isinstance(model, tuple) else model
     return loading
 
 
 def install(model: nn.Module, trained: bool = False) -> None:
     """Gives the parts of a built model their classes, and lets each :class:`PositionHost` install
-    its positions.
+    positions.
 
     Args:
-        model: A model whose configuration has position embeddings.
+        model: A model with position embeddings in its configuration.
         trained: See :meth:`PositionHost.install_positions`.
     """
     for module in list(model.modules()):
@@ -200,7 +204,7 @@ def install(model: nn.Module, trained: bool = False) -> None:
             check_forwards(PARTS[stock], stock)
             module.__class__ = PARTS[stock]
             record_outputs(module)
-            # by such names transformers decides where a model may be split over devices
+            # these names tell transformers where a model may be split over devices
             if stock.__name__ in model._no_split_modules:
                 model._no_split_modules.add(PARTS[stock].__name__)
         elif module is not model:
@@ -211,7 +215,7 @@ def install(model: nn.Module, trained: bool = False) -> None:
             for new_module in set(module.modules()) - old_modules:
                 new_module.training = module.training
     for module in model.modules():
-        if isinstance(module, Bound):  # compiled code would see it appear with the first call
+        if isinstance(module, Bound):  # else compiled code would see the attribute appear later
             vars(module).setdefault("bound_in_graph", None)
     settings = [model.config.position_settings(field) for field in model.config.position_fields]
     wants_relative = any(config.relative_context for config in settings)
@@ -225,10 +229,10 @@ def install(model: nn.Module, trained: bool = False) -> None:
 
 
 def stock_class(part: type) -> type | None:
-    """The stock class in whose place `part` stands; None if there is none."""
+    """The stock class that `part` replaces; None if there is none."""
     return next((stock for stock, cape_class in PARTS.items() if cape_class is part), None)
 
 
 def is_model(part: Any) -> bool:
-    """Whether a class is a model of this package, and not a stack of one."""
+    """Whether a class is a model of this package, not a stack of a model."""
     return isinstance(part, type) and issubclass(part, SwitchedModel)

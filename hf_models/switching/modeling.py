@@ -31,7 +31,7 @@ from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced
 TAG = "cape-plugins"
 # names of learned tables and stored sinusoids in stock checkpoints
 _TABLES = {r"embed_positions\.weight$", r"embeddings\.position_embeddings?(\.weight)?$"}
-# arguments of from_pretrained that say where a checkpoint is
+# arguments of from_pretrained that set the place of a checkpoint
 _PLACE = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
 
@@ -49,15 +49,15 @@ class InitializesPositions:
 
 
 class PositionModelMixin(InitializesPositions, SwitchedModel):
-    """Mixin over a stock model: switches its positions when it is built; saves and loads them."""
+    """Mixin over a stock model: switches positions at construction, saves and loads the model."""
 
     # The stock forwards of these families take any keyword but ignore the number of items in a
     # batch; the Trainer would multiply their loss by the number of processes and of accumulation
-    # steps. Baselines should be compared through these classes, not through the stock ones.
+    # steps. Baselines should be compared through these classes, not through the stock classes.
     accepts_loss_kwargs = False
 
     def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Checks the configuration before any of the stock parts is built from it."""
+        """Checks the configuration before a stock part is built from it."""
         refuse_in_constructor(cls, cls.config_class.position_fields, kwargs)
         if config is not None:
             require_own_config(config, cls.__name__)
@@ -72,16 +72,16 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
             self._keys_to_ignore_on_load_unexpected = {*(ignored or ()), *_TABLES}
 
     def _has_new_table(self) -> bool:
-        """Whether a new table takes the place of a trained one, which transformers reports."""
+        """Whether a new table takes the place of a trained table; transformers reports this."""
         if not any(isinstance(module, PositionTable) for module in self.modules()):
             return False
         stock = map(self.config.stock_type, find_family(self.config.model_type).sides)
         return all(name in TYPES and ENCODINGS[TYPES[name].encoding].counts for name in stock)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy of a model is built from a copy of its configuration, which is then in use."""
+        """Marks the configuration of a copied model, which is a copy, too, as in use."""
         super().__setstate__(state)
-        if hasattr(self.config, "mark_in_use"):  # a part, such as SigLIP's, has a stock one
+        if hasattr(self.config, "mark_in_use"):  # parts, as in SigLIP, have stock configurations
             self.config.mark_in_use()
 
     def post_init(self) -> None:
@@ -90,14 +90,14 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         self.finish()
 
     def finish(self) -> None:
-        """Marks a model whose positions have been switched as one of this package."""
+        """Marks a model with switched positions as a model of this package."""
         self.config.mark_in_use()
         self.add_model_tags([TAG])
 
     @classmethod
     def _complete_config(cls, config: Any, arguments: dict[str, Any]) -> Any:
-        """The caller's configuration, or one made of a stock configuration or of a dict, and of the
-        position embeddings among the `arguments` of the call, which are taken out of them."""
+        """The caller's configuration, or a configuration made from a stock configuration or a dict.
+        Takes position embeddings out of the `arguments` of the call, into the configuration."""
         fields = cls.config_class.position_fields
         embeddings = {name: arguments.pop(name) for name in fields if name in arguments}
         if embeddings and hasattr(config, "position_fields"):
@@ -116,16 +116,16 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
 
     @classmethod
     def _from_config(cls, config: Any, **kwargs: Any) -> Any:
-        """See transformers, whose Auto classes build models by it."""
+        """See transformers; Auto classes build models with this method."""
         return super()._from_config(cls._complete_config(config, kwargs), **kwargs)
 
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
     ) -> Any:
-        """See transformers; checkpoints of other kinds of models are refused, also where the
-        caller gives a configuration. A stock one is taken where a position embedding is given, and
-        a dict, as Auto classes take it."""
+        """See transformers. Checkpoints of other kinds of models are refused, even if the caller
+        gives a configuration. `config` may be a stock configuration if a position embedding is
+        given, and may be a dict, as in Auto classes."""
         if (
             isinstance(config, PreTrainedConfig | Mapping)
             and pretrained_model_name_or_path is not None
@@ -146,8 +146,8 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
     def save_pretrained(
         self, *args: Any, save_original_format: bool = False, **kwargs: Any
     ) -> None:
-        """See transformers. Weights are saved under the names that the model has: with the older
-        names that transformers writes by default, resuming with its Trainer would skip them."""
+        """See transformers. Weights are saved under the names in the model: transformers writes
+        older names by default, and resuming with the Trainer would skip such weights."""
         super().save_pretrained(*args, save_original_format=save_original_format, **kwargs)
         card = Path(args[0] if args else kwargs["save_directory"]) / "README.md"
         if kwargs.get("is_main_process", True) and not card.exists():
@@ -157,12 +157,12 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
 
 
 def model_card(name: str, settings: Mapping[str, Any], auto: str | None = None) -> str:
-    """A model card that says what the model is and how to load it.
+    """A model card that describes the model and shows how to load it.
 
     Args:
         name: Class of the model.
-        settings: Its position embedding.
-        auto: Auto class that loads it, where the folder carries the code.
+        settings: Position embedding of the model.
+        auto: Auto class that loads the model, if the folder carries the code.
     """
     if auto:
         loading = f"""The folder carries the code of the class:
@@ -197,12 +197,12 @@ Position embedding: `{json.dumps(settings, sort_keys=True)}`
 
 
 def process_generator(device: torch.device) -> torch.Generator | None:
-    """A generator that differs between data-parallel ranks; None for the default one.
+    """A generator that differs between data-parallel ranks; None for the default generator.
 
-    The Trainer and accelerate seed all ranks alike, so that they would draw the same positions. A
-    number from the common stream and the rank seed the generator: a resumed training, for which
-    hosts restore that stream, draws the same again. Compiled models use the default generator,
-    because torch.compile accepts no other: see RankSeedCallback.
+    The Trainer and accelerate seed all ranks alike, so all ranks would draw the same positions. A
+    number from the common stream and the rank seed the generator. Hosts restore the common stream
+    for a resumed training, which therefore draws the same numbers again. Compiled models use the
+    default generator, because torch.compile accepts no other: see RankSeedCallback.
     """
     if (
         torch.compiler.is_compiling()
@@ -219,10 +219,10 @@ def content_of_call(ids: Tensor | None, embeds: Tensor | None, side: str = "") -
     Args:
         ids: ``[B, T]``.
         embeds: ``[B, T, C]``.
-        side: What the names of the arguments begin with.
+        side: Beginning of the names of the arguments.
 
     Raises:
-        ValueError: if both or neither are given, or if they hold no token.
+        ValueError: if both or neither are given, or if there is no token.
     """
     if (ids is None) == (embeds is None):
         raise ValueError(
@@ -242,24 +242,24 @@ def content_of_call(ids: Tensor | None, embeds: Tensor | None, side: str = "") -
 def draw_positions(
     encoder: PositionEncoder, content: Tensor, partner: Draw | None = None
 ) -> Draw | None:
-    """One draw for a batch ``[B, ...]``, whose other side may have a `partner`; None in evaluation,
-    and where nothing is random."""
+    """One draw for a batch ``[B, ...]``; `partner` is the draw of the other side, if there is one.
+    None in evaluation, and if nothing is random."""
     return encoder.draw(content.shape[0], content.device, process_generator, partner)
 
 
 def build_positions(
     config: Any, side: str, table_size: int | tuple[int, ...] = 1, std: float = 1.0
 ) -> PositionEncoder:
-    """The position encoder of one side of a model, as the row of its family says.
+    """Builds the position encoder of one side of a model from the row of the model's family.
 
     Args:
         config: Configuration of the model.
         side: "encoder" or "decoder".
         table_size: Rows of a learned table; for images the size in patches.
-        std: Standard deviation of its initialisation.
+        std: Standard deviation of the initial values of a learned table.
 
     Raises:
-        ValueError: if the row has no such side, or its ``dim`` names no field of `config`.
+        ValueError: if the row has no such side, or ``dim`` in the row names no field of `config`.
     """
     sides, stored = find_family(config.model_type).sides, vars(config)
     if side not in sides:
@@ -293,10 +293,10 @@ def build_positions(
 def embed_positions(
     encoder: PositionEncoder, positions: Positions, draw: Draw | None, content: Tensor
 ) -> Tensor | None:
-    """``[B or 1, T, C]`` in the precision of `content`; None where nothing is added.
+    """``[B or 1, T, C]`` in the precision of `content`; None if nothing is added.
 
-    Augmented if there is a draw: a model in training mode that generates text has none, because
-    each step must see the same positions as the ones before.
+    Augmented if there is a draw. A model in training mode that generates text has no draw, because
+    each step must see the same positions as earlier steps.
     """
     if encoder.config.encoding.counts and positions.in_steps and positions.first is None:
         positions = _rows_of_table(positions, encoder.encoding.weight.shape[0])
@@ -310,7 +310,7 @@ def embed_positions(
 
 
 def _rows_of_table(positions: Positions, size: int) -> Positions:
-    """The caller's positions as rows of a learned table, which begins anew after its last row."""
+    """The caller's positions as rows of a learned table, which begins anew after the last row."""
     number = torch.arange(size, dtype=torch.float32, device=positions.rows.device)
     index = positions.rows[..., 0].long() % size + 1
     return Positions(number.view(1, -1, 1), 1.0, True, index, 0)
@@ -327,11 +327,11 @@ def decoder_positions(
 
     Args:
         length: T, tokens given now.
-        past: Number of tokens in the cache, a tensor where the cache has a fixed size.
+        past: Number of tokens in the cache; a tensor if the cache has a fixed size.
         mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
-            first token, also in batches padded on the left. Or, as transformers makes it for caches
-            of a fixed size, ``[B, 1, T, S]``, bool or added to scores: counted are the keys that a
-            query sees, up to itself.
+            first token, also in batches padded on the left. For caches of a fixed size transformers
+            makes a mask ``[B, 1, T, S]``, bool or added to scores: the keys that a query sees, up
+            to its own place, are counted.
         device: Device of the tokens.
         position_ids: ``[T]`` or ``[B or 1, T]``, the caller's positions, which come first.
 
@@ -340,7 +340,7 @@ def decoder_positions(
     """
     if position_ids is None and mask is not None and mask.dim() == 4:
         visible = mask[:, 0]
-        if visible.is_floating_point():  # the least number of a precision, or -inf
+        if visible.is_floating_point():  # hidden: the least number of a precision, or -inf
             visible = visible > torch.finfo(visible.dtype).min / 2
         key = torch.arange(visible.shape[-1], device=device)
         query = torch.arange(length, device=device) + past

@@ -1,4 +1,4 @@
-"""Settings of a position embedding in a configuration: changed as a whole, and in their place."""
+"""Settings of a position embedding in a configuration: changed as a whole, in the right place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cape_plugins.settings.options import COUNTED
 
 
 class CheckedSettings(dict):
-    """Complete settings of one position embedding, changed as a whole only: a change of one of them
-    would not be checked, and would not reach a model that was built from them."""
+    """Complete settings of one position embedding, changed as a whole only: a change of one setting
+    would not be checked, and would not reach a model that was built from the settings."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
@@ -29,7 +29,7 @@ class CheckedSettings(dict):
     def __deepcopy__(self, memo: Any) -> dict[str, Any]:  # transformers changes what it writes
         return dict(self)
 
-    def __reduce__(self) -> Any:  # by default, a dict is filled key by key
+    def __reduce__(self) -> Any:  # pickle would fill a dict key by key
         return type(self), (dict(self),)
 
 
@@ -41,7 +41,7 @@ def require_own_config(config: Any, model: str) -> None:
         model: Name of the class of the model, for the message.
 
     Raises:
-        ValueError: if it is a stock configuration, or if alpha has not been counted.
+        ValueError: if `config` is a stock configuration, or if alpha has not been counted.
     """
     # isinstance may fail: transformers can load the code of a self-contained folder twice
     if not hasattr(config, "position_fields"):
@@ -56,8 +56,8 @@ def require_own_config(config: Any, model: str) -> None:
             raise ValueError(
                 f"source_scale={settings.source_scale!r} of {field} {settings.type!r} cannot be "
                 "counted by a model; allowed: a number > 0 or TARGET/SOURCE. Count the tokens of "
-                "the training data "
-                "(`cape-plugins alpha --text SOURCE TARGET --tokenizer MODEL` does so) and give "
+                "the training data with "
+                "`cape-plugins alpha --text SOURCE TARGET --tokenizer MODEL`, and give "
                 f'{field}={{"type": {settings.type!r}, "source_scale": ...}}, or 1.'
             )
 
@@ -73,7 +73,7 @@ def refuse_in_constructor(
         arguments: Arguments of the constructor, by name.
 
     Raises:
-        ValueError: naming the calls that take them.
+        ValueError: names the calls that take position embeddings.
     """
     if embeddings := sorted(set(fields) & arguments.keys()):
         name = model.__name__
@@ -86,14 +86,15 @@ def refuse_in_constructor(
 
 
 def refuse_misplaced(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    """Raises for settings that transformers would silently take, or drop.
+    """Refuses settings that transformers would accept or drop without a warning.
 
     Args:
         settings: Keys that a configuration does not know, or arguments of ``from_pretrained``.
-        fields: The names of its position embeddings.
+        fields: Names of the configuration's fields for position embeddings.
 
     Raises:
-        ValueError: for a misspelt field, and for an option beside it instead of inside.
+        ValueError: for a misspelt field name, and for an option beside a field instead of inside
+            the field.
     """
     option_names = {option.name for option in option_fields()}
     for name, value in settings.items():

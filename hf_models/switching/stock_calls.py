@@ -1,6 +1,6 @@
 """Lets the calls of transformers that build a model take a position embedding, in Auto classes and
-stock classes, with a stock configuration or without. They then build the model of this package, a
-subclass of the stock one.
+stock classes, with a stock configuration or without. With a position embedding these calls build
+the model of this package, a subclass of the stock model.
 
 transformers silently drops arguments that a configuration does not know, or hands them to a model
 that does not know them either. Calls without a position embedding do not change.
@@ -34,7 +34,7 @@ def accept_position_embeddings(configs: Collection[Any]) -> None:
     PreTrainedModel.__new__ = staticmethod(_naming_calls(PreTrainedModel.__new__, configs))
     autos = [auto for auto in vars(modeling_auto).values() if hasattr(auto, "_model_mapping")]
     for auto, name in product(autos, ("from_pretrained", "from_config")):
-        if name in vars(auto):  # each has a copy, with a docstring for it
+        if name in vars(auto):  # each Auto class has a copy of the method, with its docstring
             stock = vars(auto)[name].__func__
             setattr(auto, name, classmethod(_naming_heads(stock, configs)))
 
@@ -59,7 +59,7 @@ def _no_effect(field: str, value: Any, checkpoint: Any, model_type: str, configs
 
 
 def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[Any]) -> Any:
-    """``AutoConfig.from_pretrained``, by which every Auto class finds the configuration."""
+    """``AutoConfig.from_pretrained``, with which every Auto class finds the configuration."""
 
     @functools.wraps(stock_from_pretrained)
     def from_pretrained(pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
@@ -88,7 +88,7 @@ def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
     @functools.wraps(stock_method)
     def build(cls: type, *args: Any, **kwargs: Any) -> Any:
         fields = _embeddings_among(kwargs, configs)
-        # not classes of this package, nor of users, which may have a field of this name
+        # not classes of this package or of users, which may have a field with this name
         if not fields or not cls.__module__.startswith("transformers."):
             return stock_method(cls, *args, **kwargs)
         part = PARTS.get(cls)
@@ -108,7 +108,7 @@ def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
 
 
 def _naming_calls(stock_new: Any, configs: Collection[Any]) -> Any:
-    """``__new__`` of all stock models, whose constructors take no position embedding."""
+    """``__new__`` of all stock models; their constructors take no position embedding."""
 
     @functools.wraps(stock_new)
     def build(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -121,13 +121,13 @@ def _naming_calls(stock_new: Any, configs: Collection[Any]) -> Any:
 
 def _naming_heads(stock_method: Any, configs: Collection[Any]) -> Any:
     """A class method of all Auto classes, with a message for models of this package without a class
-    for the head; the stock message lists all models that there are."""
+    for the head; the stock message lists all existing models."""
 
     @functools.wraps(stock_method)
     def build(cls: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return stock_method(cls, *args, **kwargs)
-        except ValueError as error:  # which names the class of the configuration
+        except ValueError as error:  # the error names the class of the configuration
             for config_class in configs:
                 if str(config_class) in str(error) and config_class not in cls._model_mapping:
                     raise ValueError(without_head(cls.__name__, config_class)) from None

@@ -1,9 +1,9 @@
-"""Copies entries of the tables in which transformers looks up a stock model by name to the model
-that replaces it.
+"""Copies the entries of a stock model, in the tables in which transformers looks up models by name,
+to the model that replaces it.
 
-Parts of it ask for the name of a class instead of the class itself, such as the Trainer, which
+Parts of transformers ask for the name of a class instead of the class, such as the Trainer, which
 shifts labels for label smoothing, and the choice of a tokenizer for a checkpoint that names none.
-They treat a name that they do not know as some other model, often silently.
+These parts treat an unknown name as some other model, often silently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROCESSOR_MAPPINGS = (
 
 
 def share_model_names(config: Any, parts: Mapping[type, type]) -> None:
-    """Puts the models of a family into the tables of names that their stock models are in.
+    """Puts the models of a family into the tables of names that hold their stock models.
 
     Args:
         config: Configuration class of the family, with its ``model_types``.
@@ -58,7 +58,7 @@ def share_processors(config: Any) -> None:
     cape_type, *stock_types = config.model_types()
     for stock_type in stock_types:
         for mapping in _PROCESSOR_MAPPINGS:
-            # by name: to register a class would import it, as every image processor
+            # by name, because registering classes would import every image processor
             mapping._reverse_config_mapping[config.__name__] = stock_type
         if stock_type in TOKENIZER_MAPPING_NAMES:
             TOKENIZER_MAPPING_NAMES[cape_type] = TOKENIZER_MAPPING_NAMES[stock_type]
