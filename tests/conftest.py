@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -48,6 +49,13 @@ def _one_thread() -> None:
 def _seeded() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """Data loaders of fairseq set PYTHONWARNINGS for good; warm interpreters fit no longer then."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture

@@ -287,8 +287,8 @@ def test_sharded_models_keep_positions_in_float32_and_are_saved_whole(run_cli, r
         model, report = FAMILIES[family].model.from_pretrained(
             tmp_path / family, output_loading_info=True
         )
-        kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
-        assert not any(report[kind] for kind in kinds)
+        problems = ("missing_keys", "unexpected_keys", "mismatched_keys")
+        assert not any(report[problem] for problem in problems)
         first = make(family, "cape").state_dict()
         state = model.state_dict()
         changed = sum(not torch.equal(value, first[key]) for key, value in state.items())

@@ -1,6 +1,7 @@
 """Translation: padding, generation, alpha, the BOS hint and what is given back."""
 
 import copy
+from itertools import chain
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_outputs_fit_the_tokens_of_the_caller(name, left):
     )
     pads = inputs["attention_mask"].eq(0)
     encoder = (out.encoder_attentions, encoded.attentions, generated.encoder_attentions)
-    for attention in (*(one for layers in encoder for one in layers), *in_tuple[2]):
+    for attention in (*chain.from_iterable(encoder), *in_tuple[2]):
         assert attention.shape == (3, 4, 9, 9)
     assert {attention.shape for attention in out.cross_attentions} == {(3, 4, 7, 9)}
     assert {attention.shape for attention in generated.cross_attentions[1]} == {(6, 4, 1, 9)}

@@ -108,7 +108,7 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
     def train(data, run, flags, settings, *, threads, title, until=None):
         updates = int(checkpoint.read_text()) if checkpoint.exists() else 0
         run.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_text(str(max(updates, until or 2000)))
+        checkpoint.write_text(str(max(updates, until or 1400)))
         if until:
             (run / runs.FIRST_SECONDS).write_text("1.0")
         return 1.0
@@ -122,10 +122,10 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
     data = Data(tmp_path / "number_lists/data", {}, ("en", "de"), "", (), ())
     comparison = Comparison(parse_arguments(words), data, {})
     comparison.run("cape", 1)
-    assert tested == [("cape (400 of 2000 updates)", "400"), ("cape", "2000")]
+    assert tested == [("cape (400 of 1400 updates)", "400"), ("cape", "1400")]
     checkpoint.write_text("1200")
     comparison.run("cape", 1)
-    assert tested[2:] == [("cape", "2000")]
+    assert tested[2:] == [("cape", "1400")]
 
 
 def test_two_variants_train_side_by_side_and_the_last_comes_second():

@@ -69,7 +69,9 @@ def _warm_python(modules: tuple[str, ...], env: Mapping[str, str]) -> WarmPython
 
 def warm_fairseq() -> str:
     """What to take for `sys.executable` where a test runs a recipe in its own process."""
-    return str(_warm_python(FAIRSEQ, environment()).client())
+    python = _warm_python(FAIRSEQ, environment())
+    assert python, "a test left a variable behind that imports read, such as PYTHONWARNINGS"
+    return str(python.client())
 
 
 def _run_in_new_interpreter(

@@ -6,6 +6,7 @@ import argparse
 import io
 import logging
 import math
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from fairseq import checkpoint_utils, models, options
@@ -309,7 +311,8 @@ def run_here(command: str, *words: object, input: str = "") -> str:
     root.setLevel(logging.INFO)
     sys.argv, sys.stdin = [command, *map(str, words)], io.StringIO(input)
     try:
-        with redirect_stdout(output):
+        # loaders with workers set PYTHONWARNINGS for good
+        with redirect_stdout(output), mock.patch.dict(os.environ):
             module.cli_main()
     finally:
         sys.argv, sys.stdin = argv, stdin
