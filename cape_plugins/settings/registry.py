@@ -59,7 +59,8 @@ class PositionType:
     Attributes:
         encoding: Key of :data:`ENCODINGS`.
         options: The options that this type has beside the common options, with defaults;
-            :data:`DOMAIN_DEFAULT` stands for the default of the domain.
+            :data:`DOMAIN_DEFAULT` stands for the default of the domain. All options of training but
+            ``max_position`` may be combined.
         summary: One line for help texts and tables.
         seq2seq: Defaults that hold in encoder-decoder models only.
         sampling: Key of :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`, if positions are
