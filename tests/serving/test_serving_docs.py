@@ -33,7 +33,12 @@ from tests.support.engines import run_program
 from tests.support.fairseq_models import PAD
 from tests.support.hf import VIT
 from tests.support.served_fairseq import train
-from tests.support.translation_models import copy_to_hugging_face, save_fairseq, save_language_model
+from tests.support.translation_models import (
+    SIZES,
+    copy_to_hugging_face,
+    save_fairseq,
+    save_language_model,
+)
 from tests.support.whisper import save_with_processor
 
 for _engine in ("ctranslate2", "faster_whisper", "onnxruntime"):
@@ -97,7 +102,8 @@ def save_models_of_fairseq(corpus, folder):
     state = torch.load(path, weights_only=True)
     torch.save({**state, "model": train(path, folder, updates=100)}, path)
     words = ("--position-embedding", "shape")
-    path = save_language_model(binary, folder / "language_model.pt", *words)
+    sides = [f"--decoder-{side}-dim={SIZES['embed-dim']}" for side in ("input", "output")]
+    path = save_language_model(binary, folder / "language_model.pt", *words, *sides)
     state = torch.load(path, weights_only=True)
     norm = state["model"]["decoder.layers.1.final_layer_norm.bias"]
     for embedding in state["model"]["decoder.output_projection.weight"][:4]:
