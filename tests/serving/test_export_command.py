@@ -138,6 +138,16 @@ def test_other_errors_are_not_called_a_full_disk(tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["of the other"]
 
 
+@pytest.fixture
+def unhandled():
+    """SIGTERM without a handler, as in a new process: tests before may have left one, because
+    programs of the recipes set theirs for good."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("unhandled")
 def test_a_process_that_is_told_to_end_leaves_nothing(tmp_path):
     def write():
         with complete_folder(tmp_path / "new" / "out") as folder:
@@ -162,6 +172,7 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path):
     assert (tmp_path / "out" / "file").exists()
 
 
+@pytest.mark.usefixtures("unhandled")
 def test_folders_are_written_in_threads_too(tmp_path):
     """Where Python lets nobody set what signals do."""
 

@@ -78,8 +78,8 @@ def test_check_sees_a_graph_that_is_right_at_times_only(wrong, tmp_path, capsys,
                 values["attention_mask"] = torch.ones_like(values["attention_mask"])
             with torch.no_grad():
                 outputs = [output.numpy() for output in Session.graph.module(*values.values())]
-            one = wrong == "at one token" and values["input_ids"].shape[1] == 1
-            return [output * np.nan for output in outputs] if one else outputs
+            spoilt = wrong == "at one token" and values["input_ids"].shape[1] == 1
+            return [output * np.nan for output in outputs] if spoilt else outputs
 
     monkeypatch.setattr(onnx, "write", lambda graph, *more: setattr(Session, "graph", graph))
     monkeypatch.setattr("onnxruntime.InferenceSession", Session)

@@ -18,7 +18,6 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     BitImageProcessor,
-    GenerationConfig,
     ViTImageProcessor,
 )
 
@@ -30,10 +29,15 @@ from hf_models.convert import convert
 from recipes.lab.subwords import SentencePiece
 from recipes.vit.data import eight_bits
 from tests.support.engines import run_program
-from tests.support.fairseq_models import PAD
+from tests.support.fairseq_models import EOS, PAD
 from tests.support.hf import VIT
 from tests.support.served_fairseq import train
-from tests.support.translation_models import copy_to_hugging_face, save_fairseq, save_language_model
+from tests.support.translation_models import (
+    SIZES,
+    copy_to_hugging_face,
+    save_fairseq,
+    save_language_model,
+)
 from tests.support.whisper import save_with_processor
 
 for _engine in ("ctranslate2", "faster_whisper", "onnxruntime"):
@@ -65,9 +69,7 @@ def place(corpus, tmp_path_factory):
     lines = [pieces.encode(source) for source, _ in corpus.pairs[:20]]
     (folder / "test.en").write_text("\n".join(lines) + "\n", encoding="utf-8")
     copy_to_hugging_face(folder, folder / "checkpoint_best.pt", folder / "marian")
-    settings = GenerationConfig.from_pretrained(folder / "marian")
-    settings.update(decoder_start_token_id=PAD, bad_words_ids=[[PAD]])  # as Marian's
-    settings.save_pretrained(folder / "marian")
+    start_with_padding(folder / "marian")
     VIT.build({"type": "cape"}).save_pretrained(folder / "vit")
     # the model takes images of any size
     ViTImageProcessor(do_resize=False).save_pretrained(folder / "vit")
@@ -97,13 +99,25 @@ def save_models_of_fairseq(corpus, folder):
     state = torch.load(path, weights_only=True)
     torch.save({**state, "model": train(path, folder, updates=100)}, path)
     words = ("--position-embedding", "shape")
-    path = save_language_model(binary, folder / "language_model.pt", *words)
+    sides = [f"--decoder-{side}-dim={SIZES['embed-dim']}" for side in ("input", "output")]
+    path = save_language_model(binary, folder / "language_model.pt", *words, *sides)
     state = torch.load(path, weights_only=True)
     norm = state["model"]["decoder.layers.1.final_layer_norm.bias"]
     for embedding in state["model"]["decoder.output_projection.weight"][:4]:
         norm -= 12 * embedding / embedding.square().sum()
     torch.save(state, path)
     shutil.copytree(binary, folder / "data-bin")
+
+
+def start_with_padding(folder):
+    """Lets a model of fairseq begin targets with padding, as Marian's do, that acts as the EOS with
+    which it began them in training."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    with torch.no_grad():
+        embeddings = model.get_input_embeddings().weight
+        embeddings[PAD] = embeddings[EOS]
+    model.generation_config.update(decoder_start_token_id=PAD, bad_words_ids=[[PAD]])
+    model.save_pretrained(folder)
 
 
 # ---- programs ------------------------------------------------------------------------------------

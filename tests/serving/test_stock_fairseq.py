@@ -263,7 +263,7 @@ def test_languages_come_from_the_names_of_the_binarised_texts(corpus, checkpoint
     out = export("stock", checkpoint, tmp_path / "out")
     assert "--source-lang en --target-lang de" in (out / "README.md").read_text(encoding="utf-8")
     _, _, task = load_model_ensemble_and_task([str(out / "model.pt")], {"data": str(out)})
-    assert (task.args.source_lang, task.args.target_lang) == ("en", "de")
+    assert (task.cfg.source_lang, task.cfg.target_lang) == ("en", "de")
     assert {path.name for path in out.glob("dict*")} == {"dict.en.txt", "dict.de.txt"}
 
 

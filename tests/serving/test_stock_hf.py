@@ -134,8 +134,10 @@ def test_programs_of_readmes_run_without_this_package(tmp_path):
     ]
     for family in PROGRAMS:
         place = tmp_path / family
-        whisper = family == "whisper"
-        model = switched("cape", "cape") if whisper else FAMILIES[family].build({"type": "cape"})
+        if family == "whisper":
+            model = switched("cape", "cape")
+        else:
+            model = FAMILIES[family].build(settings_of(family, "cape"))
         model.save_pretrained(place)
         programs.append((export("stock", place, tmp_path / f"{family}-out"), "5 6 7 8\n9 10 11 12"))
     given = [(out, program_of(out), text) for out, text in programs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import torch
@@ -108,7 +109,8 @@ def build(family, tokenizer, settings, **sizes):
             end = model.get_output_embeddings().weight[numbers["eos"]]
             model.get_decoder().layer_norm.bias += 4 * end / end.square().sum()
         else:
-            model.final_logits_bias.normal_(std=0.3)[0, model.config.eos_token_id] = 4.0
+            bias = model.final_logits_bias.normal_(std=0.3)
+            bias[0, model.config.eos_token_id] = math.log(words)  # as likely as all others together
     known = {*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
     banned = {*range(words)} - known - {model.config.eos_token_id}
     model.generation_config.update(
