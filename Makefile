@@ -70,7 +70,7 @@ $(VENV)/serve.stamp: requirements/serve.txt $(VENV)/hf.stamp
 
 # DATA is read from the environment: make hands on the variables of its command line. Who gives DATA
 # or ARGS has seen the demo.
-quickstart: setup ## 8 minutes: a demo, then sinpos and cape on number lists; DATA=train.en,train.de for your text
+quickstart: setup ## 7 minutes: a demo, then sinpos and cape on number lists; DATA=train.en,train.de for your text
 	$(if $(DATA)$(ARGS),,$(BIN)/cape-plugins demo --seeds 1)
 	$(BIN)/python -m recipes.mt.quickstart $(ARGS)
 
