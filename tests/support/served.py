@@ -22,7 +22,6 @@ from recipes.mt.number_lists import spell
 from tests.support.hf import FAMILIES
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # numbers 0 to 3
-FAMILIES_OF_TEXT = ("marian", "m2m_100", "bart", "mbart", "pegasus")
 
 
 def pairs(seed, size, shortest, longest):
