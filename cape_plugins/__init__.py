@@ -9,6 +9,12 @@ from cape_plugins.mathematics.augmentation import Draw, augment, draw_global, dr
 from cape_plugins.mathematics.builders import BUILDERS, build_position_encoder
 from cape_plugins.mathematics.encoder import PositionEncoder
 from cape_plugins.mathematics.encodings import Sinusoid, combine
+from cape_plugins.mathematics.in_attention import (
+    AttentionPositions,
+    StackPositions,
+    build_layer_bias,
+    build_stack_positions,
+)
 from cape_plugins.mathematics.positions import (
     Positions,
     coordinate_positions,
@@ -37,6 +43,7 @@ __all__ = [
     "ENCODINGS",
     "PRESETS",
     "TYPES",
+    "AttentionPositions",
     "Domain",
     "Draw",
     "Encoding",
@@ -48,10 +55,13 @@ __all__ = [
     "RelativeGridPositions",
     "RelativePositions",
     "Sinusoid",
+    "StackPositions",
     "TokenCounts",
     "augment",
+    "build_layer_bias",
     "build_position_encoder",
     "build_relative_positions",
+    "build_stack_positions",
     "combine",
     "coordinate_positions",
     "draw_global",

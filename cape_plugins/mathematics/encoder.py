@@ -60,7 +60,9 @@ class PositionEncoder(nn.Module):
             raise ValueError(f"unit={unit} is not allowed; allowed: > 0, such as 0.04 seconds.")
         self.config = config
         self.encoding = encoding
-        self.side, self.start, self.unit = side, start, unit
+        self.side, self.unit = side, unit
+        # positions count from 0 where only distances count: large angles would be rounded
+        self.start = 0.0 if config.encoding.in_attention else start
         self.alpha = 1.0 if encoding is None or side != SIDES[0] else config.alpha
 
     @property
@@ -188,6 +190,8 @@ class PositionEncoder(nn.Module):
         """Coordinates of the raw rows, ``[B or 1, T, D]``, in the unit of this encoder, ``start +
         alpha * gamma * position / unit``, and the :meth:`step` of the rows."""
         step = self.step(positions)
+        if positions.patches is not None and self.config.encoding.in_attention:
+            positions = positions.at_centres()
         if positions.in_steps:  # one factor, so frames at the hop of the host are whole numbers
             rows = times(positions.rows, self.alpha * step)
         else:

@@ -86,6 +86,16 @@ class Positions(NamedTuple):
             return rows
         return rows[0][self.numbers]
 
+    def at_centres(self) -> Positions:
+        """The grid with cells, not outermost centres, that span [-1, 1]. The same part of an image
+        then is the same distance at each resolution, for types that see distances only (DINOv3).
+        """
+        factors = [
+            torch.full((), (size - 1) / size, dtype=torch.float32, device=self.rows.device)
+            for size in reversed(self.patches)
+        ]
+        return self._replace(rows=self.rows * torch.stack(factors))
+
     def clear_padding(self, embedding: Tensor) -> Tensor:
         """``[B, T, K]``, with zeros on padding; `embedding` ``[B or 1, T, K]`` may be changed."""
         valid = self.valid

@@ -95,7 +95,7 @@ def build_relative_positions(
     config: PositionConfig, head_dim: int, num_heads: int
 ) -> RelativePositions | RelativeGridPositions | None:
     """Relative positions of one attention module; None without relative attention.
-    :meth:`~cape_plugins.PositionConfig.relative_depth` sets which layers have relative attention.
+    :meth:`~cape_plugins.PositionConfig.in_layer` tells which layers have relative attention.
 
     Args:
         config: Complete settings.

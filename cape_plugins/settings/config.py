@@ -14,6 +14,7 @@ from typing import Any
 from cape_plugins.settings.domains import DOMAINS, default_of
 from cape_plugins.settings.options import (
     COUNTED,
+    FORMER_NAMES,
     OPTION_FIELDS,
     OptionError,
     OptionFields,
@@ -59,7 +60,7 @@ class PositionConfig(OptionFields):
         choose("architecture", self.architecture, ARCHITECTURES)
         self._check_type()
         for option in option_fields():
-            value = getattr(self, option.name)
+            value = getattr(self, option.name)  # in order: max_position follows draw_positions
             value = self._default(option) if value is None else parse_option(option.name, value)
             object.__setattr__(self, option.name, value)
         self._check_applicable()
@@ -70,13 +71,13 @@ class PositionConfig(OptionFields):
         # lists: the value may be unhashable
         if self.type in list(types):
             return
-        problem = "needs a model that turns queries and keys, such as Llama"
+        problem = ""
         if self.type not in [*ROTARY_TYPES, *TYPES]:
             problem = "is unknown"
         elif self.architecture == ROTARY and self.type not in ROTARY_TYPES:
             problem = (
-                "is no type of a model that turns queries and keys: such a model adds no "
-                "embedding to the content, and a shift of all positions changes no distance"
+                "is no type of a model that turns queries and keys: such a model adds nothing to "
+                "the content or the scores, and a shift of all positions changes no distance"
             )
         elif self.type in types_of(self.architecture):
             problem = (
@@ -98,6 +99,8 @@ class PositionConfig(OptionFields):
             value = row.seq2seq.get(option.name, value)
         if option.name == "mean_normalize" and self.architecture != "encoder":
             return False  # impossible for causal positions
+        if option.name == "max_position" and not self._draws_positions:
+            return option.metadata["off"]
         return default_of(self.domain, option.name) if value is DOMAIN_DEFAULT else value
 
     def _check_applicable(self) -> None:
@@ -107,12 +110,12 @@ class PositionConfig(OptionFields):
                 option.name, self.type, self.architecture
             ):
                 continue
-            if self.architecture == ROTARY:
+            if self.architecture == ROTARY or self.encoding.in_attention:
                 raise OptionError(
                     option.name,
                     value,
-                    f"has no effect on position embedding {self.type!r} where queries and keys are "
-                    "turned: only distances of positions count there, and nothing is added",
+                    f"has no effect on position embedding {self.type!r} in attention: only "
+                    "distances of positions count there, and nothing is added to the content",
                     allowed=repr(option.metadata["off"]),
                     remedy="Leave it out.",
                 )
@@ -164,6 +167,7 @@ class PositionConfig(OptionFields):
                     needed="relative_context",
                     remedy="Set that, or leave this option out.",
                 )
+        self._check_attention()
         if self.learned_table and not self.max_position:
             raise OptionError(
                 "learned_table",
@@ -182,6 +186,55 @@ class PositionConfig(OptionFields):
                 remedy="Use type 'nopos' for a model without positions.",
             )
 
+    def _check_attention(self) -> None:
+        """Checks options of types that act in attention."""
+        if self.layers != "all" and not self.in_attention:
+            raise OptionError(
+                "layers",
+                self.layers,
+                f"has no effect on position embedding {self.type!r}: no layer of attention has "
+                "positions",
+                allowed=">= 1",
+                needed="relative_context",
+                remedy="Set that, or leave this option out.",
+            )
+        if self.max_position and not self._draws_positions:
+            raise OptionError(
+                "max_position",
+                self.max_position,
+                "has no effect on positions that are counted",
+                allowed="subset or uniform",
+                needed="draw_positions",
+                remedy="Set that, or leave this option out.",
+            )
+        is_grid = bool(DOMAINS[self.domain].grid)
+        if self.draw_positions != "none" and is_grid:
+            raise OptionError(
+                "draw_positions",
+                self.draw_positions,
+                f"sorts the positions of a sequence, and positions of domain {self.domain!r} are a "
+                "grid, which has no order",
+                allowed="none",
+                remedy="Leave it out.",
+            )
+        if self.directed and (is_grid or self.architecture == "decoder"):
+            reason = "a grid has no before" if is_grid else "the causal mask hides what follows"
+            raise OptionError(
+                "directed",
+                True,
+                f"has no effect here: {reason}",
+                allowed="false",
+                remedy="Leave it out.",
+            )
+        if self.encoding.turns and self.architecture != ROTARY and self.rotary_base <= 1:
+            raise OptionError(
+                "rotary_base",
+                self.rotary_base,
+                "is not allowed",
+                allowed="> 1, such as 10000",
+                remedy="The slowest pair of channels is turned by this factor less.",
+            )
+
     @property
     def encoding(self) -> Encoding:
         """Encoding of positions. Ask the encoding for capabilities, not for a name."""
@@ -196,13 +249,30 @@ class PositionConfig(OptionFields):
     def sampling(self) -> str:
         """Way to draw positions instead of counting them, a key of
         :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`; "" for counted positions."""
-        return self._row.sampling if self.max_position else ""
+        if not self.max_position:
+            return ""
+        return self._row.sampling or self.draw_positions
 
-    def relative_depth(self, num_layers: int) -> int:
-        """Number of first layers with relative attention."""
-        if not self.relative_context:
-            return 0
-        return {"all": num_layers, "first": min(1, num_layers)}[self.relative_layers]
+    @property
+    def _draws_positions(self) -> bool:
+        """Whether the type or the option ``draw_positions`` draws positions."""
+        return bool(self._row.sampling) or self.draw_positions != "none"
+
+    @property
+    def in_attention(self) -> bool:
+        """Whether self-attention has to be given positions; rotary models have them already."""
+        if self.architecture == ROTARY:
+            return False
+        return self.relative_context > 0 or self.encoding.in_attention
+
+    def in_layer(self, index: int) -> bool:
+        """Whether self-attention of the layer with this 0-based index has to be given positions."""
+        if not self.in_attention:
+            return False
+        word, _, number = self.layers.partition(":")
+        if not number:
+            return word == "all" or index == 0
+        return ((index + 1) % int(number) == 0) == (word == "every")
 
     @property
     def random(self) -> bool:
@@ -232,7 +302,7 @@ class PositionConfig(OptionFields):
         an option to its values in self and in `other`. The name "type" stands for another embedding
         of the content."""
         encodings = ((config.encoding_name, config.encoding) for config in (self, other))
-        names = [name if row.adds or row.turns else None for name, row in encodings]
+        names = [name if row.adds or row.in_attention else None for name, row in encodings]
         changes = {"type": (self.type, other.type)} if names[0] != names[1] else {}
         # with draws in evaluation, options of training count in evaluation, too
         draws_in_evaluation = self.random_evaluation or other.random_evaluation
@@ -262,6 +332,7 @@ class PositionConfig(OptionFields):
         Raises:
             ValueError: for an unknown key (never dropped) or a bad value.
         """
+        settings = {FORMER_NAMES.get(name, name): value for name, value in settings.items()}
         names = {"type", *OPTION_FIELDS}
         unknown = sorted(set(settings) - names)
         if unknown:

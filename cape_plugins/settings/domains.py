@@ -8,6 +8,7 @@ pictures. This module needs the standard library only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ class Domain:
         axis: Label of an axis of positions in pictures.
         grid: Names of the D axes of a grid, the slowest first. Coordinates have the fastest first:
             x, then y. Empty for a sequence, D = 1. Relative tables have these names.
+        rotary_speed: Radians per `unit` by which the fastest pair of channels is turned (rope).
         defaults: Defaults of options that types leave to the domain.
         architecture: Architecture of the papers' models for this domain.
         spacing: Distance of neighbours in `unit`, in pictures of models that store no distance.
@@ -52,6 +54,7 @@ class Domain:
     steps: str
     axis: str
     grid: tuple[str, ...] = ()
+    rotary_speed: float = 1.0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     architecture: str = "encoder"
     spacing: float | None = None
@@ -73,6 +76,14 @@ class Domain:
         """D, the number of coordinates of a position."""
         return len(self.grid) or 1
 
+    @property
+    def bias_unit(self) -> float:
+        """Distance in `unit` that biases of attention count as 1: neighbours at default sizes."""
+        if not self.grid:
+            return self.spacing or 1.0
+        size = self.table_size if isinstance(self.table_size, int) else min(self.table_size)
+        return 2 / size
+
     def default_sizes(self, picture: str) -> Sequence[float]:
         """Sizes of the inputs that a picture shows by default."""
         return self.sizes.get(picture, (1,) if self.grid else (20 * (self.spacing or 1),))
@@ -90,6 +101,7 @@ DOMAINS: dict[str, Domain] = {
             "mean_normalize": False,
             "max_position": 2048,
             "relative_context": 150,
+            "rotary_base": 10_000.0,  # as Llama
         },
         architecture="seq2seq",
         sizes={
@@ -105,12 +117,14 @@ DOMAINS: dict[str, Domain] = {
         unit="seconds",
         steps="frames",
         axis="time (s)",
+        rotary_speed=30.0,  # less than pi from frame to frame, up to 100 ms apart
         defaults={
             "max_global_shift": 30.0,
             "max_global_scale": 1.1,
             "mean_normalize": True,
             "max_position": 4096,
             "relative_context": 919,
+            "rotary_base": 10_000.0,
         },
         spacing=3 * HOP_SECONDS,  # hop of 10 ms, stride 3 (CAPE Appendix C)
         symbol="s",
@@ -130,11 +144,13 @@ DOMAINS: dict[str, Domain] = {
         steps="patches",
         axis="position (normalised)",
         grid=("rows", "columns"),
+        rotary_speed=2 * math.pi,  # as DINOv3
         defaults={
             "max_global_shift": 0.5,
             "max_global_scale": 1.4,
             "mean_normalize": False,
             "relative_context": 15,
+            "rotary_base": 100.0,  # as DINOv3
         },
         dim=768,
         table_size=(14, 14),

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from cape_plugins.settings.domains import DOMAINS, each_domain
-from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY, types_of
+from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY, types_of
 
 # Words for a ratio that is counted in the training data, and whether end-of-sentence tokens count.
 # fairseq's preprocess.log counts these tokens; the notebook behind appendix D.1 of the CAPE paper
@@ -66,7 +66,7 @@ def option_field(
     """A field in which ``None`` means "the default of the type" and `off` has no effect.
 
     Args:
-        form: "float", "int", "bool", "choice" or "ratio".
+        form: "float", "int", "bool", "choice", "layers" or "ratio".
         off: The value that leaves the model as if the option did not exist.
         unit: Unit of the value, as shown to people; see :func:`unit_of`.
         help: The consequence of the value.
@@ -78,6 +78,8 @@ def option_field(
         allowed = "true or false"
     elif form == "choice":
         allowed = " or ".join(limits["choices"])
+    elif form == "layers":
+        allowed = "all, first, every:N or not:N"
     elif form == "ratio":
         allowed = f"{', '.join(COUNTED)}, a number > 0 or TARGET/SOURCE"
     else:
@@ -129,6 +131,15 @@ class OptionFields:
         0,
         lambda: each_domain("steps"),
         "largest integer offset, drawn from U{0..max} per sample in training (SHAPE)",
+        training=True,
+    )
+    draw_positions: str | None = option_field(
+        "choice",
+        "none",
+        "",
+        "training draws the positions of a sample from the L of max_position and sorts them: a "
+        "subset of whole numbers (Ruoss et al.), or uniform numbers (random float sampling)",
+        choices=("none", "subset", "uniform"),
         training=True,
     )
     max_position: int | None = option_field(
@@ -212,13 +223,6 @@ class OptionFields:
         "rows; 0 switches relative attention off (Shaw et al.)",
         high=100_000,
     )
-    relative_layers: str | None = option_field(
-        "choice",
-        "all",
-        "",
-        "relative attention in all layers or in the first only",
-        choices=("all", "first"),
-    )
     relative_values: bool | None = option_field(
         "bool", False, "", "relative embeddings also for values (Shaw et al. Eq. 3)"
     )
@@ -237,10 +241,31 @@ class OptionFields:
         "one relative table shared by the heads, or one per head",
         choices=("shared", "separate"),
     )
+    rotary_base: float | None = option_field(
+        "float",
+        0.0,
+        "",
+        "ratio of the fastest to the slowest rotation of queries and keys, the theta of RoPE",
+    )
+    directed: bool | None = option_field(
+        "bool",
+        False,
+        "",
+        "every other head has a steeper slope before a token, the others behind it, so that "
+        "attention without a causal mask can tell before from after; sequences only",
+    )
+    layers: str | None = option_field(
+        "layers",
+        "all",
+        "",
+        "self-attention layers that have positions; not:4 leaves out every fourth (SmolLM3)",
+    )
 
 
 OPTION_FIELDS = {f.name: f for f in fields(OptionFields) if f.metadata}
-_COMMON = ("source_bos", *(name for name in OPTION_FIELDS if name.startswith("relative_")))
+_RELATIVE = tuple(name for name in OPTION_FIELDS if name.startswith("relative_"))
+# options of older settings and checkpoints under the name of today
+FORMER_NAMES = {"relative_layers": "layers"}
 
 
 def option_fields(domain: str | None = None) -> tuple[Any, ...]:
@@ -252,8 +277,14 @@ def option_fields(domain: str | None = None) -> tuple[Any, ...]:
 
 def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
     """True if position-embedding type `type_name` has this option in models of `architecture`."""
-    common = architecture != ROTARY and option in _COMMON
-    return common or option in types_of(architecture)[type_name].options
+    row = types_of(architecture)[type_name]
+    if option in row.options:
+        return True
+    if architecture == ROTARY:
+        return False
+    if option in ("layers", "source_bos"):
+        return True
+    return option in _RELATIVE and not ENCODINGS[row.encoding].in_attention
 
 
 def parse_option(name: str, value: Any) -> Any:
@@ -296,6 +327,8 @@ def parse_value(meta: Mapping[str, Any], value: Any) -> Any:
         raise ValueError
     if form == "ratio":
         return _parse_ratio(value)
+    if form == "layers":
+        return _parse_layers(value)
     return _parse_number(form, value, meta.get("low", 0), meta.get("high", math.inf))
 
 
@@ -319,6 +352,16 @@ def _parse_ratio(value: Any) -> str:
     if not 0 < float(Fraction(text)) < math.inf:
         raise ValueError
     return "1" if Fraction(text) == 1 else text
+
+
+def _parse_layers(value: Any) -> str:
+    """ "all", "first", "every:N" or "not:N"."""
+    if value in ("all", "first"):
+        return value
+    word, _, number = str(value).partition(":")
+    if word not in ("every", "not") or not number.isdecimal() or int(number) < (word == "not") + 1:
+        raise ValueError
+    return f"{word}:{int(number)}"
 
 
 def _parse_number(form: str, value: Any, low: float, high: float) -> float | int:

@@ -3,7 +3,9 @@ settings by name.
 
 Sources: CAPE (Likhomanenko et al., NeurIPS 2021), SHAPE (Kiyono et al., EMNLP 2021), relative
 position representations (Shaw et al., NAACL 2018), randomized positional encodings (Ruoss et al.,
-ACL 2023), random float sampling (Shimizu et al., arXiv 2602.14050), DINOv3 (Simeoni et al., 2025).
+ACL 2023), random float sampling (Shimizu et al., arXiv 2602.14050), RoPE (Su et al., arXiv
+2104.09864), ALiBi (Press et al., ICLR 2022), FIRE (Li et al., ICLR 2024), DINOv3 (Simeoni et al.,
+2025).
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class Encoding:
         steps: Embeds numbers of steps since the first position, whole or not, instead of
             coordinates.
         relative: Acts in attention through relative keys, and needs a relative context.
-        turns: The host turns queries and keys in attention by their positions, with coordinates
-            from :meth:`~cape_plugins.PositionEncoder.coordinates`.
+        turns: Turns queries and keys in attention by their coordinates.
+        biases: Adds a bias of the distance of coordinates to the scores of attention.
     """
 
     adds: bool = True
@@ -40,6 +42,12 @@ class Encoding:
     steps: bool = False
     relative: bool = False
     turns: bool = False
+    biases: bool = False
+
+    @property
+    def in_attention(self) -> bool:
+        """Whether attention takes the coordinates of queries and keys; only distances count."""
+        return self.turns or self.biases
 
 
 ENCODINGS: dict[str, Encoding] = {
@@ -49,6 +57,8 @@ ENCODINGS: dict[str, Encoding] = {
     "interpolated": Encoding(learned=True, steps=True),
     "relative": Encoding(adds=False, learned=True, relative=True),
     "rotary": Encoding(adds=False, turns=True),
+    "linear": Encoding(adds=False, biases=True),
+    "fire": Encoding(adds=False, biases=True, learned=True),
 }
 
 
@@ -64,7 +74,7 @@ class PositionType:
         summary: One line for help texts and tables.
         seq2seq: Defaults that hold in encoder-decoder models only.
         sampling: Key of :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`, if positions are
-            drawn and sorted in training, not counted. Such a type needs a sequence.
+            always drawn and sorted in training, not counted. Such a type needs a sequence.
         learned: The encoding, if positions have a learned table (option ``learned_table``).
     """
 
@@ -78,6 +88,15 @@ class PositionType:
 
 _ALIGN_OPTIONS = {"source_scale": "1", "synchronize": False}
 _AUGMENT_OPTIONS = {"augment_probability": 1.0}
+_DRAW_OPTIONS = {"max_position": DOMAIN_DEFAULT, "random_evaluation": False, **_AUGMENT_OPTIONS}
+# Augmentation of types that act on distances, off by default: the type alone is the published one.
+# A shift of all positions changes no distance.
+_DISTANCE_OPTIONS = {
+    "max_local_shift": 0.0,
+    "max_global_scale": 1.0,
+    "draw_positions": "none",
+    **_DRAW_OPTIONS,
+}
 
 TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "no position embedding"),
@@ -89,6 +108,19 @@ TYPES: dict[str, PositionType] = {
         "relative",
         {"relative_context": DOMAIN_DEFAULT},
         "learned relative keys in self-attention (Shaw et al.), no absolute positions",
+    ),
+    "rope": PositionType(
+        "rotary",
+        {"rotary_base": DOMAIN_DEFAULT, **_DISTANCE_OPTIONS},
+        "queries and keys turned by their positions (RoPE)",
+    ),
+    "alibi": PositionType(
+        "linear",
+        {"directed": False, **_DISTANCE_OPTIONS},
+        "a penalty on attention that grows with the distance (ALiBi)",
+    ),
+    "fire": PositionType(
+        "fire", _DISTANCE_OPTIONS, "a learned bias of the distance in attention (FIRE)"
     ),
     "shape": PositionType(
         "sinusoid",
@@ -114,7 +146,6 @@ _SAMPLED_TYPES = {
     "randpos": ("subset", "a sorted random subset of whole positions in training (Ruoss et al.)"),
     "rfs": ("uniform", "sorted uniform positions in training (random float sampling)"),
 }
-_DRAW_OPTIONS = {"max_position": DOMAIN_DEFAULT, "random_evaluation": False, **_AUGMENT_OPTIONS}
 for _name, (_sampling, _summary) in _SAMPLED_TYPES.items():
     TYPES[_name] = PositionType(
         "sinusoid",
@@ -152,10 +183,11 @@ ARCHITECTURES = {
     "seq2seq": Architecture("a source and a target", ("encoder", "decoder")),
     ROTARY: Architecture("queries and keys that are turned", ("decoder",)),
 }
-# Types of rotary models. Only distances count there, so a shift of all positions does nothing.
+# Types of rotary models, which have their own frequencies. Only distances count there, so a shift
+# of all positions does nothing. cape, randpos and rfs are rope with other defaults.
 ROTARY_TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "queries and keys are not turned"),
-    "rope": PositionType("rotary", {}, "queries and keys turned by their positions (RoPE)"),
+    "rope": PositionType("rotary", _DISTANCE_OPTIONS, TYPES["rope"].summary),
     "cape": PositionType(
         "rotary",
         {"max_local_shift": 0.5, "max_global_scale": DOMAIN_DEFAULT, **_AUGMENT_OPTIONS},
@@ -190,18 +222,22 @@ PRESETS: dict[str, dict[str, Any]] = {
         "type": "relpos",
         "domain": "audio",
         "relative_beyond": "zero",
-        "relative_layers": "first",
+        "layers": "first",
     },
     # CAPE section 5.1: ViT with scale 1.4, UniViT without scale
     "cape_imagenet": {"type": "cape", "domain": "image"},
     "cape_univit": {"type": "cape", "domain": "image", "max_global_scale": 1.0},
     # DINOv3, as released: rescaled by up to 2, neither shifted nor jittered; docs/decisions.md
-    "dinov3": {
-        "type": "cape",
-        "domain": "image",
-        "max_global_shift": 0.0,
-        "max_local_shift": 0.0,
-        "max_global_scale": 2.0,
+    "dinov3": {"type": "rope", "domain": "image", "max_global_scale": 2.0},
+    # Translation models switched from sinusoids (Gumma et al., arXiv 2408.11382)
+    "rope_indictrans": {"type": "rope", "architecture": "seq2seq"},
+    "alibi_indictrans": {"type": "alibi", "architecture": "seq2seq"},
+    # SmolLM3: no positions in every fourth layer, base 2 000 000
+    "rope_smollm3": {
+        "type": "rope",
+        "architecture": "decoder",
+        "rotary_base": 2e6,
+        "layers": "not:4",
     },
     # SHAPE section 3.1 and Table 4; SHAPE's relative baseline clips at 16, with values (2.2)
     "shape_wmt16": {"type": "shape", "architecture": "seq2seq", "max_offset": 500},

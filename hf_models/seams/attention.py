@@ -1,13 +1,14 @@
-"""Relative attention in the attention modules of transformers.
+"""Positions in attention modules of transformers: relative keys, turned queries and keys, biases.
 
 The modules keep their forward, parameters and caches. A module looks its attention function up by
-name. A module with relative positions gets another name, and the number of cached positions,
-because queries are counted among the keys.
+name. A module with positions gets another name, and what the function needs: the number of cached
+positions, because relative attention counts queries among the keys, and the positions of the stack.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,16 +17,24 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cape_plugins import (
+    AttentionPositions,
+    Draw,
     PositionConfig,
+    PositionEncoder,
+    Positions,
+    StackPositions,
+    build_layer_bias,
     build_relative_positions,
+    build_stack_positions,
     relative_attention,
+    token_position_at,
 )
 from cape_plugins.mathematics.binding import Bound
 from hf_models.host import cached_tokens, find_cache
 
-NAME = "cape_relative"
-# Functions of transformers with masks ``[B, 1, T, S]`` that relative attention can use. The masks
-# of other functions are not causal, or are no tensors.
+NAME = "cape_positions"
+# Functions of transformers with masks ``[B, 1, T, S]`` that relative attention and biases can use.
+# The masks of other functions are not causal, or are no tensors.
 ALLOWED = ("eager", "sdpa")
 
 
@@ -43,22 +52,23 @@ class _AttentionConfig:
         return getattr(self.model_config, name)
 
 
-class _RelativeAttention(Bound):
-    """Mixin over an attention class: binds the number of cached positions and the sizes of an image
-    to the module, for the attention function. Not all stock modules hand their arguments on to the
-    attention function; SigLIP hands on none."""
+class _PositionAttention(Bound):
+    """Mixin over an attention class: binds the number of cached positions, the sizes of an image
+    and the positions of the stack to the module, for the attention function. Not all stock modules
+    hand their arguments on to the attention function; SigLIP hands on none."""
 
     def forward(
         self,
         hidden_states: Tensor,
         *args: Any,
         patches: tuple[int, int] | None = None,
+        attention_positions: AttentionPositions | None = None,
         **kwargs: Any,
     ) -> Any:
         cache, offset = find_cache(*args, *kwargs.values()), None
         if cache is not None:  # + 0 copies the number, because a static cache counts in place
             offset = cached_tokens(cache, self.layer_idx) + 0
-        with self.using((offset, patches)):
+        with self.using((offset, patches, attention_positions)):
             return super().forward(hidden_states, *args, **kwargs)
 
     def __reduce__(self) -> Any:  # pickle cannot find a class by name that is made at run time
@@ -66,13 +76,18 @@ class _RelativeAttention(Bound):
 
 
 @functools.cache
-def _relative_class(stock: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Relative{stock.__name__}", (_RelativeAttention, stock), {})
+def _position_class(stock: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Position{stock.__name__}", (_PositionAttention, stock), {})
 
 
 def _unpickle(stock: type[nn.Module]) -> nn.Module:
-    relative = _relative_class(stock)
-    return relative.__new__(relative)
+    cls = _position_class(stock)
+    return cls.__new__(cls)
+
+
+def has_positions(module: nn.Module) -> bool:
+    """Whether a module is attention with positions."""
+    return isinstance(module, _PositionAttention)
 
 
 def _first_attribute(module: nn.Module, *names: str) -> Any:
@@ -80,20 +95,89 @@ def _first_attribute(module: nn.Module, *names: str) -> Any:
     return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
-def add_relative_positions(attentions: Iterable[nn.Module], config: PositionConfig) -> None:
-    """Gives self-attention modules relative positions, all of them or the first.
+def add_positions_to_attention(
+    attentions: Iterable[nn.Module],
+    config: PositionConfig,
+    encoder: PositionEncoder | None = None,
+    causal: bool = False,
+) -> StackPositions | None:
+    """Gives the self-attention modules of a stack positions, in the layers that the settings name.
 
     Args:
         attentions: Self-attention modules, in the order of the layers.
-        config: Settings; nothing is done without a relative context.
+        config: Settings; nothing is done if positions do not act in attention.
+        encoder: Position encoder of the stack; None for tables of images.
+        causal: Whether queries see earlier keys only.
+
+    Returns:
+        Module for :func:`positions_for_layers`, which the stack calls in each forward; None if the
+        layers need nothing.
     """
-    attentions = list(attentions)
-    for attention in attentions[: config.relative_depth(len(attentions))]:
+    unit = 1.0 if encoder is None else encoder.unit
+    stack_positions = None
+    for index, attention in enumerate(attentions):
         heads = _first_attribute(attention, "num_heads", "num_attention_heads")
         head_dim = _first_attribute(attention, "head_dim", "attention_head_size")
+        if stack_positions is None:
+            stack_positions = build_stack_positions(config, head_dim, heads, unit)
+        if not config.in_layer(index):
+            continue
         attention.relative = build_relative_positions(config, head_dim, heads)
+        attention.layer_bias = build_layer_bias(config, heads, unit, causal)
         attention.config = _AttentionConfig(attention.config)
-        attention.__class__ = _relative_class(type(attention))
+        attention.__class__ = _position_class(type(attention))
+    return stack_positions
+
+
+def positions_for_layers(
+    stack_positions: StackPositions | None,
+    encoder: PositionEncoder | None,
+    positions: Positions,
+    draw: Draw | None,
+    generator: Any,
+    query_positions: Positions | None = None,
+) -> dict[str, AttentionPositions]:
+    """The argument that a stack hands on to its layers; none if the layers need none.
+
+    Args:
+        stack_positions: From :func:`add_positions_to_attention`.
+        encoder: Position encoder of the stack.
+        positions: Positions of the keys.
+        draw: Random numbers of this forward.
+        generator: Source of local shifts.
+        query_positions: Positions of the queries, if these are not all keys.
+    """
+    if stack_positions is None:
+        return {}
+    random = draw is not None and encoder.draws
+    computed = stack_positions(encoder, positions, draw, query_positions, generator, random)
+    return {"attention_positions": computed}
+
+
+def keys_and_queries(
+    positions: Positions, length: int, past: int | Tensor, cache: Any | None
+) -> tuple[Positions, Positions | None]:
+    """Positions of all keys of a decoder, and of its queries if these are not all keys.
+
+    Args:
+        positions: Positions of the tokens that the decoder is given, or of all tokens.
+        length: Number of tokens given.
+        past: Number of tokens in the cache; a tensor if the host may not read the number.
+        cache: Cache of the decoder.
+    """
+    if cache is None:
+        return positions, None
+    if positions.index is not None and positions.index.shape[1] != length:
+        return positions, positions._replace(index=positions.index[:, -length:])
+    cache = getattr(cache, "self_attention_cache", cache)
+    size, device = past + length, positions.rows.device
+    if isinstance(past, Tensor) or getattr(cache, "is_compileable", False):
+        size = cache.layers[0].max_cache_len  # room for more keys, which the mask hides
+    keys = token_position_at(0, device, size)
+    # the keys are counted as the last query is: from the first token behind padding on the left
+    index = torch.arange(length, device=device) + past
+    lead = index[-1] - positions.elements(positions.rows)[:, -1:]
+    return Positions(keys.rows - lead, in_steps=True), positions
 
 
 def _check_attention(module: nn.Module, query: Tensor) -> str:
@@ -101,11 +185,12 @@ def _check_attention(module: nn.Module, query: Tensor) -> str:
     implementation = module.config.model_config._attn_implementation
     if implementation not in ALLOWED:
         raise ValueError(
-            f"attn_implementation={implementation!r} is not allowed with relative positions; "
-            f"allowed: {', '.join(ALLOWED)}. Load the model with attn_implementation='sdpa', or "
-            "call model.set_attn_implementation('sdpa')."
+            f"attn_implementation={implementation!r} is not allowed with relative positions or "
+            f"biases in attention; allowed: {', '.join(ALLOWED)}. Load the model with "
+            "attn_implementation='sdpa', or call model.set_attn_implementation('sdpa')."
         )
-    if not query.is_meta and any(table.is_meta for table in module.relative.parameters()):
+    learned = module.relative or module.layer_bias or nn.Module()
+    if not query.is_meta and any(table.is_meta for table in learned.parameters()):
         raise ValueError(  # torch would silently multiply with missing values
             "the relative embeddings are on device 'meta', as accelerate offloads them "
             f"(device_map, cpu_offload); allowed: {query.device}, as the queries. Load the model "
@@ -114,28 +199,93 @@ def _check_attention(module: nn.Module, query: Tensor) -> str:
     return implementation
 
 
-def _relative_forward(
+def _attention_forward(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    dropout: float,
-    scaling: float,
+    dropout: float = 0.0,
+    scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention in the signature of transformers: ``[B, H, T, d]`` to ``[B, T, H, d]``
     and, with eager attention, the weights ``[B, H, T, S]``.
 
     Raises:
-        ValueError: if the model has another attention function than :data:`ALLOWED`, or relative
-            embeddings are offloaded.
+        ValueError: if the model has another attention function than :data:`ALLOWED`, or learned
+            positions are offloaded.
     """
+    if module.relative is not None:
+        return _relative_forward(module, query, key, value, attention_mask, dropout, scaling)
+    offset, _, positions = module.bound
+    if positions is None:
+        raise ValueError(
+            f"{type(module).__name__} got no positions; allowed: a call through the whole stack, "
+            "which computes them. Call the model, or hand attention_positions to the layer."
+        )
+    implementation = module.config.model_config._attn_implementation
+    query, key = positions.turn(query, key)
+    bias = positions.bias_of(module.layer_bias, query, key)
+    if bias is not None:
+        _check_attention(module, query)
+        attention_mask = _biased_mask(
+            bias, _visible_keys(module, attention_mask, query, key, offset)
+        )
+    return _stock_function(module, implementation)(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    )
+
+
+def _stock_function(module: nn.Module, implementation: str) -> Any:
+    """The attention function of the stock model; eager attention is in the file of each model."""
+    if implementation == "eager":
+        return sys.modules[type(module).__bases__[1].__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[implementation]
+
+
+def _visible_keys(
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    offset: int | Tensor | None,
+) -> Tensor | None:
+    """The mask of a call; a causal mask, bool ``[T, S]``, where stock functions make their own."""
+    length, num_keys = query.shape[2], key.shape[2]
+    if attention_mask is not None or not getattr(module, "is_causal", False) or length == 1:
+        return attention_mask
+    # counted from the cache, which may have room for more keys
+    index = torch.arange(max(length, num_keys), device=query.device)
+    return index[:num_keys] <= index[:length, None] + (0 if offset is None else offset)
+
+
+def _biased_mask(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Bias and mask in one tensor that is added to the scores."""
+    # the least number rather than -inf: a query on padding may have no key at all
+    least = torch.finfo(bias.dtype).min
+    if mask is None:
+        return bias
+    if mask.dtype == torch.bool:
+        return torch.where(mask, bias, least)
+    return (bias + mask).clamp(min=least)
+
+
+def _relative_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float,
+    scaling: float,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`_attention_forward` with relative keys."""
     implementation = _check_attention(module, query)
     if scaling == 1.0:  # Whisper has scaled its queries already; relative_attention scales, too
         query = query * query.shape[-1] ** 0.5
-    query_offset, patches = module.bound
+    query_offset, patches, _ = module.bound
     length, num_keys = query.shape[2], key.shape[2]
     if query_offset is None:
         if num_keys != length:
@@ -145,10 +295,7 @@ def _relative_forward(
                 "a tested one; `cape-plugins doctor` names them."
             )
         query_offset = 0
-    if attention_mask is None and getattr(module, "is_causal", False) and length > 1:
-        # counted from the cache, which may have room for more keys
-        index = torch.arange(max(length, num_keys), device=query.device)
-        attention_mask = index[:num_keys] <= index[:length, None] + query_offset
+    attention_mask = _visible_keys(module, attention_mask, query, key, query_offset)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         # the least number rather than -inf: a query on padding may have no key at all
         least = torch.finfo(query.dtype).min
@@ -169,4 +316,4 @@ def _relative_forward(
     return output.transpose(1, 2), weights
 
 
-ALL_ATTENTION_FUNCTIONS.register(NAME, _relative_forward)
+ALL_ATTENTION_FUNCTIONS.register(NAME, _attention_forward)

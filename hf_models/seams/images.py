@@ -11,9 +11,14 @@ from torch.nn import functional as F
 
 from cape_plugins import Draw, patch_positions, resize_grid
 from cape_plugins.mathematics.binding import Bound
-from hf_models.seams.attention import add_relative_positions
+from hf_models.seams.attention import add_positions_to_attention, positions_for_layers
 from hf_models.switching.install import PositionHost
-from hf_models.switching.modeling import build_positions, draw_positions, embed_positions
+from hf_models.switching.modeling import (
+    build_positions,
+    draw_positions,
+    embed_positions,
+    process_generator,
+)
 
 
 class NoTable(nn.Module):
@@ -150,7 +155,7 @@ class ImageModel(PositionHost):
         settings = config.position_config
         self.has_relative_positions = settings.relative_context > 0
         attentions = (module for module in self.modules() if hasattr(module, "q_proj"))
-        add_relative_positions(attentions, settings)
+        self.stack_positions = add_positions_to_attention(attentions, settings)
 
     def resize_images(self, height: int, width: int) -> None:
         """Makes `height` x `width` pixels the image size of the configuration.
@@ -194,5 +199,10 @@ class ImageModel(PositionHost):
         positions = self.embeddings.positions
         if draw is None and positions is not None:
             draw = draw_positions(positions, pixel_values)
+        if self.stack_positions is not None:
+            grid = patch_positions(*patches, device=pixel_values.device)
+            kwargs |= positions_for_layers(
+                self.stack_positions, positions, grid, draw, process_generator
+            )
         with self.embeddings.using(draw):
             return super().forward(pixel_values, *args, **kwargs)

@@ -18,12 +18,13 @@ from transformers.utils.output_capturing import capture_outputs
 
 from cape_plugins import Draw
 from hf_models.host import drops_layer
-from hf_models.seams.attention import add_relative_positions
+from hf_models.seams.attention import add_positions_to_attention
 from hf_models.seams.speech import (
     Frames,
     MaskedOutput,
     RecognitionModel,
     add_positions,
+    attention_arguments,
     check_mask,
     check_seconds,
     hop_in_seconds,
@@ -95,7 +96,9 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
                     stacklevel=2,
                 )
         self.embed_positions = PositionSlot()
-        add_relative_positions((layer.self_attn for layer in self.layers), config.position_config)
+        self.stack_positions = add_positions_to_attention(
+            (layer.self_attn for layer in self.layers), config.position_config, self.positions
+        )
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -140,6 +143,8 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
             lengths = mask.sum(-1)
         frames = Frames(lengths, hop, frame_nanoseconds, draw)
         hidden = add_positions(self.positions, hidden, frames, STRIDE)
+        if self.stack_positions is not None:
+            kwargs |= attention_arguments(self, frames, length, STRIDE)
         hidden = F.dropout(hidden, self.dropout, self.training)
         visible = None
         if mask is not None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw, PositionEncoder
+from cape_plugins import Draw, PositionEncoder, Positions
 from cape_plugins.mathematics.binding import Bound
 from cape_plugins.speech.subsampling import (
     ConvSubsampler,
@@ -23,9 +23,14 @@ from cape_plugins.speech.subsampling import (
     subsampled_positions,
 )
 from hf_models.host import without_cache
-from hf_models.seams.attention import add_relative_positions
+from hf_models.seams.attention import add_positions_to_attention, positions_for_layers
 from hf_models.switching.install import PositionHost, PositionSlot
-from hf_models.switching.modeling import InitializesPositions, draw_positions, embed_positions
+from hf_models.switching.modeling import (
+    InitializesPositions,
+    draw_positions,
+    embed_positions,
+    process_generator,
+)
 
 # Nanoseconds: one sample at 50 kHz, and the limit of `hop_seconds` in configurations
 MIN_HOP, MAX_HOP = 20_000, 10_000_000_000
@@ -113,7 +118,9 @@ class SpeechEncoder(EncodesSpeech, PositionHost, InitializesPositions):
         self.conv = subsampler
         self.embed_scale = 1  # the subsampler scales the content, before positions are added
         self.embed_positions = PositionSlot()
-        add_relative_positions((layer.self_attn for layer in self.layers), config.position_config)
+        self.stack_positions = add_positions_to_attention(
+            (layer.self_attn for layer in self.layers), config.position_config, self.positions
+        )
 
     def make_subsampler(self, config: Any) -> Subsampler:
         """The convolutions of a family."""
@@ -165,6 +172,10 @@ class SpeechEncoder(EncodesSpeech, PositionHost, InitializesPositions):
             check_mask(mask, batch, length, self.training)
             lengths = mask.sum(-1)
         hop = hop_in_seconds(hop_nanoseconds, self.config.hop_seconds, batch, self.training)
+        if self.stack_positions is not None:
+            frames = Frames(encoder_lengths(self.config, lengths), hop, frame_nanoseconds, draw)
+            size = encoder_lengths(self.config, length)
+            kwargs |= attention_arguments(self, frames, size, self.conv.stride)
         with self.conv.using(Frames(lengths, hop, frame_nanoseconds, draw)):
             return super().forward(input_features, attention_mask=attention_mask, **kwargs)
 
@@ -279,14 +290,40 @@ def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stri
         frames: Frames of the recordings, with the lengths of `hidden`.
         stride: Frames per position.
     """
+    if encoder.encoding is None:
+        return hidden
+    positions, draw = _positions_and_draw(encoder, frames, hidden.shape[1], stride)
+    addend = embed_positions(encoder, positions, draw, hidden)
+    return hidden if addend is None else hidden + addend
+
+
+def attention_arguments(stack: Any, frames: Frames, length: int, stride: int) -> dict[str, Any]:
+    """The argument of the layers of a stack with positions in attention; for the arguments see
+    :func:`add_positions`.
+
+    Args:
+        stack: Encoder with `positions` and `stack_positions`.
+        frames: Frames of the recordings, with the lengths of the hidden states.
+        length: Number of hidden states.
+        stride: Frames per position.
+    """
+    positions, draw = _positions_and_draw(stack.positions, frames, length, stride)
+    return positions_for_layers(
+        stack.stack_positions, stack.positions, positions, draw, process_generator
+    )
+
+
+def _positions_and_draw(
+    encoder: PositionEncoder, frames: Frames, length: int, stride: int
+) -> tuple[Positions, Draw | None]:
+    """Positions of `length` hidden states, and the draw of the forward."""
     positions = subsampled_positions(
-        frames.lengths, hidden.shape[1], stride, frames.hop_seconds, frames.nanoseconds
+        frames.lengths, length, stride, frames.hop_seconds, frames.nanoseconds
     )
     draw = frames.draw
     if draw is None and not encoder.training:  # for types that draw in evaluation, too
-        draw = draw_positions(encoder, hidden)
-    addend = embed_positions(encoder, positions, draw, hidden)
-    return hidden if addend is None else hidden + addend
+        draw = encoder.draw(len(frames.lengths), frames.lengths.device, process_generator)
+    return positions, draw
 
 
 def check_seconds(config: Any, *names: str) -> None:

@@ -15,7 +15,11 @@ from transformers.utils import can_return_tuple
 from cape_plugins import Draw, PositionEncoder, Positions, token_positions
 from cape_plugins.mathematics.binding import Bound
 from hf_models.host import cached_tokens, find_cache, past_name, without_cache
-from hf_models.seams.attention import add_relative_positions
+from hf_models.seams.attention import (
+    add_positions_to_attention,
+    keys_and_queries,
+    positions_for_layers,
+)
 from hf_models.seams.bos_hint import (
     CapeEncoderOutput,
     Hint,
@@ -35,6 +39,7 @@ from hf_models.switching.modeling import (
     decoder_positions,
     draw_positions,
     embed_positions,
+    process_generator,
 )
 
 
@@ -62,7 +67,9 @@ class TextStack(Bound, PositionHost, InitializesPositions):
         else:
             self.embed_positions = PositionSlot()
         attentions = (layer.self_attn for layer in self.layers)
-        add_relative_positions(attentions, self.positions.config)
+        self.stack_positions = add_positions_to_attention(
+            attentions, self.positions.config, self.positions, causal=self.side == "decoder"
+        )
 
     def valid_tokens(
         self, mask: Tensor | None, ids: Tensor | None, content: Tensor, length: int
@@ -89,6 +96,19 @@ class TextStack(Bound, PositionHost, InitializesPositions):
         draw = self.bound if draw is None else draw
         table, word_table = self.embed_positions, self.embed_tokens.weight
         return _addend(self.positions, table, positions, draw, content, word_table, length)
+
+    def positions_for_layers(
+        self, positions: Positions, draw: Draw | None, query_positions: Positions | None = None
+    ) -> dict[str, Any]:
+        """See :func:`~hf_models.seams.attention.positions_for_layers`."""
+        return positions_for_layers(
+            self.stack_positions,
+            self.positions,
+            positions,
+            self.bound if draw is None else draw,
+            process_generator,
+            query_positions,
+        )
 
 
 class SourceStack(TextStack):
@@ -143,6 +163,7 @@ class SourceStack(TextStack):
                 inputs_embeds = prepend_embedding(inputs_embeds, hint, bos)
         length = expected[1] + self.has_hint
         positions = token_positions(self.valid_tokens(mask, input_ids, content, length))
+        kwargs.update(self.positions_for_layers(positions, draw))
         with self.embed_positions.using(self.embedding(positions, content, length, draw)):
             output = super().forward(
                 input_ids=input_ids,
@@ -189,6 +210,9 @@ class TargetStack(TextStack):
             valid = input_ids.ne(self.padding_idx) if inputs_embeds is None else None
         ids = kwargs.get("position_ids")  # not all stock decoders take position_ids
         positions = decoder_positions(length, past, valid, device, ids)
+        if self.stack_positions is not None:
+            keys, queries = keys_and_queries(positions, length, past, cache)
+            kwargs.update(self.positions_for_layers(keys, draw, queries))
         with self.embed_positions.using(self.embedding(positions, content, length, draw)):
             return super().forward(
                 input_ids=input_ids,
@@ -344,8 +368,11 @@ class TokenModel(PositionHost):
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`."""
-        layers = self.encoder.layer
-        add_relative_positions((layer.attention.self for layer in layers), config.position_config)
+        attentions = (layer.attention.self for layer in self.encoder.layer)
+        encoder = build_positions(config, "encoder")
+        self.stack_positions = add_positions_to_attention(
+            attentions, encoder.config, encoder, config.is_decoder
+        )
 
     def forward(
         self,
@@ -368,8 +395,17 @@ class TokenModel(PositionHost):
             draw: Random numbers of this forward, to inject; default drawn in training.
         """
         content = content_of_call(input_ids, inputs_embeds)
+        encoder = self.embeddings.positions
         if draw is None:
-            draw = draw_positions(self.embeddings.positions, content)
+            draw = draw_positions(encoder, content)
+        if self.stack_positions is not None:
+            cache, length = find_cache(*kwargs.values()), content.shape[1]
+            past, device = cached_tokens(cache), content.device
+            positions = decoder_positions(length, past, attention_mask, device, position_ids)
+            keys, queries = keys_and_queries(positions, length, past, cache)
+            kwargs |= positions_for_layers(
+                self.stack_positions, encoder, keys, draw, process_generator, queries
+            )
         with self.embeddings.using((attention_mask, draw)):
             attention_mask = keep_borders(self, content, attention_mask, position_ids)
             return super().forward(

@@ -218,13 +218,14 @@ def install(model: nn.Module, trained: bool = False) -> None:
         if isinstance(module, Bound):  # else compiled code would see the attribute appear later
             vars(module).setdefault("bound_in_graph", None)
     settings = [model.config.position_settings(field) for field in model.config.position_fields]
-    wants_relative = any(config.relative_context for config in settings)
-    has_relative = any(hasattr(module, "relative") for module in model.modules())
-    if wants_relative and not has_relative and type(model) in PARTS.values():
+    in_attention = [config for config in settings if config.in_attention]
+    has_attention = any(hasattr(module, "layer_bias") for module in model.modules())
+    if in_attention and not has_attention and type(model) in PARTS.values():
         raise ValueError(
-            f"relative_context has no effect on {type(model).__name__}: no part of its family puts "
-            "relative positions into attention. Choose a type without them, or let a part call "
-            "hf_models.seams.attention.add_relative_positions."
+            f"positions in attention, in layers={in_attention[0].layers!r}, have no effect on "
+            f"{type(model).__name__}: no layer takes them. Choose other layers or a type without "
+            "such positions, or let a part of the family call "
+            "hf_models.seams.attention.add_positions_to_attention."
         )
 
 

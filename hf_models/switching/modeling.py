@@ -24,6 +24,7 @@ from cape_plugins import (
 )
 from cape_plugins.checkpoints.families import find_family, setting_of, value_of
 from cape_plugins.mathematics.augmentation import rank_generator
+from cape_plugins.mathematics.biases import SHARPNESS, FireBias
 from cape_plugins.settings.registry import ENCODINGS, TYPES
 from hf_models.switching.install import SwitchedModel, install
 from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced, require_own_config
@@ -46,6 +47,11 @@ class InitializesPositions:
         elif isinstance(module, RelativePositions):
             for table in module.parameters(recurse=False):
                 init.uniform_(table, -0.1, 0.1)
+        elif isinstance(module, FireBias):  # the linear layers too: see FireBias.bounds
+            for parameter, bound in module.bounds():
+                init.uniform_(parameter, -bound, bound)
+            init.constant_(module.sharpness, SHARPNESS)
+            init.ones_(module.threshold)
 
 
 class PositionModelMixin(InitializesPositions, SwitchedModel):
@@ -304,7 +310,7 @@ def embed_positions(
         positions,
         draw,
         dtype=content.dtype,
-        random=encoder.training and draw is not None,
+        random=encoder.draws and draw is not None,
         generator=process_generator,
     )
 

@@ -1,0 +1,126 @@
+"""Biases of the distance of two positions, added to the scores of attention: a fixed penalty
+(ALiBi, Press et al., ICLR 2022) and a learned function (FIRE, Li et al., ICLR 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HIDDEN = 32  # hidden channels of FIRE (section 4.1)
+THRESHOLD = 512.0  # L of FIRE at the beginning of a training, in steps
+SHARPNESS = 0.1  # c of FIRE at the beginning of a training
+STEEPER = 8.0  # factor between the slopes of a head to either side, if slopes are directed
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Slopes of the heads, ``2^(-8 h / H)``; of other numbers than powers of two, the slopes of the
+    next smaller power, then every other of the next larger one, as in ALiBi's code."""
+
+    def of_power(power: int) -> list[float]:
+        return [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
+
+    power = 2 ** int(math.log2(num_heads))
+    return of_power(power) + of_power(2 * power)[0::2][: num_heads - power]
+
+
+class LinearBias(nn.Module):
+    """ALiBi: minus the distance, times the slope of the head. On grids the Euclidean distance.
+
+    Args:
+        num_heads: H.
+        unit: Distance that counts as 1.
+        directed: Whether every other head penalises what comes before its query
+            :data:`STEEPER` times, the others what comes behind.
+    """
+
+    def __init__(self, num_heads: int, unit: float, directed: bool = False) -> None:
+        super().__init__()
+        self.slopes, self.unit, self.directed = alibi_slopes(num_heads), unit, directed
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        """Coordinates ``[B or 1, T, D]`` and ``[B or 1, S, D]`` to ``[B or 1, H, T, S]``."""
+        difference = (key[:, None] - query[:, :, None]) / self.unit
+        if difference.shape[-1] == 1:
+            distance = difference[..., 0].abs()
+        else:
+            distance = difference.square().sum(-1).sqrt()
+        slopes = torch.tensor(self.slopes, device=query.device)[:, None, None]
+        if self.directed:
+            is_before = difference[..., 0][:, None] < 0
+            is_even = torch.arange(len(self.slopes), device=query.device)[:, None, None] % 2 == 0
+            slopes = torch.where(is_before == is_even, STEEPER * slopes, slopes)
+        return -slopes * distance[:, None]
+
+
+class FireBias(nn.Module):
+    """FIRE: ``f(psi(x_j - x_i) / psi(max(L, x_i)))`` with ``psi(x) = sign(x) log(1 + c |x|)`` and a
+    net f with one hidden layer (section 3.2). c and L are learned.
+
+    The paper has causal models, in which positions count from 0 and the longest distance of query i
+    is i. Without a causal mask the denominator is ``psi(L)``, and the sign of a distance tells
+    before from after; grids have an input of f for each coordinate.
+
+    Args:
+        num_heads: H.
+        num_coords: D.
+        unit: Distance that counts as 1.
+        causal: Whether queries see earlier keys only.
+    """
+
+    def __init__(self, num_heads: int, num_coords: int, unit: float, causal: bool = False) -> None:
+        super().__init__()
+        self.unit, self.causal = unit, causal
+        self.hidden = nn.Linear(num_coords, HIDDEN)
+        self.output = nn.Linear(HIDDEN, num_heads)
+        self.sharpness = nn.Parameter(torch.tensor(SHARPNESS))
+        self.threshold = nn.Parameter(torch.tensor(1.0))  # times THRESHOLD, as in the paper's code
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        """Coordinates ``[B or 1, T, D]`` and ``[B or 1, S, D]`` to ``[B or 1, H, T, S]`` float32,
+        whatever the precision of the parameters."""
+        difference = (key[:, None] - query[:, :, None]) / self.unit
+        limit = (self.threshold.float() * THRESHOLD).abs()
+        if self.causal:
+            limit = torch.maximum(limit, (query / self.unit)[:, :, None])
+        ratio = self._squash(difference) / (self._squash(limit) + 1e-6)
+        if ratio.shape[-1] == 1:
+            return self._by_pieces(ratio[..., 0])
+        with torch.autocast(ratio.device.type, enabled=False):
+            hidden = F.linear(ratio, self.hidden.weight.float(), self.hidden.bias.float()).relu()
+            bias = F.linear(hidden, self.output.weight.float(), self.output.bias.float())
+        return bias.permute(0, 3, 1, 2)
+
+    def bounds(self) -> Iterator[tuple[nn.Parameter, float]]:
+        """Parameters of f with the bound of their first, uniform values: torch's for a linear
+        layer. Hosts whose linear layers begin with a small deviation would give biases near zero,
+        which are learned slowly."""
+        for layer in (self.hidden, self.output):
+            for parameter in layer.parameters():
+                yield parameter, layer.in_features**-0.5
+
+    def _squash(self, x: Tensor) -> Tensor:
+        return x.sign() * torch.log1p(self.sharpness.float().abs() * x.abs())
+
+    def _by_pieces(self, ratio: Tensor) -> Tensor:
+        """f of one number for each pair, ``[B, T, S]``. f is linear between at most
+        :data:`HIDDEN` knots; a line is looked up for each pair, instead of hidden channels."""
+        with torch.autocast(ratio.device.type, enabled=False):
+            weight, bias = self.hidden.weight.float()[:, 0], self.hidden.bias.float()
+            with torch.no_grad():
+                far = torch.finfo(torch.float32).max / 8  # a flat unit has no knot
+                knots = (-bias / weight).nan_to_num(far, far, -far).clamp(-far, far).sort().values
+                # a number within each piece tells which hidden units are on there
+                first, last = knots[:1], knots[-1:]
+                between = knots[1:] / 2 + knots[:-1] / 2
+                within = torch.cat((first - first.abs() - 1, between, last + last.abs() + 1))
+                is_on = (within[:, None] * weight + bias > 0).float()  # [pieces, hidden]
+            output = self.output.weight.float().t()
+            slopes = (is_on * weight) @ output  # [pieces, H]
+            offsets = (is_on * bias) @ output + self.output.bias.float()
+            piece = torch.bucketize(ratio.detach(), knots)
+            bias = F.embedding(piece, slopes) * ratio[..., None] + F.embedding(piece, offsets)
+        return bias.permute(0, 3, 1, 2)

@@ -1,0 +1,160 @@
+"""Positions that act in self-attention: what a stack computes once for each forward, and what its
+layers make of it. A host has one seam in its attention for all of these types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cape_plugins.mathematics.augmentation import Draw
+from cape_plugins.mathematics.biases import FireBias, LinearBias
+from cape_plugins.mathematics.encoder import Generators, PositionEncoder
+from cape_plugins.mathematics.positions import Positions
+from cape_plugins.mathematics.rotary import Angles, Rotation
+from cape_plugins.settings.config import PositionConfig
+from cape_plugins.settings.domains import DOMAINS
+
+
+class AttentionPositions:
+    """Positions of a forward for the self-attention of all layers of a stack.
+
+    A stack hands the object to its layers as an argument: what is bound to a module is gone when
+    gradient checkpointing calls a layer again. No tuple and no dataclass: FSDP casts floating
+    tensors among the arguments of a layer to half precision, where positions are wrong from 257 on.
+
+    Args:
+        query: Coordinates of queries, ``[B or 1, T, D]`` float32.
+        key: Coordinates of keys, ``[B or 1, S, D]``.
+        query_angles: Angles of the queries, if positions turn.
+        key_angles: Angles of the keys.
+        bias: ``[B or 1, H, T, S]``, if all layers share a bias.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        query_angles: Angles | None = None,
+        key_angles: Angles | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        self.query, self.key = query, key
+        self.query_angles, self.key_angles = query_angles, key_angles
+        self.bias = bias
+
+    def turn(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries ``[B, H, T, d]`` and keys ``[B, H, S, d]``, turned if positions turn."""
+        if self.query_angles is None:
+            return query, key
+        return self.query_angles.turn(query), self.key_angles.turn(key)
+
+    def bias_of(self, layer_bias: nn.Module | None, query: Tensor, key: Tensor) -> Tensor | None:
+        """The bias ``[B or 1, H, T, S]`` of a layer in the precision of its queries; 0 where query
+        or key has no position, such as a class token. None if positions have no bias.
+
+        Args:
+            layer_bias: Module of a learned bias; None if the layers share a bias.
+            query: ``[B, H, T, d]``.
+            key: ``[B, H, S, d]``.
+        """
+        bias = self.bias if layer_bias is None else layer_bias(self.query, self.key)
+        if bias is None:
+            return None
+        front_query, front_key = query.shape[2] - bias.shape[2], key.shape[2] - bias.shape[3]
+        if front_query or front_key:
+            bias = F.pad(bias, (front_key, 0, front_query, 0))
+        return bias.to(query.dtype)
+
+    def to(self, device: torch.device, **options: Any) -> AttentionPositions:
+        """The same on another device: accelerate moves the arguments of layers."""
+        parts = (self.query, self.key, self.query_angles, self.key_angles, self.bias)
+        return AttentionPositions(*(_moved(part, device, **options) for part in parts))
+
+
+def _moved(part: Any, device: torch.device, **options: Any) -> Any:
+    if isinstance(part, Angles):
+        return Angles(*(tensor.to(device, **options) for tensor in part))
+    return None if part is None else part.to(device, **options)
+
+
+class StackPositions(nn.Module):
+    """Computes :class:`AttentionPositions` of a stack; has no parameters.
+
+    Args:
+        config: Complete settings of a type that acts in attention.
+        head_dim: d.
+        num_heads: H.
+        unit: Unit of the stack's :class:`PositionEncoder`.
+    """
+
+    def __init__(
+        self, config: PositionConfig, head_dim: int, num_heads: int, unit: float = 1.0
+    ) -> None:
+        super().__init__()
+        domain = DOMAINS[config.domain]
+        self.rotation = self.bias = None
+        if config.encoding.turns:
+            speed = domain.rotary_speed * unit
+            self.rotation = Rotation(head_dim, domain.num_coords, config.rotary_base, speed)
+        elif not config.encoding.learned:
+            self.bias = LinearBias(num_heads, domain.bias_unit / unit, config.directed)
+
+    def forward(
+        self,
+        encoder: PositionEncoder,
+        positions: Positions,
+        draw: Draw | None = None,
+        query_positions: Positions | None = None,
+        generator: Generators = None,
+        random: bool = False,
+    ) -> AttentionPositions:
+        """Positions for the layers.
+
+        Args:
+            encoder: Moves positions as the settings say.
+            positions: Positions of the keys.
+            draw: Random numbers of this forward; None to move nothing.
+            query_positions: Positions of the queries, if they are not all keys (incremental
+                decoding); then nothing may be drawn.
+            generator: See :meth:`PositionEncoder.forward`.
+            random: Whether local shifts are drawn.
+        """
+        key = encoder.coordinates(positions, draw, generator=generator, random=random)
+        query = key if query_positions is None else encoder.coordinates(query_positions)
+        if self.rotation is not None:
+            key_angles = self.rotation(key)
+            query_angles = key_angles if query is key else self.rotation(query)
+            return AttentionPositions(query, key, query_angles, key_angles)
+        bias = None if self.bias is None else self.bias(query, key)
+        return AttentionPositions(query, key, bias=bias)
+
+
+def build_stack_positions(
+    config: PositionConfig, head_dim: int, num_heads: int, unit: float = 1.0
+) -> StackPositions | None:
+    """What a stack computes once for each forward; None if no position acts in attention, or only
+    relative keys. For the arguments see :class:`StackPositions`."""
+    if not config.encoding.in_attention:
+        return None
+    return StackPositions(config, head_dim, num_heads, unit)
+
+
+def build_layer_bias(
+    config: PositionConfig, num_heads: int, unit: float = 1.0, causal: bool = False
+) -> FireBias | None:
+    """The learned bias of one layer; None if the layers learn none. Each layer has its own: with
+    one bias for a stack, reentrant gradient checkpointing would go backward through it twice.
+
+    Args:
+        config: Complete settings.
+        num_heads: H.
+        unit: Unit of the stack's :class:`PositionEncoder`.
+        causal: Whether queries see earlier keys only.
+    """
+    if not (config.encoding.biases and config.encoding.learned):
+        return None
+    domain = DOMAINS[config.domain]
+    return FireBias(num_heads, domain.num_coords, domain.bias_unit / unit, causal)

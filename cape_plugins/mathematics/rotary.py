@@ -1,0 +1,77 @@
+"""Queries and keys turned by their positions (RoPE, Su et al., arXiv 2104.09864)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Angles(NamedTuple):
+    """Cosines and sines of the angles by which pairs of channels are turned, float32.
+
+    Attributes:
+        cos: ``[B or 1, 1, T, d/2]``.
+        sin: ``[B or 1, 1, T, d/2]``.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Queries or keys ``[B, H, S, d]`` turned; channel i and channel i + d/2 are a pair, as in
+        Llama. The first S - T have no position, such as a class token, and are not turned."""
+        front = x.shape[2] - self.cos.shape[2]
+        # cast only now: angles in half precision would be wrong from position 257 on
+        cos, sin = (part.to(x.dtype) for part in self)
+        if front:
+            cos, sin = F.pad(cos, (0, 0, front, 0), value=1.0), F.pad(sin, (0, 0, front, 0))
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Rotation(nn.Module):
+    """Coordinates to :class:`Angles`. Has no parameters and no buffers, see
+    :mod:`~cape_plugins.mathematics.encodings`.
+
+    Each coordinate has ``(d/2) // D`` pairs, the slowest axis first, as in DINOv3; pairs that are
+    left over are not turned. Pair k of n is turned by ``speed / base^(k / n)`` for each unit.
+
+    Args:
+        head_dim: d, even, with at least one pair for each coordinate.
+        num_coords: D.
+        base: Ratio of the fastest to the slowest pair.
+        speed: Radians of the fastest pair for a coordinate of 1.
+
+    Raises:
+        ValueError: if the channels do not suffice.
+    """
+
+    def __init__(self, head_dim: int, num_coords: int, base: float, speed: float) -> None:
+        super().__init__()
+        if head_dim % 2 or head_dim < 2 * num_coords:
+            raise ValueError(
+                f"a head of {head_dim} channels cannot be turned by {num_coords} coordinates; "
+                f"allowed: even numbers >= {2 * num_coords}. Change the width of the model or the "
+                "number of heads, or choose alibi or fire."
+            )
+        self.head_dim, self.num_coords, self.base, self.speed = head_dim, num_coords, base, speed
+
+    def forward(self, coords: Tensor) -> Angles:
+        """``[B or 1, T, D]`` float32 to the angles."""
+        pairs = self.head_dim // 2
+        pairs_of_axis = pairs // self.num_coords
+        number = torch.arange(pairs_of_axis, dtype=torch.float32, device=coords.device)
+        frequencies = self.speed / self.base ** (number / pairs_of_axis)
+        # element by element: autocast would round a product of matrices
+        angle = torch.cat(
+            [
+                coords[..., axis : axis + 1] * frequencies
+                for axis in reversed(range(self.num_coords))
+            ],
+            dim=-1,
+        )
+        angle = F.pad(angle, (0, pairs - angle.shape[-1]))[:, None]
+        return Angles(angle.cos(), angle.sin())
