@@ -1,30 +1,41 @@
-"""Relative self-attention in fairseq layers."""
+"""Positions in self-attention of fairseq layers: relative keys, turned queries and keys, biases.
+
+Checkpoints of stock attention fit: tables and learned biases are additional parameters.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cape_plugins import (
+    AttentionPositions,
+    Draw,
     PositionConfig,
+    PositionEncoder,
+    Positions,
     RelativePositions,
+    StackPositions,
+    build_layer_bias,
     build_relative_positions,
+    build_stack_positions,
     relative_attention,
+    token_position_at,
+    token_positions,
 )
-from fairseq_user_dir.host.errors import SettingsError
+from cape_plugins.mathematics.binding import Bound
+from fairseq_user_dir.embedding import process_generator
+from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 
 
-class RelativeSelfAttention(MultiheadAttention):
-    """fairseq's self-attention with learned relative positions (Shaw et al.).
-
-    Checkpoints of the stock attention fit: the relative tables are additional parameters. The
-    whole forward is replaced, because key terms act before the softmax and value terms after it.
-    """
-
-    relative: RelativePositions
+class PositionSelfAttention(MultiheadAttention):
+    """fairseq's self-attention with positions. The whole forward is replaced, because positions act
+    on queries, keys, scores or values of single heads."""
 
     def forward(
         self,
@@ -52,7 +63,10 @@ class RelativeSelfAttention(MultiheadAttention):
             ``[B, T, S]`` if `need_weights`, else None.
         """
         if static_kv or before_softmax:
-            raise ValueError("relative attention has no static_kv or before_softmax mode.")
+            raise ValueError(
+                "attention with positions has no static_kv or before_softmax mode; allowed: False. "
+                "Leave these arguments out."
+            )
         queries, keys, values = (
             self._heads(projection(query)) for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -60,17 +74,13 @@ class RelativeSelfAttention(MultiheadAttention):
             keys, values, key_padding_mask = self._append_to_cache(
                 incremental_state, keys, values, key_padding_mask
             )
-        drop = self.dropout_module
-        output, weights = relative_attention(
+        output, weights = self._attend(
             queries,
             keys,
             values,
-            self.relative,
-            query_offset=keys.shape[2] - queries.shape[2],
-            attn_mask=attn_mask,
-            key_padding_mask=None if key_padding_mask is None else key_padding_mask.bool(),
-            dropout=drop.p if drop.training or drop.apply_during_inference else 0.0,
-            need_weights=need_weights or need_head_weights,
+            attn_mask,
+            None if key_padding_mask is None else key_padding_mask.bool(),
+            need_weights or need_head_weights,
         )
         # B x H x T x d -> T x B x C
         output = self.out_proj(output.permute(2, 0, 1, 3).flatten(2))
@@ -79,6 +89,25 @@ class RelativeSelfAttention(MultiheadAttention):
             if not need_head_weights:
                 weights = weights.mean(0)
         return output, weights
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Queries ``[B, H, T, d]``, keys and values ``[B, H, S, d]`` to outputs ``[B, H, T, d]``
+        and weights ``[B, H, T, S]``, if they are needed."""
+        raise NotImplementedError
+
+    @property
+    def _dropout(self) -> float:
+        """Probability of dropping a weight now."""
+        drop = self.dropout_module
+        return drop.p if drop.training or drop.apply_during_inference else 0.0
 
     def _heads(self, projected: Tensor) -> Tensor:
         """T x B x C -> B x H x T x d"""
@@ -113,40 +142,220 @@ class RelativeSelfAttention(MultiheadAttention):
         return keys, values, key_padding_mask
 
 
-def add_relative_positions(layers: nn.ModuleList, config: PositionConfig) -> None:
-    """Gives the self-attention of all or the first of `layers` relative positions; does nothing if
-    the settings have no relative attention.
+class RelativeSelfAttention(PositionSelfAttention):
+    """Self-attention with learned relative positions (Shaw et al.)."""
 
-    Exchanges the class of the built attention and overrides no builder of layers: layers may
-    already be wrapped for activation checkpointing, but not their attention. Stock initialisation,
-    names of parameters and dropout settings stay.
+    relative: RelativePositions
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        return relative_attention(
+            query,
+            key,
+            value,
+            self.relative,
+            query_offset=key.shape[2] - query.shape[2],
+            attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask,
+            dropout=self._dropout,
+            need_weights=need_weights,
+        )
+
+
+class CoordinateSelfAttention(Bound, PositionSelfAttention):
+    """Self-attention with turned queries and keys or a bias of the distance; holds the
+    :class:`AttentionPositions` of a forward.
+
+    Attributes:
+        layer_bias: A learned bias; None if the layers share a bias or have none.
+    """
+
+    layer_bias: nn.Module | None
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        positions = self.bound
+        if positions is None:
+            raise ValueError(
+                "this layer got no positions; allowed: a call through the whole encoder or "
+                "decoder, which computes them. Call that."
+            )
+        query, key = positions.turn(query, key)
+        mask = positions.bias_of(self.layer_bias, query, key)
+        if attn_mask is not None:
+            attn_mask = attn_mask.to(query.dtype)
+            mask = attn_mask if mask is None else mask + attn_mask
+        if key_padding_mask is not None:
+            is_padding = key_padding_mask[:, None, None]
+            mask = query.new_zeros(is_padding.shape) if mask is None else mask
+            mask = mask.masked_fill(is_padding, float("-inf"))
+        if mask is not None:
+            # the least number rather than -inf: a query on padding may have no key at all
+            mask = mask.clamp(min=torch.finfo(mask.dtype).min)
+        if not need_weights:
+            output = F.scaled_dot_product_attention(query, key, value, mask, self._dropout)
+            return output, None
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        scores = scores if mask is None else scores + mask
+        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+        return F.dropout(weights, self._dropout) @ value, weights
+
+
+class CoordinateLayer:
+    """Mixin over a layer: hands positions to its self-attention. fairseq's layers take no further
+    arguments, and what is bound to a stack is gone when activation checkpointing calls a layer
+    again; so each call of the layer reads the positions, and its forward takes them as an argument.
+
+    Attributes:
+        stack_attention: The module of the stack that holds the positions.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See fairseq."""
+        positions = vars(self)["stack_attention"].bound
+        return super().__call__(*args, attention_positions=positions, **kwargs)
+
+    def forward(
+        self, *args: Any, attention_positions: AttentionPositions | None = None, **kwargs: Any
+    ) -> Any:
+        """See fairseq."""
+        with self.self_attn.using(attention_positions):
+            return super().forward(*args, **kwargs)
+
+
+@functools.cache
+def _layer_class(stock: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Coordinate{stock.__name__}", (CoordinateLayer, stock), {})
+
+
+class StackAttention(Bound, nn.Module):
+    """Computes the positions of a forward for the layers of a stack, and holds them.
+
+    Args:
+        encoder: Position encoder of the stack, which adds nothing to the content.
+        stack_positions: Computes what all layers share.
+        padding_idx: Index of padding, of a stack of tokens.
+    """
+
+    def __init__(
+        self, encoder: PositionEncoder, stack_positions: StackPositions, padding_idx: int = 0
+    ) -> None:
+        super().__init__()
+        self.encoder, self.stack_positions = encoder, stack_positions
+        self.padding_idx = padding_idx
+
+    def draw(
+        self, batch_size: int, device: torch.device, partner: Draw | None = None
+    ) -> Draw | None:
+        """See :meth:`~fairseq_user_dir.embedding.TokenPositionEmbedding.draw`."""
+        return self.encoder.draw(batch_size, device, process_generator, partner)
+
+    def of_tokens(
+        self, tokens: Tensor, draw: Draw | None, incremental_state: Any | None = None
+    ) -> AttentionPositions:
+        """Positions of tokens ``[B, T]``; in incremental decoding the tokens are the whole prefix,
+        without padding, and the last is the query."""
+        if incremental_state is None:
+            return self.of(token_positions(tokens.ne(self.padding_idx)), draw)
+        length, device = tokens.shape[1], tokens.device
+        query = token_position_at(length - 1, device)
+        return self.stack_positions(self.encoder, token_position_at(0, device, length), None, query)
+
+    def of(
+        self, positions: Positions, draw: Draw | None, generator: Any = process_generator
+    ) -> AttentionPositions:
+        """Positions of keys that are all queries, too."""
+        return self.stack_positions(
+            self.encoder, positions, draw, generator=generator, random=self.encoder.draws
+        )
+
+
+def add_positions_to_attention(
+    layers: nn.ModuleList,
+    config: PositionConfig,
+    encoder: PositionEncoder | None,
+    padding_idx: int = 0,
+) -> StackAttention | None:
+    """Gives the self-attention of the layers that the settings name positions; does nothing if no
+    position acts in attention.
+
+    Exchanges the classes of built layers and of their attention, and overrides no builder of
+    layers: layers may already be wrapped for activation checkpointing, but not their attention.
+    Stock initialisation, names of parameters and dropout settings stay.
+
+    Args:
+        layers: Layers of a stack.
+        config: Settings.
+        encoder: Position encoder of the stack; None beside a learned table.
+        padding_idx: Index of padding, of a stack of tokens.
+
+    Returns:
+        The module that computes and holds positions; None for relative keys, which need none.
 
     Raises:
-        ValueError: for kinds of attention without a definition of relative positions.
+        ValueError: for kinds of attention without a definition of such positions.
     """
+    stack_attention = None
     # by index: with layer drop, iterating skips layers at random
-    for layer in (layers[index] for index in range(config.relative_depth(len(layers)))):
-        attention = getattr(layer, "self_attn", None)
-        if type(attention) is not MultiheadAttention:
-            raise SettingsError(
-                f"--position-relative-context={config.relative_context} needs fairseq's "
-                f"MultiheadAttention in each layer, found {type(attention).__name__} in "
-                f"{type(layer).__name__}; leave out the option that replaces it "
-                "(such as --base-layers)."
-            )
-        unsupported = {
-            "--cross-self-attention": not attention.self_attention,
-            "xformers attention": attention.use_xformers,
-            "add_bias_kv": attention.bias_k is not None,
-            "add_zero_attn": attention.add_zero_attn,
-        }
-        for name, present in unsupported.items():
-            if present:
-                raise SettingsError(
-                    f"--position-relative-context={config.relative_context} cannot be combined "
-                    f"with {name}; switch one of them off."
-                )
-        attention.relative = build_relative_positions(
-            config, attention.head_dim, attention.num_heads
+    for index in range(len(layers)):
+        if not config.in_layer(index):
+            continue
+        layer = layers[index]
+        attention = _checked_attention(layer, config)
+        heads, head_dim = attention.num_heads, attention.head_dim
+        if config.relative_context:
+            attention.relative = build_relative_positions(config, head_dim, heads)
+            attention.__class__ = RelativeSelfAttention
+            continue
+        if stack_attention is None:
+            with named_by_flags():
+                stack_positions = build_stack_positions(config, head_dim, heads, encoder.unit)
+            stack_attention = StackAttention(encoder, stack_positions, padding_idx)
+        causal = encoder.side == "target"
+        attention.layer_bias = build_layer_bias(config, heads, encoder.unit, causal)
+        attention.__class__ = CoordinateSelfAttention
+        layer.__class__ = _layer_class(type(layer))
+        vars(layer)["stack_attention"] = stack_attention  # no submodule: it belongs to the stack
+        if "precheckpoint_forward" in vars(layer):  # wrapped around the forward of the stock class
+            wrapper, forward = layer.forward, functools.partial(type(layer).forward, layer)
+            layer.precheckpoint_forward = forward
+            layer.forward = functools.partial(wrapper.func, forward, *wrapper.args[1:])
+    return stack_attention
+
+
+def _checked_attention(layer: nn.Module, config: PositionConfig) -> MultiheadAttention:
+    """The self-attention of a layer; refuses other kinds than fairseq's standard attention."""
+    option = f"--position-embedding {config.type}"
+    if config.relative_context:
+        option = f"--position-relative-context={config.relative_context}"
+    attention = getattr(layer, "self_attn", None)
+    if type(attention) is not MultiheadAttention:
+        raise SettingsError(
+            f"{option} needs fairseq's MultiheadAttention in each layer, found "
+            f"{type(attention).__name__} in {type(layer).__name__}; leave out the option that "
+            "replaces it (such as --base-layers)."
         )
-        attention.__class__ = RelativeSelfAttention
+    unsupported = {
+        "--cross-self-attention": not attention.self_attention,
+        "xformers attention": attention.use_xformers,
+        "add_bias_kv": attention.bias_k is not None,
+        "add_zero_attn": attention.add_zero_attn,
+    }
+    for name, present in unsupported.items():
+        if present:
+            raise SettingsError(f"{option} cannot be combined with {name}; switch one of them off.")
+    return attention

@@ -26,7 +26,7 @@ from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.corpus.alpha import count_binarized
 from cape_plugins.settings.options import COUNTED
 from fairseq_user_dir.admin import attach_admin, profile_admin, profiling_batch
-from fairseq_user_dir.attention import add_relative_positions
+from fairseq_user_dir.attention import add_positions_to_attention
 from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.embedding import TokenPositionEmbedding, WrappingPositionalEmbedding
 from fairseq_user_dir.flags import (
@@ -168,20 +168,24 @@ def install(stack: nn.Module, mixin: type, config: PositionConfig, side: str) ->
             f"{type(stack).__name__} has no place for position embedding {config.type!r}: its "
             f"embed_positions is {stock!r}."
         )
+    encoder = None
     if isinstance(stock, LearnedPositionalEmbedding):
         stack.embed_positions = WrappingPositionalEmbedding.take_over(stock)
-    elif stock is not None:
+    else:
         with named_by_flags():
             encoder = build_position_encoder(
                 config,
-                stock.embedding_dim,
+                stack.embed_tokens.embedding_dim if stock is None else stock.embedding_dim,
                 side=side,
-                start=stock.padding_idx + 1,
+                start=stack.padding_idx + 1,
                 frequencies="fairseq",
                 layout="sin_cos_blocks",
             )
-        stack.embed_positions = TokenPositionEmbedding(encoder, stock.padding_idx)
-    add_relative_positions(stack.layers, config)
+    if encoder is not None and stock is not None:
+        stack.embed_positions = TokenPositionEmbedding(encoder, stack.padding_idx)
+    stack.stack_attention = add_positions_to_attention(
+        stack.layers, config, encoder, stack.padding_idx
+    )
     stack.position_config = config
     stack.__class__ = type(f"Cape{type(stack).__name__}", (mixin, type(stack)), {})
 

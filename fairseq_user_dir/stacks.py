@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig
 from cape_plugins.mathematics.binding import Bound
+from fairseq_user_dir.attention import StackAttention
 from fairseq_user_dir.embedding import MAX_POSITIONS, TokenPositionEmbedding
 
 
@@ -30,9 +31,12 @@ class _PositionStack:
 
     position_config: PositionConfig
     embed_positions: nn.Module | None
+    stack_attention: StackAttention | None
 
     @property
-    def position_module(self) -> TokenPositionEmbedding | None:
+    def position_module(self) -> TokenPositionEmbedding | StackAttention | None:
+        if self.stack_attention is not None:
+            return self.stack_attention
         module = self.embed_positions
         return module if isinstance(module, TokenPositionEmbedding) else None
 
@@ -74,7 +78,7 @@ class EncoderPositions(Bound, _PositionStack):
             target = () if self.bound is None else (self.bound,)
             lengths = module.encoder.num_positions(src_tokens.ne(self.padding_idx))
             draw = draw.covering(lengths, *target)
-        with _using(module, draw):
+        with _using(module, draw, src_tokens):
             out = super().forward_scriptable(
                 src_tokens, src_lengths, return_all_hiddens, token_embeddings
             )
@@ -109,7 +113,9 @@ class DecoderPositions(_PositionStack):
         self, prev_output_tokens: Tensor, encoder_out: Any | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         """See fairseq; every decoder calls this method first, even non-autoregressive decoders."""
-        with _using(self.position_module, self._draw(prev_output_tokens, encoder_out)):
+        draw = self._draw(prev_output_tokens, encoder_out)
+        state = kwargs.get("incremental_state", args[0] if args else None)
+        with _using(self.position_module, draw, prev_output_tokens, state):
             features, extra = super().extract_features(
                 prev_output_tokens, encoder_out, *args, **kwargs
             )
@@ -163,11 +169,19 @@ def prepend_bos(tokens: Tensor, padding_idx: int, bos: int) -> tuple[Tensor, Ten
 
 
 @contextmanager
-def _using(module: TokenPositionEmbedding | None, draw: Draw | None) -> Iterator[None]:
-    """Binds the draw to the module for a stock call, which has no argument for a draw. Overriding
-    fairseq's forwards instead would copy 90 lines."""
+def _using(
+    module: TokenPositionEmbedding | StackAttention | None,
+    draw: Draw | None,
+    tokens: Tensor,
+    incremental_state: Any | None = None,
+) -> Iterator[None]:
+    """Binds the draw, or the positions of the layers, to the module for a stock call, which has no
+    argument for them. Overriding fairseq's forwards instead would copy 90 lines."""
     if module is None:
         yield
+    elif isinstance(module, StackAttention):
+        with module.using(module.of_tokens(tokens, draw, incremental_state)):
+            yield
     else:
         with module.using(draw):
             yield

@@ -240,7 +240,7 @@ class PositionEncoder(nn.Module):
         if random is None:
             random = self.training or config.random_evaluation
         if random and config.random and draw is None:
-            self._refuse_missing_draw()
+            self.refuse_missing_draw()
         if config.encoding.counts:
             return positions.gather(self.encoding.lookup(positions), dtype)
         if positions.shared and not self._moves(draw, local_shift, random):
@@ -249,7 +249,8 @@ class PositionEncoder(nn.Module):
         embedding = self.encoding(self._encoding_input(coords, positions))
         return positions.clear_padding(embedding).to(dtype)
 
-    def _refuse_missing_draw(self) -> None:
+    def refuse_missing_draw(self) -> None:
+        """Raises the ValueError of a forward that needs a draw."""
         in_evaluation = self.config.random_evaluation
         when = "in training and evaluation" if in_evaluation else "in training"
         remedy = "" if in_evaluation else "; call .eval() for inference"

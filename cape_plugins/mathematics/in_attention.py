@@ -120,8 +120,13 @@ class StackPositions(nn.Module):
             query_positions: Positions of the queries, if they are not all keys (incremental
                 decoding); then nothing may be drawn.
             generator: See :meth:`PositionEncoder.forward`.
-            random: Whether local shifts are drawn.
+            random: Whether a draw is required and local shifts are drawn.
+
+        Raises:
+            ValueError: for a missing draw.
         """
+        if random and draw is None:
+            encoder.refuse_missing_draw()
         key = encoder.coordinates(positions, draw, generator=generator, random=random)
         query = key if query_positions is None else encoder.coordinates(query_positions)
         if self.rotation is not None:

@@ -20,7 +20,7 @@ from cape_plugins.settings.arguments import positive
 from cape_plugins.settings.domains import WINDOW_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler
 from fairseq_user_dir.asr.positions import TimedEncoder
-from fairseq_user_dir.attention import add_relative_positions
+from fairseq_user_dir.attention import add_positions_to_attention
 from fairseq_user_dir.flags import add_position_args, set_missing
 
 # The paper's model: 36 layers of 768, dropout on attention weights and hidden activations only.
@@ -158,7 +158,7 @@ class AcousticEncoder(TimedEncoder, FairseqEncoder):
         drop = args.encoder_layerdrop  # LayerDropModuleList draws in evaluation, too
         self.layers = LayerDropModuleList(drop) if drop else nn.ModuleList()
         self.layers.extend(TransformerEncoderLayer(args) for _ in range(args.encoder_layers))
-        add_relative_positions(self.layers, config)
+        self.stack_attention = add_positions_to_attention(self.layers, config, self.positions)
         self.layer_norm = LayerNorm(dim) if args.encoder_normalize_before else nn.Identity()
 
     def encode(
@@ -182,12 +182,13 @@ class AcousticEncoder(TimedEncoder, FairseqEncoder):
         """
         hidden, lengths = self.subsample.subsample(features, lengths)
         hidden = F.dropout(hidden, self.feature_dropout, self.training)
-        hidden, draw = self.add_times(hidden, lengths, hop_nanoseconds, frame_nanoseconds)
         padding = torch.arange(hidden.shape[1], device=hidden.device) >= lengths[:, None]
         mask = padding if padding.any() else None
-        hidden = hidden.transpose(0, 1)
-        for layer in self.layers:
-            hidden = layer(hidden, mask)
+        times = (hop_nanoseconds, frame_nanoseconds)
+        with self.add_times(hidden, lengths, *times) as (hidden, draw):
+            hidden = hidden.transpose(0, 1)
+            for layer in self.layers:
+                hidden = layer(hidden, mask)
         return self.layer_norm(hidden), lengths, padding, draw
 
     def max_positions(self) -> int:

@@ -4,6 +4,8 @@ decoder."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from cape_plugins import Draw, PositionEncoder
 from cape_plugins.speech.features import HOP_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_positions
+from fairseq_user_dir.attention import StackAttention
 from fairseq_user_dir.embedding import process_generator
 
 
@@ -20,19 +23,23 @@ class TimedEncoder:
     Attributes:
         positions: Position encoder.
         subsample: Convolutions before the position encoder.
+        stack_attention: Holds the positions of the layers; None if none act in attention.
     """
 
     positions: PositionEncoder
     subsample: ConvSubsampler
+    stack_attention: StackAttention | None
 
+    @contextmanager
     def add_times(
         self,
         hidden: Tensor,
         lengths: Tensor,
         hop_nanoseconds: Tensor | None,
         frame_nanoseconds: Tensor | None,
-    ) -> tuple[Tensor, Draw | None]:
-        """Adds the embedding of the times of subsampled frames.
+    ) -> Iterator[tuple[Tensor, Draw | None]]:
+        """Adds the embedding of the times of subsampled frames; layers that are called in the body
+        of the ``with`` statement have the times in their attention, if the type acts there.
 
         Args:
             hidden: ``[B, T', C]``, the output of `subsample`.
@@ -40,7 +47,7 @@ class TimedEncoder:
             hop_nanoseconds: ``[B]`` distance of frames before `subsample`; default 10 ms.
             frame_nanoseconds: ``[B, T]`` centre of each frame, if frames were skipped.
 
-        Returns:
+        Yields:
             ``[B, T', C]``, and the draw of this forward in training, different on each rank.
         """
         hop = HOP_SECONDS if hop_nanoseconds is None else hop_nanoseconds.float() * 1e-9
@@ -50,7 +57,12 @@ class TimedEncoder:
         generator = functools.cache(process_generator)  # the draw and the local shifts share it
         draw = self.positions.draw(hidden.shape[0], hidden.device, generator)
         embedding = self.positions(positions, draw, dtype=hidden.dtype, generator=generator)
-        return hidden if embedding is None else hidden + embedding, draw
+        hidden = hidden if embedding is None else hidden + embedding
+        if self.stack_attention is None:
+            yield hidden, draw
+            return
+        with self.stack_attention.using(self.stack_attention.of(positions, draw, generator)):
+            yield hidden, draw
 
 
 class TimedModel:

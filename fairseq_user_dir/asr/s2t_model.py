@@ -33,7 +33,7 @@ from cape_plugins import PositionConfig, build_position_encoder
 from cape_plugins.speech.features import HOP_SECONDS
 from cape_plugins.speech.subsampling import ConvSubsampler
 from fairseq_user_dir.asr.positions import TimedEncoder, TimedModel, encoder_output
-from fairseq_user_dir.attention import add_relative_positions
+from fairseq_user_dir.attention import add_positions_to_attention
 from fairseq_user_dir.checkpoints import PositionalModel
 from fairseq_user_dir.flags import (
     add_decoder_args,
@@ -122,7 +122,9 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
         )
         self.embed_positions = None
         self.position_config = config
-        add_relative_positions(self.transformer_layers, config)
+        self.stack_attention = add_positions_to_attention(
+            self.transformer_layers, config, self.positions
+        )
 
     def forward(
         self,
@@ -157,14 +159,14 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
     ) -> dict[str, Any]:
         hidden, lengths = self.subsample.subsample(features, lengths)
         hidden = self.embed_scale * hidden
-        hidden, draw = self.add_times(hidden, lengths, hop_nanoseconds, frame_nanoseconds)
-        hidden = self.dropout_module(hidden).transpose(0, 1)
-        mask = lengths_to_padding_mask(lengths)
-        states = []
-        for layer in self.transformer_layers:
-            hidden = layer(hidden, mask)
-            if return_all_hiddens:
-                states.append(hidden)
+        mask, states = lengths_to_padding_mask(lengths), []
+        times = (hop_nanoseconds, frame_nanoseconds)
+        with self.add_times(hidden, lengths, *times) as (hidden, draw):
+            hidden = self.dropout_module(hidden).transpose(0, 1)
+            for layer in self.transformer_layers:
+                hidden = layer(hidden, mask)
+                if return_all_hiddens:
+                    states.append(hidden)
         if self.layer_norm is not None:
             hidden = self.layer_norm(hidden)
         return encoder_output(hidden, mask, draw, states)

@@ -27,7 +27,7 @@ from fairseq.tasks.translation import TranslationConfig
 from torch import Tensor, nn
 
 import fairseq_user_dir  # noqa: F401 registers the architectures
-from cape_plugins import ENCODINGS, TYPES, PositionConfig
+from cape_plugins import TYPES, PositionConfig
 from cape_plugins.settings.config import applies, option_fields
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ STOCK = {
     "table": {"encoder_learned_pos": True, "decoder_learned_pos": True},
     "none": {"no_token_positional_embeddings": True},
 }
-IDENTICAL = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].relative]
+IDENTICAL = [name for name, row in TYPES.items() if row.encoding in STOCK]
 RELATIVE = {"position_relative_context": 3, "position_relative_values": True}
 # Every type with its defaults, and what can be combined with it.
 VARIANTS: dict[str, dict[str, Any]] = {
