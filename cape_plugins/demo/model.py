@@ -13,6 +13,11 @@ from torch.nn import functional as F
 from cape_plugins.demo.tasks import SYMBOLS, TASKS, Task
 from cape_plugins.mathematics.builders import build_position_encoder
 from cape_plugins.mathematics.encodings import combine
+from cape_plugins.mathematics.in_attention import (
+    AttentionPositions,
+    build_layer_bias,
+    build_stack_positions,
+)
 from cape_plugins.mathematics.positions import Positions
 from cape_plugins.mathematics.relative import relative_attention
 from cape_plugins.mathematics.relative_tables import build_relative_positions
@@ -27,24 +32,39 @@ TEST_PLACES = 5120  # frames, tokens or patches of a test, at least
 
 
 class Layer(nn.Module):
-    """Pre-norm self-attention and feed-forward net; attention is relative if `config` sets it."""
+    """Pre-norm self-attention, with the positions that `config` sets, and feed-forward net."""
 
     def __init__(self, config: PositionConfig, number: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2))
         self.project, self.out = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
         self.feed = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM))
-        relative = number < config.relative_depth(LAYERS)
-        self.relative = build_relative_positions(config, DIM // HEADS, HEADS) if relative else None
+        self.has_positions = config.in_layer(number)
+        self.relative = self.bias = None
+        if self.has_positions:
+            self.relative = build_relative_positions(config, DIM // HEADS, HEADS)
+            self.bias = build_layer_bias(config, HEADS)
 
-    def forward(self, x: Tensor, patches: Sequence[int] | None) -> Tensor:
-        """``[B, T, DIM]`` to the same shape; `patches` are (height, width) of images."""
+    def forward(
+        self, x: Tensor, patches: Sequence[int] | None, positions: AttentionPositions | None
+    ) -> Tensor:
+        """``[B, T, DIM]`` to the same shape.
+
+        Args:
+            x: States.
+            patches: (height, width) of images.
+            positions: Positions that act in attention.
+        """
         parts = self.project(self.norms[0](x)).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
-        if self.relative is None:
-            heads = F.scaled_dot_product_attention(query, key, value)
-        else:
+        if self.relative is not None:
             heads, _ = relative_attention(query, key, value, self.relative, patches=patches)
+        elif positions is not None and self.has_positions:
+            query, key = positions.turn(query, key)
+            bias = positions.bias_of(self.bias, query, key)
+            heads = F.scaled_dot_product_attention(query, key, value, bias)
+        else:
+            heads = F.scaled_dot_product_attention(query, key, value)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
         return x + self.feed(self.norms[1](x))
 
@@ -56,6 +76,7 @@ class Labeller(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(SYMBOLS, DIM)
         self.encode = build_position_encoder(config, DIM, table_size=table_size)
+        self.in_attention = build_stack_positions(config, DIM // HEADS, HEADS)
         self.layers = nn.ModuleList(Layer(config, number) for number in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, SYMBOLS)
 
@@ -63,8 +84,12 @@ class Labeller(nn.Module):
         """Scores ``[B, T, SYMBOLS]`` of symbols ``[B, T]``; draws in training."""
         draw = self.encode.draw(len(symbols), symbols.device)
         x = combine(self.embed(symbols), self.encode(positions, draw))
+        attention = None
+        if self.in_attention is not None:
+            random = self.encode.draws
+            attention = self.in_attention(self.encode, positions, draw, random=random)
         for layer in self.layers:
-            x = layer(x, positions.patches)
+            x = layer(x, positions.patches, attention)
         return self.head(self.norm(x))
 
 

@@ -72,7 +72,9 @@ PICTURES = {
     "coverage": Picture(
         "positions drawn in training, and how much of other inputs they cover",
         "has coordinates, as sinusoids do",
-        lambda config: config.encoding.adds and not config.encoding.counts,
+        lambda config: (
+            (config.encoding.adds and not config.encoding.counts) or config.encoding.in_attention
+        ),
         (1, 1000, 2000),
         4,
     ),

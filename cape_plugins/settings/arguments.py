@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from cape_plugins.settings.config import PositionConfig, option_fields, parse_option
 from cape_plugins.settings.domains import DOMAINS
-from cape_plugins.settings.options import OptionError, unit_of
+from cape_plugins.settings.options import FORMER_NAMES, OptionError, unit_of
 from cape_plugins.settings.registry import DEFAULT_TYPE, TYPES, PositionType, types_of
 
 PREFIX = "position_"
@@ -101,8 +101,13 @@ def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
         args: Namespace, DictConfig or dataclass with the flags as attributes.
         domain: The domain given to :func:`add_position_args`.
     """
-    settings = {o.name: getattr(args, PREFIX + o.name, None) for o in option_fields(domain)}
-    return {name: value for name, value in settings.items() if value is not None}
+    names = {option.name: option.name for option in option_fields(domain)}
+    settings = {}
+    for former_or_name, name in {**FORMER_NAMES, **names}.items():  # stored under a former name
+        value = getattr(args, PREFIX + former_or_name, None)
+        if name in names and value is not None:
+            settings[name] = value
+    return settings
 
 
 def settings_to_compare(
@@ -231,4 +236,5 @@ def _parser_of(name: str) -> Callable[[str], Any]:
 def _metavar(metadata: Any) -> str:
     if metadata["form"] == "choice":
         return "{" + ",".join(metadata["choices"]) + "}"
-    return {"bool": "{true,false}", "ratio": "{auto,X}", "int": "N", "float": "X"}[metadata["form"]]
+    forms = {"bool": "{true,false}", "ratio": "{auto,X}", "int": "N", "float": "X"}
+    return {**forms, "layers": "LAYERS"}[metadata["form"]]

@@ -110,12 +110,14 @@ class PositionConfig(OptionFields):
                 option.name, self.type, self.architecture
             ):
                 continue
-            if self.architecture == ROTARY or self.encoding.in_attention:
+            reason = ""
+            if ENCODINGS[self._row.encoding].in_attention:
+                reason = " in attention, where only distances count and nothing is added"
+            if self.architecture == ROTARY:
                 raise OptionError(
                     option.name,
                     value,
-                    f"has no effect on position embedding {self.type!r} in attention: only "
-                    "distances of positions count there, and nothing is added to the content",
+                    f"has no effect on position embedding {self.type!r}{reason}",
                     allowed=repr(option.metadata["off"]),
                     remedy="Leave it out.",
                 )
@@ -123,7 +125,7 @@ class PositionConfig(OptionFields):
             raise OptionError(
                 option.name,
                 value,
-                f"has no effect on position embedding {self.type!r}; it belongs to "
+                f"has no effect on position embedding {self.type!r}{reason}; it belongs to "
                 f"{types_with_option}",
                 remedy="Leave it out or choose one of these types.",
             )
@@ -225,14 +227,6 @@ class PositionConfig(OptionFields):
                 f"has no effect here: {reason}",
                 allowed="false",
                 remedy="Leave it out.",
-            )
-        if self.encoding.turns and self.architecture != ROTARY and self.rotary_base <= 1:
-            raise OptionError(
-                "rotary_base",
-                self.rotary_base,
-                "is not allowed",
-                allowed="> 1, such as 10000",
-                remedy="The slowest pair of channels is turned by this factor less.",
             )
 
     @property

@@ -137,8 +137,9 @@ class OptionFields:
         "choice",
         "none",
         "",
-        "training draws the positions of a sample from the L of max_position and sorts them: a "
-        "subset of whole numbers (Ruoss et al.), or uniform numbers (random float sampling)",
+        "training draws the positions of a sample below the number L of positions, and sorts them: "
+        "a subset of whole numbers (Ruoss et al.) or uniform numbers (random float sampling); "
+        "sequences only",
         choices=("none", "subset", "uniform"),
         training=True,
     )
@@ -243,9 +244,10 @@ class OptionFields:
     )
     rotary_base: float | None = option_field(
         "float",
-        0.0,
+        1.0,
         "",
         "ratio of the fastest to the slowest rotation of queries and keys, the theta of RoPE",
+        low=1,
     )
     directed: bool | None = option_field(
         "bool",

@@ -111,7 +111,7 @@ TYPES: dict[str, PositionType] = {
     ),
     "rope": PositionType(
         "rotary",
-        {"rotary_base": DOMAIN_DEFAULT, **_DISTANCE_OPTIONS},
+        {"rotary_base": DOMAIN_DEFAULT, "gamma": 1.0, **_DISTANCE_OPTIONS},
         "queries and keys turned by their positions (RoPE)",
     ),
     "alibi": PositionType(

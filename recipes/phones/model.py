@@ -120,7 +120,7 @@ class PhoneClassifier(nn.Module):
         )
         self.relative = nn.ModuleList(
             cape_plugins.build_relative_positions(config, width // sizes.heads, sizes.heads)
-            for _ in range(config.relative_depth(sizes.layers))
+            for _ in range(sizes.layers if config.relative_context else 0)
         )
 
     def embed(

@@ -92,7 +92,7 @@ def test_all_parts_of_a_sample_are_drawn_or_none(sampling):
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_global_scale": 2.0}])
-@pytest.mark.parametrize("name", [name for name, row in ROTARY_TYPES.items() if row.options])
+@pytest.mark.parametrize("name", [name for name in ROTARY_TYPES if EXPECTED[name].random])
 def test_positions_that_turn_queries_and_keys_stay_too(name, settings):
     """Also where local shifts are all that is drawn: by default nothing is rescaled there."""
     settings = {"max_position": 40} if ROTARY_TYPES[name].sampling else settings

@@ -50,7 +50,7 @@ DEFAULTS = [
     ("rfs", "audio", "encoder", {"max_position": 4096, "random_evaluation": False}),
     ("sinpos", "text", "seq2seq", {"source_bos": False, "source_scale": "1"}),
     ("relpos", "text", "seq2seq", {"relative_context": 150, "relative_beyond": "clip"}),
-    ("relpos", "audio", "encoder", {"relative_context": 919, "relative_layers": "all"}),
+    ("relpos", "audio", "encoder", {"relative_context": 919, "layers": "all"}),
     ("nopos", "text", "seq2seq", {"relative_context": 0, "source_bos": False}),
     ("abspos", "image", "encoder", {"relative_context": 0}),
 ]
@@ -89,10 +89,10 @@ def test_presets_are_the_papers_settings():
     assert numbers("cape_univit") == (0.5, 0.5, 1.0)
     assert numbers("dinov3") == (0.0, 0.0, 2.0)
     assert PositionConfig.preset("relpos_wsj").relative_context == 919
-    assert PositionConfig.preset("relpos_first_wsj").relative_layers == "first"
+    assert PositionConfig.preset("relpos_first_wsj").layers == "first"
     assert PositionConfig.preset("shape_wmt16").max_offset == 500
     for name, row in PRESETS.items():
-        assert PositionConfig.preset(name, relative_context=7).type == row["type"]
+        assert PositionConfig.preset(name, augment_probability=1).type == row["type"]
 
 
 def test_random_is_true_if_anything_is_drawn():

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from cape_plugins import TYPES, PositionConfig
+from cape_plugins import ENCODINGS, TYPES, PositionConfig
 from cape_plugins.settings.arguments import Parser, add_position_args, given_settings
 from cape_plugins.settings.config import ARCHITECTURES, applies, option_fields, parse_option
 from cape_plugins.settings.domains import DOMAINS
@@ -25,10 +25,12 @@ def setting(option):
     """A type, domain and architecture in which `option` can take any value of its range."""
     if option == "relative_context":
         name = "nopos"  # relpos refuses 0, its only position
-    elif option.startswith("relative_"):
+    elif option.startswith("relative_") or option == "layers":
         name = "relpos"
     else:
         having = [name for name in TYPES if option in TYPES[name].options]
+        if option == "max_position":  # the others need draw_positions beside it
+            having = [name for name in having if TYPES[name].sampling]
         name = "cape" if "cape" in having or not having else having[0]
     return {
         "type": name,
@@ -48,6 +50,7 @@ GOOD = {
     "bool": lambda meta: [True, False, "true", "false", "True"],
     "choice": lambda meta: list(meta["choices"]),
     "ratio": lambda meta: ["auto", "auto-no-eos", 1.05, 2, "0.5", "470049/454234", "1e-3"],
+    "layers": lambda meta: ["all", "first", "every:1", "every:4", "not:2", "not:10"],
 }
 NO_NUMBERS = [math.nan, math.inf, -math.inf, "nan", "inf", "abc", "", [], {}, range(3), True, 1j]
 BAD = {
@@ -60,6 +63,7 @@ BAD = {
     "bool": lambda meta: [1, 0, "yes", "on", "", 0.0, [], range(3)],
     "choice": lambda meta: ["other", "", meta["choices"][0].upper(), 1, True, [], range(3)],
     "ratio": lambda meta: [0, -0.5, "1e400", "1e-400", "5/0", "-1/2", "1/2/3", *NO_NUMBERS],
+    "layers": lambda meta: ["other", "not:1", "every:0", "every:-1", "not:x", "", 4, True, [], {}],
 }
 
 
@@ -74,9 +78,9 @@ def values(table):
 @pytest.mark.parametrize(("option", "value"), values(GOOD))
 def test_options_accept_their_range(option, value):
     config = PositionConfig(**setting(option), **{option: value})
-    plain = {"float": float, "int": int, "bool": bool, "choice": str, "ratio": str}
+    plain = {"float": float, "int": int, "bool": bool}
     actual = getattr(config, option)
-    assert type(actual) is plain[OPTIONS[option]["form"]]
+    assert type(actual) is plain.get(OPTIONS[option]["form"], str)
     if not isinstance(value, str):
         assert actual == (str(value) if OPTIONS[option]["form"] == "ratio" else value)
     assert parse_option(option, value) == actual
@@ -100,6 +104,7 @@ def other_than_off(option):
         "bool": True,
         "choice": meta.get("choices", (None,))[-1],
         "ratio": "1.25",
+        "layers": "not:4",
     }[meta["form"]]
 
 
@@ -111,8 +116,12 @@ def test_options_belong_to_their_types(name, option):
     off, value = OPTIONS[option]["off"], other_than_off(option)
     assert value != off
     if applies(option, name):
-        if option.startswith("relative_") and option != "relative_context":
+        needs_context = option.startswith("relative_") and option != "relative_context"
+        is_relative = not ENCODINGS[TYPES[name].encoding].in_attention
+        if needs_context or (option == "layers" and is_relative):
             place["relative_context"] = 4
+        if option == "max_position" and not TYPES[name].sampling:
+            place["draw_positions"] = "subset"
         assert getattr(PositionConfig(**place, **{option: value}), option) == value
         return
     assert getattr(PositionConfig(**place), option) == off

@@ -43,7 +43,7 @@ def relative_layers(model):
 @pytest.mark.parametrize("layers", ["all", "first"])
 def test_relative_attention_is_in_the_layers_asked_for(layers, setting):
     options = {"encoder_layers": 6, "decoder_layers": 6, **OPTIONS[setting], **RELATIVE}
-    model = build(position_relative_layers=layers, **options)
+    model = build(position_layers=layers, **options)
     assert relative_layers(model) == [[True] + [layers == "all"] * 5] * 2
     cross = [layer.encoder_attn for layer in model.eval().decoder.layers]
     assert not any(isinstance(attention, RelativeSelfAttention) for attention in cross)

@@ -58,7 +58,7 @@ def assert_cape(args, shift=30.0, local=0.5, scale=1.0):
 
 def assert_relpos(config, context, layers="all"):
     """Learned keys alone, and nothing beyond the context, as in the released code."""
-    assert (config.type, config.relative_context, config.relative_layers) == (
+    assert (config.type, config.relative_context, config.layers) == (
         "relpos",
         context,
         layers,

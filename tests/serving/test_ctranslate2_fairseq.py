@@ -43,7 +43,7 @@ SETTINGS = {
     },
     "relative values, clipped, first layer": (
         "post-LN",
-        (*RELPOS, "--position-relative-values", "true", "--position-relative-layers", "first"),
+        (*RELPOS, "--position-relative-values", "true", "--position-layers", "first"),
         {},
     ),
     "relative beside cape, nothing beyond": (

@@ -23,7 +23,7 @@ class Expected(NamedTuple):
 
     Attributes:
         pictures: Pictures that have something to show of it; the others refuse it.
-        adds: Whether it adds to the content; types of turned queries and keys never do.
+        adds: Whether it adds to the content; types in attention never do.
         random: Whether training draws.
         zero: Settings with which a sinusoid is sinpos, bit for bit; None for other encodings.
         reaches: Whether training of the demo, if it draws, has the positions of the longest test.
@@ -48,6 +48,8 @@ EXPECTED = {
     "randpos": Expected(ALL, random=True, zero={"max_position": 0}),
     "rfs": Expected(ALL, random=True, zero={"max_position": 0}),
     "rope": Expected("coverage", adds=False),
+    "alibi": Expected("coverage", adds=False),
+    "fire": Expected("coverage", adds=False),
 }
 
 
