@@ -99,7 +99,8 @@ class PositionConfig(OptionFields):
             value = row.seq2seq.get(option.name, value)
         if option.name == "mean_normalize" and self.architecture != "encoder":
             return False  # impossible for causal positions
-        if option.name == "max_position" and not self._draws_positions:
+        is_grid = bool(DOMAINS[self.domain].grid)
+        if option.name == "max_position" and (is_grid or not self._draws_positions):
             return option.metadata["off"]
         return default_of(self.domain, option.name) if value is DOMAIN_DEFAULT else value
 

@@ -1,0 +1,128 @@
+"""rope, alibi and fire in models of transformers, beyond what tests of all types hold."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers")
+
+from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
+from transformers.models.llama import modeling_llama as llama
+
+from cape_plugins import (
+    ENCODINGS,
+    TYPES,
+    PositionConfig,
+    build_position_encoder,
+    build_stack_positions,
+    patch_positions,
+    token_position_at,
+)
+from hf_models import switch
+from tests.support.hf import answer, batch, loss, make
+
+IN_ATTENTION = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention]
+AUGMENTED = {"max_local_shift": 0.5, "max_global_scale": 1.5}
+
+
+def test_rope_turns_as_llama_does():
+    """Bit for bit, given the same positions."""
+    config = llama.LlamaConfig(hidden_size=64, num_attention_heads=4)
+    module, length = llama.LlamaRotaryEmbedding(config), 200
+    query, key = torch.randn(2, 2, 4, length, 16)
+    cos, sin = module(query, torch.arange(length)[None])
+    expected = llama.apply_rotary_pos_emb(query, key, cos, sin)
+    settings = PositionConfig(
+        "rope", "text", "decoder", rotary_base=config.rope_parameters["rope_theta"]
+    )
+    stack = build_stack_positions(settings, 16, 4)
+    encoder = build_position_encoder(settings, 64).eval()
+    turned = stack(encoder, token_position_at(0, length=length)).turn(query, key)
+    assert all(map(torch.equal, turned, expected))
+
+
+def test_rope_of_images_turns_as_dinov3_does():
+    """With class token and registers in front, on a grid that is no square."""
+    config = dinov3.DINOv3ViTConfig(hidden_size=64, num_attention_heads=4, patch_size=4)
+    module = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
+    rows, columns, front = 6, 10, 5
+    query, key = torch.randn(2, 2, 4, front + rows * columns, 16)
+    cos, sin = module(torch.zeros(2, 3, 4 * rows, 4 * columns))
+    expected = dinov3.apply_rotary_pos_emb(query, key, cos, sin)
+    settings = PositionConfig("rope", "image")
+    stack = build_stack_positions(settings, 16, 4)
+    encoder = build_position_encoder(settings, 64).eval()
+    turned = stack(encoder, patch_positions(rows, columns)).turn(query, key)
+    for ours, theirs in zip(turned, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
+
+
+def gradients(model, family, reentrant=None):
+    model = copy.deepcopy(model).train()
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if hasattr(model, "enable_input_require_grads") and reentrant:
+            model.enable_input_require_grads()
+    torch.manual_seed(5)
+    loss(model(**batch(family))).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", IN_ATTENTION)
+@pytest.mark.parametrize("family", ["marian", "vit"])
+def test_gradient_checkpointing_gives_the_same_gradients(family, name, reentrant):
+    """A layer that is called again in the backward pass has its positions, moved as before."""
+    model = augmented(family, name)
+    plain, checkpointed = gradients(model, family), gradients(model, family, reentrant)
+    assert plain.keys() == checkpointed.keys()
+    assert any("layer_bias" in part for part in plain) == (name == "fire")
+    for part, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[part], gradient, rtol=1e-4, atol=1e-6, msg=part)
+
+
+def augmented(family, name):
+    """A model without dropout, which checkpointing draws anew."""
+    model = make(family, name)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for rate in ("dropout", "attention_dropout", "activation_dropout"):
+            if isinstance(getattr(module, rate, None), float):
+                setattr(module, rate, 0.0)
+    return switch(model, {"type": name, **AUGMENTED})
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_attention_functions_agree(name, implementation):
+    model = make("marian", name)
+    expected = answer(model(**batch("marian")))
+    model.set_attn_implementation(implementation)
+    torch.testing.assert_close(answer(model(**batch("marian"))), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_layers_without_positions_are_stock_layers(name):
+    model = switch(make("vit", "nopos"), {"type": name, "layers": "not:2"})
+    attentions = [type(m).__name__ for m in model.modules() if hasattr(m, "q_proj")]
+    assert [kind.startswith("Position") for kind in attentions] == [
+        number % 2 == 0 for number in range(len(attentions))
+    ]
+    assert torch.isfinite(answer(model(**batch("vit")))).all()
+
+
+def test_biases_refuse_attention_functions_that_ignore_them():
+    model = make("marian", "alibi")
+    model.config._attn_implementation = "flex_attention"
+    with pytest.raises(ValueError, match=r"flex_attention.*biases.*allowed: eager, sdpa"):
+        model(**batch("marian"))
+
+
+def test_a_layer_alone_says_what_is_missing():
+    model = make("vit", "rope")
+    attention = next(m for m in model.modules() if hasattr(m, "q_proj"))
+    with pytest.raises(ValueError, match=r"got no positions.*attention_positions"):
+        attention(torch.zeros(1, 3, model.config.hidden_size))
