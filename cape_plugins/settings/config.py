@@ -191,7 +191,7 @@ class PositionConfig(OptionFields):
 
     def _check_attention(self) -> None:
         """Checks options of types that act in attention."""
-        if self.layers != "all" and not self.in_attention:
+        if self.layers != "all" and not (self.in_attention or self.encoding.in_attention):
             raise OptionError(
                 "layers",
                 self.layers,
@@ -262,8 +262,10 @@ class PositionConfig(OptionFields):
 
     def in_layer(self, index: int) -> bool:
         """Whether self-attention of the layer with this 0-based index has to be given positions."""
-        if not self.in_attention:
-            return False
+        return self.in_attention and self.names_layer(index)
+
+    def names_layer(self, index: int) -> bool:
+        """Whether the option ``layers`` names the layer with this 0-based index."""
         word, _, number = self.layers.partition(":")
         if not number:
             return word == "all" or index == 0

@@ -283,7 +283,7 @@ def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
     if option in row.options:
         return True
     if architecture == ROTARY:
-        return False
+        return option == "layers" and ENCODINGS[row.encoding].turns
     if option in ("layers", "source_bos"):
         return True
     return option in _RELATIVE and not ENCODINGS[row.encoding].in_attention

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cape_plugins import (
     Draw,
@@ -82,7 +82,32 @@ class RotaryAngles(Bound, PositionHost):
         return super().forward(x, position_ids, *args, **kwargs)
 
 
-class RotaryModel:
+class UnturnedAttention:
+    """Mixin over a stock attention class: neither queries nor keys are turned."""
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
+    ) -> Any:
+        """See transformers; the angles are zero."""
+        cos, sin = position_embeddings
+        angles = (torch.ones_like(cos), torch.zeros_like(sin))
+        return super().forward(hidden_states, position_embeddings=angles, **kwargs)
+
+    def __reduce__(self) -> Any:  # pickle cannot find a class by name that is made at run time
+        return _unpickle, (type(self).__bases__[1],), self.__dict__
+
+
+@functools.cache
+def _unturned_class(stock: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Unturned{stock.__name__}", (UnturnedAttention, stock), {})
+
+
+def _unpickle(stock: type[nn.Module]) -> nn.Module:
+    cls = _unturned_class(stock)
+    return cls.__new__(cls)
+
+
+class RotaryModel(PositionHost):
     """Mixin over a stock model with :class:`RotaryAngles`; draws once per training forward.
 
     Attributes:
@@ -90,6 +115,18 @@ class RotaryModel:
     """
 
     causal = True
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
+        settings = config.position_settings(FIELD)
+        for index, layer in enumerate(self.layers):
+            if settings.encoding.turns and not settings.names_layer(index):
+                attention = next(
+                    module
+                    for module in layer.children()
+                    if "position_embeddings" in inspect.signature(module.forward).parameters
+                )
+                attention.__class__ = _unturned_class(type(attention))
 
     def forward(
         self,

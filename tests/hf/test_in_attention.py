@@ -1,6 +1,7 @@
 """rope, alibi and fire in models of transformers, beyond what tests of all types hold."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -126,3 +127,22 @@ def test_a_layer_alone_says_what_is_missing():
     attention = next(m for m in model.modules() if hasattr(m, "q_proj"))
     with pytest.raises(ValueError, match=r"got no positions.*attention_positions"):
         attention(torch.zeros(1, 3, model.config.hidden_size))
+
+
+@pytest.mark.parametrize("family", ["llama", "modernbert"])
+def test_rotary_models_leave_layers_unturned(family, tmp_path):
+    """As with types without positions in all layers, and after saving, copying and pickling."""
+    model = make(family, "rope")
+    nopos = answer(switch(copy.deepcopy(model), {"type": "nopos"})(**batch(family)))
+    turned = answer(model(**batch(family)))
+    count = model.config.num_hidden_layers
+    none = switch(copy.deepcopy(model), {"type": "rope", "layers": f"every:{count + 1}"})
+    torch.testing.assert_close(answer(none(**batch(family))), nopos, rtol=1e-5, atol=1e-6)
+    first = switch(model, {"type": "rope", "layers": "first"})
+    expected = answer(first(**batch(family)))
+    assert not torch.allclose(expected, nopos, atol=1e-4)
+    assert not torch.allclose(expected, turned, atol=1e-4)
+    first.save_pretrained(tmp_path)
+    loaded = type(first).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    for other in (loaded, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert torch.equal(answer(other(**batch(family))), expected)

@@ -1,0 +1,100 @@
+"""rope, alibi and fire in fairseq, beyond what tests of all types hold."""
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from cape_plugins import ENCODINGS, TYPES
+from fairseq_user_dir.attention import CoordinateLayer, CoordinateSelfAttention
+from fairseq_user_dir.host.errors import SettingsError
+from tests.support.fairseq_models import PAD, build
+
+IN_ATTENTION = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention]
+AUGMENTED = {"position_max_local_shift": 0.5, "position_max_global_scale": 1.5}
+STILL = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+SOURCE = torch.tensor([[PAD, PAD, 5, 6, 2], [7, 8, 9, 10, 2]])
+TARGET = torch.tensor([[2, 5, 6, 7], [2, 9, 8, PAD]])
+
+
+def gradients(model):
+    torch.manual_seed(5)
+    scores, _ = model(SOURCE, (SOURCE != PAD).sum(1), TARGET)
+    scores[TARGET != PAD].square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_activation_checkpointing_gives_the_same_gradients(name):
+    """A layer that is called again in the backward pass has its positions, moved as before."""
+    plain, checkpointed = (
+        gradients(
+            build(position_embedding=name, checkpoint_activations=on, **AUGMENTED, **STILL).train()
+        )
+        for on in (False, True)
+    )
+    assert plain.keys() == checkpointed.keys()
+    assert any("layer_bias" in part for part in plain) == (name == "fire")
+    for part, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[part], gradient, msg=part)
+
+
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_weights_of_attention_are_those_of_the_fused_kernel(name):
+    model = build(position_embedding=name).eval()
+    layer = model.encoder.layers[0].self_attn
+    assert isinstance(layer, CoordinateSelfAttention)
+    attention = model.encoder.stack_attention
+    x, padding = torch.randn(5, 2, 32), SOURCE == PAD
+    with layer.using(attention.of_tokens(SOURCE, None)):
+        fused, none = layer(x, x, x, padding, need_weights=False)
+        explicit, weights = layer(x, x, x, padding, need_head_weights=True)
+    assert none is None
+    torch.testing.assert_close(explicit, fused, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    assert not weights[:, 0, :, :2].any()
+
+
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_half_precision_has_no_nan_where_a_query_has_no_key(name):
+    """A target padded on the left has queries that may look at padding only."""
+    model = build(position_embedding=name).half().eval()
+    target = torch.tensor([[PAD, PAD, 2, 5], [2, 9, 8, 7]])
+    scores, _ = model(SOURCE, (SOURCE != PAD).sum(1), target)
+    assert torch.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_copies_have_positions_of_their_own(name):
+    model = build(position_embedding=name).eval()
+    twin = copy.deepcopy(model)
+    for stack in (twin.encoder, twin.decoder):
+        for layer in stack.layers:
+            assert isinstance(layer, CoordinateLayer)
+            assert vars(layer)["stack_attention"] is stack.stack_attention
+    scores = [m(SOURCE, (SOURCE != PAD).sum(1), TARGET)[0] for m in (model, twin)]
+    assert torch.equal(*scores)
+
+
+def test_layers_without_positions_are_stock_layers():
+    model = build(position_embedding="rope", position_layers="not:2").eval()
+    for stack in (model.encoder, model.decoder):
+        kinds = [isinstance(layer, CoordinateLayer) for layer in stack.layers]
+        assert kinds == [number % 2 == 0 for number in range(len(kinds))]
+    assert torch.isfinite(model(SOURCE, (SOURCE != PAD).sum(1), TARGET)[0]).all()
+
+
+def test_heads_of_odd_width_cannot_be_turned():
+    """The message names the flag and what to do."""
+    odd = {f"{side}_embed_dim": 30 for side in ("encoder", "decoder")}
+    with pytest.raises((SettingsError, ValueError), match=r"15 channels.*Change the width"):
+        build(position_embedding="rope", **odd)
+
+
+def test_a_layer_alone_says_what_is_missing():
+    model = build(position_embedding="alibi").eval()
+    x = torch.randn(5, 2, 32)
+    with pytest.raises(ValueError, match="got no positions"):
+        model.encoder.layers[0](x, None)
