@@ -128,7 +128,7 @@ def _checked(stock: Any) -> Any:
 
 
 def _own_defaults(stored: Mapping[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Lets another type begin with that type's defaults, not with stored options of the first."""
+    """Lets a changed type begin with its defaults, not with the stored options of the old type."""
     if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
         return overrides
     decoder_has_type = "type" in (stored.get(DECODER_FIELD) or {})

@@ -50,9 +50,9 @@ class Stack:
         spacing: Distance of neighbours in the unit of the domain: seconds of a frame.
         grid: Sizes of the training inputs; for images (height, width) in patches.
         name: Name of the checkpoint.
-        relative: Label to relative embeddings, which layers add to keys or values (Shaw et al.):
-            ``[2 C + 1, K]`` for distances -C to C from query to key, in decoders ``[C + 1, K]``
-            for distances -C to 0. Empty for other types.
+        relative: Maps labels to relative embeddings, which layers add to keys or values (Shaw et
+            al.): ``[2 C + 1, K]`` for distances -C to C from query to key, in decoders
+            ``[C + 1, K]`` for distances -C to 0. Empty for other types.
     """
 
     config: PositionConfig

@@ -151,8 +151,8 @@ def count_lengths(
 
 
 def by_tokenizer(name: str) -> Callable[..., Any]:
-    """A function that counts raw text with a tokenizer of transformers. The function is `name`
-    among the entry points of the Hugging Face part, because this package knows no host.
+    """A function that counts raw text with a tokenizer of transformers: the entry point `name` of
+    the Hugging Face part, because this package imports no host.
 
     Raises:
         ImportError: if the Hugging Face part is not installed.

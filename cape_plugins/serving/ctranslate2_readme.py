@@ -27,8 +27,8 @@ def readme(
     Args:
         host: Host of the model.
         task: What the model does.
-        rows: Side ("source", "target") to rows of the side's table; None without a table, if
-            positions act in attention only.
+        rows: Number of rows of each side's table, by "source" and "target"; None without a table,
+            if positions act in attention only.
         quantization: Precision of the weights.
         values: Other values of the template, for the sections of this host and task.
     """

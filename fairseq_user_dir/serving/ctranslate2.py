@@ -89,7 +89,7 @@ def write_model(
     Args:
         source: The model.
         folder: Empty folder.
-        rows: Side ("source", "target") to positions of the side's table.
+        rows: Number of positions in each side's table, by "source" and "target".
         quantization: Precision of the weights; None for the precision of the model.
 
     Returns:
@@ -114,7 +114,7 @@ def write_model(
 
 def _fit(stack: nn.Module, rows: int) -> int | None:
     """Adds the parts that the engine needs to a plain stack. Returns the number of rows of the
-    table that count."""
+    table of positions; None if there is no such table."""
     config = stack.position_config
     if needs_identity(config):
         put_identity_first(stack.layers)
@@ -151,7 +151,7 @@ class _Converter(Converter):
 
     Args:
         source: A copy of the model with plain stacks.
-        limits: Side to rows of the side's table; None without a table.
+        limits: Number of rows of each side's table, by side; None without a table.
     """
 
     def __init__(self, source: Source, limits: dict[str, int | None]) -> None:

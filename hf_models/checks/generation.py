@@ -1,5 +1,6 @@
-"""Compares the logits of generation step by step: a cache of wrong positions changes logits before
-tokens. With positions wrong in every step, two of three tiny models chose the same tokens."""
+"""Compares the logits of generation step by step: a cache with wrong positions changes logits
+before it changes tokens. With positions wrong in every step, two of three tiny models chose the
+same tokens."""
 
 from __future__ import annotations
 

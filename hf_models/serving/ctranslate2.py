@@ -119,7 +119,7 @@ def write_model(
     Args:
         translation: The model and its tokenizer.
         folder: Empty folder.
-        rows: Side ("source", "target") to positions of the side's table.
+        rows: Number of positions in each side's table, by "source" and "target".
         quantization: Precision of the weights; None for float32.
 
     Returns:

@@ -4,8 +4,8 @@
     python -m recipes.asr.whisper --dataset FOLDER --train-seconds 5 10   # short recordings
     python -m recipes.asr.whisper --dataset FOLDER --model openai/whisper-tiny --max_steps 2000
 
-Recordings are joined to longer recordings. The stock model is trained on recordings padded to 30 s.
-Models with the compared types of position embedding are trained on recordings of natural length.
+Recordings are joined into longer recordings. The stock model is trained on recordings padded to 30
+s. Models with the compared types of position embedding are trained on recordings of natural length.
 Tables and figures show word error rates by duration, and the time of training and of recognition.
 """
 
