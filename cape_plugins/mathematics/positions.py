@@ -87,7 +87,8 @@ class Positions(NamedTuple):
         return rows[0][self.numbers]
 
     def clear_padding(self, embedding: Tensor) -> Tensor:
-        """``[B, T, K]``, with zeros on padding; `embedding` ``[B or 1, T, K]`` may be changed."""
+        """``[B, T, K]``, with zeros on padding; `embedding` ``[B or 1, T, K]`` may change in
+        place."""
         valid = self.valid
         if valid is None:
             return embedding

@@ -154,7 +154,8 @@ def build_stock(model: str | None, sizes: Mapping[str, Any], tokenizer: Any) -> 
 
 
 class Recogniser:
-    """Gives recordings to a model: 30 s each by the stock extractor, or their natural length."""
+    """Gives recordings to a model: padded to 30 s with the stock extractor, or at natural
+    length."""
 
     def __init__(self, processor: WhisperProcessor, padded: bool) -> None:
         self.processor = processor if padded else at_natural_length(copy.copy(processor), None)
