@@ -105,8 +105,8 @@ def check_registered(state: Mapping[str, Any], path: str | Path) -> None:
         if name is not None and name not in registry:
             raise SettingsError(
                 f"{path} has the {what} {name}, which neither fairseq nor this package defines: it "
-                "needs the --user-dir of its training. Use it by the commands of fairseq, which "
-                "take that folder."
+                "needs the --user-dir of its training. Use the commands of fairseq, which take "
+                "that folder."
             )
 
 

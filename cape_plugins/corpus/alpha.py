@@ -320,7 +320,7 @@ def read_index_sizes(path: str | os.PathLike[str]) -> np.ndarray:
         if version != 1:
             raise _damaged(path, f"its version is {version}, known is 1")
         if path.stat().st_size != end:
-            raise _damaged(path, f"it has {path.stat().st_size} bytes, its header says {end}")
+            raise _damaged(path, f"it has {path.stat().st_size} bytes, its header states {end}")
         file.seek(start)
         sizes = np.fromfile(file, dtype=dtype, count=number)
     if number and sizes.min() < 0:

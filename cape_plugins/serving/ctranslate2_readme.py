@@ -73,6 +73,6 @@ def precision_notes(quantization: str | None, supported: Collection[str]) -> lis
             "what turns int16 on."
         ]
     return [
-        f"note: {quantization} is converted on this machine when the folder is loaded, to the next "
-        "of what its processor computes in."
+        f"note: {quantization} is converted on this machine when the folder is loaded, to the "
+        "nearest precision that the processor computes in."
     ]
