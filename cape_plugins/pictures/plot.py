@@ -204,7 +204,7 @@ def _patch_similarities(
     stack: Stack, views: Sequence[View], patch: tuple[int, int] | None, title: str
 ) -> Any:
     """Similarities of all pairs of patches, counted row by row; of one patch with all others, and
-    with the patches of the same row and column."""
+    with its row and column."""
     figure, steps = new_figure(0.8 + 5.6 * len(views), title), stack.domain.steps
     axes = iter(figure.subplots(2 * len(views), 3, squeeze=False))
     for view in views:

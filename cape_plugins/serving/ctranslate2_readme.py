@@ -27,8 +27,8 @@ def readme(
     Args:
         host: Host of the model.
         task: What the model does.
-        rows: Number of rows of each side's table, by "source" and "target"; None without a table,
-            if positions act in attention only.
+        rows: Rows of the table of each side, "source" and "target"; None without a table, if
+            positions act in attention only.
         quantization: Precision of the weights.
         values: Other values of the template, for the sections of this host and task.
     """

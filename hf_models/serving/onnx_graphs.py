@@ -86,8 +86,7 @@ def draw(
 
 
 def _padded(mask: Tensor, side: str) -> Tensor:
-    """A mask of ones ``[B, T]`` with zeros on a side: more zeros in each next sample, but not
-    all."""
+    """A mask ``[B, T]`` with zeros on a side: more in each next sample, but one 1 stays."""
     batch, length = mask.shape
     num_ones = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
     number = torch.arange(length)

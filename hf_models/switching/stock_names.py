@@ -1,9 +1,9 @@
 """Adds the models of this package to the tables in which transformers looks up models by name, with
 the entries of the stock models that they replace.
 
-Some parts of transformers look at the name of a class instead of the class: the Trainer, to shift
-labels for label smoothing, and the choice of a tokenizer for a checkpoint that names none. These
-parts treat an unknown name as some other model, often silently.
+Parts of transformers look at the name of a class instead of the class: the Trainer, to shift labels
+for label smoothing, and the choice of a tokenizer for a checkpoint that names none. These parts
+treat an unknown name as some other model, often silently.
 """
 
 from __future__ import annotations
