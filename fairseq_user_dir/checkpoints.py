@@ -105,8 +105,8 @@ def check_registered(state: Mapping[str, Any], path: str | Path) -> None:
         if name is not None and name not in registry:
             raise SettingsError(
                 f"{path} has the {what} {name}, which neither fairseq nor this package defines: it "
-                "needs the --user-dir of its training. Use it by the commands of fairseq, which "
-                "take that folder."
+                "needs the --user-dir of its training. Use the commands of fairseq, which take "
+                "that folder."
             )
 
 
@@ -128,7 +128,7 @@ def _checked(stock: Any) -> Any:
 
 
 def _own_defaults(stored: Mapping[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Lets another type begin with that type's defaults, not with stored options of the first."""
+    """Lets a changed type begin with its defaults, not with the stored options of the old type."""
     if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
         return overrides
     decoder_has_type = "type" in (stored.get(DECODER_FIELD) or {})

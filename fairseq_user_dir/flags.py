@@ -1,4 +1,4 @@
-"""Flags and dataclass fields of fairseq models, generated from PositionConfig, and back.
+"""Generates flags and dataclass fields of fairseq models from PositionConfig, and reads them.
 
 fairseq suppresses defaults in model groups, so the architecture functions set them.
 """

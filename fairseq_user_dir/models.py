@@ -194,8 +194,9 @@ def _count_tokens(task: Any, mode: str, is_explicit: bool) -> str:
     """Counts the binarised training data of the task: TARGET/SOURCE. `mode`, a word of
     :data:`~cape_plugins.settings.options.COUNTED`, sets whether EOS counts. A task without one
     source and one target language has no such ratio and gets 1, unless `is_explicit`. The ratio 1
-    is exact for denoising, in which both sides are the same text, and does not change the indices
-    of several languages. A resumed training counts again, and stops if the data have another ratio.
+    is exact for denoising, in which both sides are the same text; for several languages it leaves
+    the indices unchanged. A resumed training counts again, and stops if the data have another
+    ratio.
 
     Raises:
         SettingsError: if the data cannot be counted.

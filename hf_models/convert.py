@@ -6,8 +6,8 @@
     python -m hf_models.convert vit-cape vit-stock --stock
 
 Weights, configuration, tokenizer and processor files go to a new folder. The command prints the
-settings by which the model computes something else until it is fine-tuned; with --neutral there are
-none.
+settings that change the results of the model until it is fine-tuned; with --neutral no setting
+does.
 """
 
 from __future__ import annotations
@@ -309,7 +309,8 @@ def copy_other_files(source: str | os.PathLike[str], target: Path) -> None:
 
 
 def _forget_code(settings: dict[str, Any]) -> None:
-    """Removes names of code beside a checkpoint; ``REPOSITORY--MODULE.CLASS`` is on the hub."""
+    """Removes names of code beside a checkpoint; keeps ``REPOSITORY--MODULE.CLASS``, code on the
+    hub."""
     if "--" not in str(settings.get("auto_map")):
         settings.pop("auto_map", None)
 

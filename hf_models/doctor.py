@@ -113,8 +113,8 @@ def _family_checks(settings: Mapping[str, Any] | None) -> Rows:
 
 
 def head_of(config: type) -> Any:
-    """The stock model of a family that generates, else the first stock model with a head; None if
-    the family has no stock models.
+    """The first stock model of a family that generates, else the first with a head; None if the
+    family has no stock models.
 
     Args:
         config: Class of the configuration of this package.

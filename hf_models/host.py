@@ -1,4 +1,5 @@
-"""Reads values from calls of stock forwards: the only file with the differences of releases.
+"""Reads values from calls of stock forwards: the only file that knows the differences between
+releases.
 
 Releases rename arguments: the cache is ``past_key_values`` up to transformers 5.23 and ``cache``
 from 5.24 on, and code that looks for the old name gets None. A value of a distinct type is found by

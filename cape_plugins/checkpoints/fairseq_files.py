@@ -115,7 +115,7 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
 
 def reason(error: Exception) -> str:
     """Why a file could not be read, in one line for people."""
-    # torch's text goes on with what is not for users: advice to load anything, "miniz"
+    # the rest of torch's text is not for users: advice to load anything, "miniz"
     if type_name := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"it holds {type_name[1]}, which no training saves"
     if isinstance(error, pickle.UnpicklingError | LookupError):

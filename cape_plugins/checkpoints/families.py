@@ -112,7 +112,7 @@ def setting_of(name: str, settings: Any) -> Any:
 
 
 def value_of(value: Number, settings: Settings) -> float:
-    """A number of a row, for one model."""
+    """The number that a row gives for a model with these settings."""
     return value(settings) if callable(value) else value
 
 

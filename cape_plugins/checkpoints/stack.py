@@ -50,9 +50,9 @@ class Stack:
         spacing: Distance of neighbours in the unit of the domain: seconds of a frame.
         grid: Sizes of the training inputs; for images (height, width) in patches.
         name: Name of the checkpoint.
-        relative: Label to relative embeddings, which layers add to keys or values (Shaw et al.):
-            ``[2 C + 1, K]`` for distances -C to C from query to key, in decoders ``[C + 1, K]``
-            for distances -C to 0. Empty for other types.
+        relative: Maps labels to relative embeddings, which layers add to keys or values (Shaw et
+            al.): ``[2 C + 1, K]`` for distances -C to C from query to key, in decoders
+            ``[C + 1, K]`` for distances -C to 0. Empty for other types.
     """
 
     config: PositionConfig
@@ -102,8 +102,8 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
         return _read_folder(path, side) if path.is_dir() else _read_fairseq(path, side)
     except KeyError as error:
         raise ValueError(
-            f"--model {path} does not say {error.args[0]!r}; is it a model that was saved "
-            "whole by transformers or fairseq-train?"
+            f"--model {path} lacks the setting {error.args[0]!r}; was it saved whole by "
+            "transformers or fairseq-train?"
         ) from None
 
 
@@ -257,8 +257,8 @@ def _stack(
         weight = encoder.encoding.weight
         if weight.shape != table.shape:
             raise ValueError(
-                f"the learned table has shape {tuple(table.shape)}, the settings of the model say "
-                f"{tuple(weight.shape)}; are they of one model?"
+                f"the learned table has shape {tuple(table.shape)}, the settings of the model need "
+                f"{tuple(weight.shape)}; are table and settings of one model?"
             )
         weight.data.copy_(table)
     spacing = value_of(row.spacing, settings)

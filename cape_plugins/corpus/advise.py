@@ -205,9 +205,7 @@ def _choose_on_grid(corpus: Corpus, domain_name: str) -> tuple[Any, ...]:
     }
     reason = f"after a short training compare sinpos and abspos ({PAGE}, Which type)."
     if sizes_differ:
-        reason = (
-            f"training mixes sizes, so that no scale is needed (CAPE section 5.1, UniViT); {reason}"
-        )
+        reason = f"training mixes sizes, so no scale is needed (CAPE section 5.1, UniViT); {reason}"
     return settings, reason
 
 

@@ -151,8 +151,8 @@ def count_lengths(
 
 
 def by_tokenizer(name: str) -> Callable[..., Any]:
-    """A function that counts raw text with a tokenizer of transformers. The function is `name`
-    among the entry points of the Hugging Face part, because this package knows no host.
+    """A function that counts raw text with a tokenizer of transformers: the entry point `name` of
+    the Hugging Face part, because this package imports no host.
 
     Raises:
         ImportError: if the Hugging Face part is not installed.
@@ -320,7 +320,7 @@ def read_index_sizes(path: str | os.PathLike[str]) -> np.ndarray:
         if version != 1:
             raise _damaged(path, f"its version is {version}, known is 1")
         if path.stat().st_size != end:
-            raise _damaged(path, f"it has {path.stat().st_size} bytes, its header says {end}")
+            raise _damaged(path, f"it has {path.stat().st_size} bytes, its header states {end}")
         file.seek(start)
         sizes = np.fromfile(file, dtype=dtype, count=number)
     if number and sizes.min() < 0:

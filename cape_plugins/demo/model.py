@@ -114,8 +114,8 @@ class Job(NamedTuple):
 
 
 def train_and_test(job: Job) -> dict[str, Any]:
-    """Trains a model on inputs of one size and tests it on inputs of all sizes. One thread, so that
-    the results do not depend on how many jobs run side by side.
+    """Trains a model on inputs of one size and tests it on inputs of all sizes. Uses one thread, so
+    that the results do not depend on how many jobs run side by side.
 
     Returns:
         A row: type, seed, CPU seconds of the training, and errors in percent by size.

@@ -152,7 +152,7 @@ def _uniform_positions(unit: Tensor) -> Tensor:
     return unit * unit.shape[-1]
 
 
-# Name of a sampling to the function that makes an order out of uniform numbers ``[B, L]``.
+# Maps the name of a sampling to the function that makes an order from uniform numbers ``[B, L]``.
 SAMPLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "subset": _random_subset,
     "uniform": _uniform_positions,

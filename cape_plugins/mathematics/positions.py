@@ -97,7 +97,8 @@ class Positions(NamedTuple):
         return self._replace(rows=self.rows * torch.stack(factors))
 
     def clear_padding(self, embedding: Tensor) -> Tensor:
-        """``[B, T, K]``, with zeros on padding; `embedding` ``[B or 1, T, K]`` may be changed."""
+        """``[B, T, K]``, with zeros on padding; `embedding` ``[B or 1, T, K]`` may change in
+        place."""
         valid = self.valid
         if valid is None:
             return embedding

@@ -200,7 +200,7 @@ def relative_values(
 def _gathered_scores(
     query: Tensor, positions: RelativePositions, query_index: Tensor, num_keys: int
 ) -> Tensor:
-    """:func:`relative_scores` for queries anywhere, ``[T]``, among the keys 0 .. S - 1. For few
+    """:func:`relative_scores` for queries anywhere, ``[T]``, among the keys 0 .. S - 1. Serves few
     queries or keys, because the gradient of a gather is slower than the gradient of a view."""
     row, in_context = _rows(positions, query_index, num_keys)
     by_row = query @ positions.keys.to(query.dtype).mT
@@ -290,7 +290,7 @@ def _axis_indices(
 def _distances(
     positions: RelativePositions, length: int, num_keys: int, query_offset: int
 ) -> tuple[int, int, int, int]:
-    """Rows low .. high of the table that T queries and S keys can meet. Then the numbers of columns
+    """Rows low .. high of the table that T queries and S keys can meet, and the numbers of columns
     of the ``[T, S + T - 1]`` matrix of distances that lie left and right of the context."""
     if not 0 <= query_offset <= num_keys - length:
         raise ValueError(

@@ -50,7 +50,7 @@ class RelativePositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform in +-0.1, as in the code released with CAPE."""
+        """Draws uniform values in +-0.1, as in the code released with CAPE."""
         for table in self.parameters():
             nn.init.uniform_(table, -0.1, 0.1)
 

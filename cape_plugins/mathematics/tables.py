@@ -42,7 +42,7 @@ class PositionTable(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, with the standard deviation given at construction."""
+        """Draws normal values with the standard deviation given at construction."""
         nn.init.normal_(self.weight, std=self.std)
 
     def extra_repr(self) -> str:

@@ -140,7 +140,7 @@ def similarity_figure(
     """Dot products and cosines of position embeddings in one dimension: all, a zoom, by distance.
 
     Args:
-        embeddings: Label to ``[T, K]``.
+        embeddings: Maps labels to ``[T, K]``.
         title: Title of the figure.
         unit: Unit of the axes.
         step: Distance of neighbours in this unit.
@@ -203,8 +203,8 @@ def similarities_figure(stack: Stack, views: Sequence[View], patch: tuple[int, i
 def _patch_similarities(
     stack: Stack, views: Sequence[View], patch: tuple[int, int] | None, title: str
 ) -> Any:
-    """All pairs, with patches counted row by row. One patch with all others, and with the patches
-    of the same row and column."""
+    """Similarities of all pairs of patches, counted row by row; of one patch with all others, and
+    with its row and column."""
     figure, steps = new_figure(0.8 + 5.6 * len(views), title), stack.domain.steps
     axes = iter(figure.subplots(2 * len(views), 3, squeeze=False))
     for view in views:

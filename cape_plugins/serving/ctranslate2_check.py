@@ -1,7 +1,7 @@
 """The check of a folder for ctranslate2: sentences, their translations, and the comparison with
 translations of the host. Takes objects of ctranslate2, but does not import ctranslate2.
 
-Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
+Facts about the engine come from trials with ctranslate2 4.8.5; see docs/decisions.md, Serving.
 """
 
 from __future__ import annotations

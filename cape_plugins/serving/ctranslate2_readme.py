@@ -27,7 +27,7 @@ def readme(
     Args:
         host: Host of the model.
         task: What the model does.
-        rows: Side ("source", "target") to rows of the side's table; None without a table, if
+        rows: Rows of the table of each side, "source" and "target"; None without a table, if
             positions act in attention only.
         quantization: Precision of the weights.
         values: Other values of the template, for the sections of this host and task.
@@ -73,6 +73,6 @@ def precision_notes(quantization: str | None, supported: Collection[str]) -> lis
             "what turns int16 on."
         ]
     return [
-        f"note: {quantization} is converted on this machine when the folder is loaded, to the next "
-        "of what its processor computes in."
+        f"note: {quantization} is converted on this machine when the folder is loaded, to the "
+        "nearest precision that the processor computes in."
     ]

@@ -1,7 +1,7 @@
 """Positions in the form of ctranslate2, for both hosts: which models have a table of positions, and
 relative keys and values of attention. Does not import ctranslate2.
 
-Facts about the engine: ctranslate2 4.8.5, tried; see the decisions on serving.
+Facts about the engine come from trials with ctranslate2 4.8.5; see docs/decisions.md, Serving.
 """
 
 from __future__ import annotations

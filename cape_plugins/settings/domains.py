@@ -44,7 +44,7 @@ class Domain:
         symbol: Abbreviation of `unit`, shown behind numbers.
         dim: Channels of a model, in pictures of settings alone.
         table_size: Size of a model's learned table; for a grid also the size of training inputs.
-        sizes: Name of a picture, or "test", to the sizes of inputs shown by default:
+        sizes: Maps the name of a picture, or "test", to the sizes of inputs shown by default:
             numbers of positions, lengths in `unit` if there is a `spacing`, for grids factors of
             the sides of `table_size`.
     """

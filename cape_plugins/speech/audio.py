@@ -217,7 +217,7 @@ def _mix(source: Source, samples: np.ndarray) -> np.ndarray:
         if float(np.vdot(mixed, mixed)) / len(mixed) < _CANCELLED_SHARE * power / channels:
             raise AudioError(
                 f"{_name(source)}: its {channels} channels cancel each other (opposite phase), so "
-                "that their mean is silence; write one of them to a file, or leave it out."
+                "their mean is silence; write one of them to a file, or leave it out."
             )
     return mixed
 

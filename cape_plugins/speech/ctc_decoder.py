@@ -223,8 +223,8 @@ def _flashlight() -> tuple[Any, Any]:
 
 
 def _language_model(path: str | os.PathLike, names: Any) -> Any:
-    """KenLM's model of a file. Adds to `names` a word that no model knows: the model does not know
-    names with the score of this word. Binary files do not show their vocabulary.
+    """KenLM's model of a file. Adds to `names` a word that no model knows; names with the score of
+    this word are unknown to the model. Binary files do not show their vocabulary.
 
     Raises:
         ValueError: if the file cannot be read.
@@ -250,7 +250,7 @@ def _check_vocabulary(
     separator: str | None,
 ) -> None:
     """Refuses a model that knows none of the tokens, or words of the lexicon; reports a model that
-    looks as if made for other data. All names that a model does not know have one score."""
+    looks as if made for other data. All names that a model does not know have the same score."""
     start = model.start(False)
     _, unknown_score = model.score(start, names.get_index(_NO_WORD))
     expected = [name for name in lexicon or tokens if not _SPECIAL.fullmatch(name)]

@@ -11,7 +11,7 @@ from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 
 SAMPLING_RATE = 16000  # Hz; the default of models
 PREEMPHASIS = 0.97
-FULL_SCALE = 32768.0  # samples are scaled to 16-bit integers, for which the floor of 1 is meant
+FULL_SCALE = 32768.0  # scales samples to the size of 16-bit integers, which the floor of 1 fits
 
 
 def log_mel(

@@ -1,7 +1,7 @@
 """Streams of recordings, found by marks in the data. Headers give no length, or a wrong length, if
 a program wrote into a pipe, and one file may hold several streams. libsndfile believes headers: it
-reads one of two joined Ogg files, and a quarter of a variable-bit-rate mp3 that has no number of
-frames and is loud first.
+reads one of two joined Ogg files, and a quarter of a variable-bit-rate mp3 that states no number of
+frames and begins loud.
 
 Sources: RFC 3533 (Ogg: each chained stream begins with a page with the flag "beginning of stream",
 and ends with a page with the flag "end of stream"), ISO 11172-3 and 13818-3 (frames of mp3), Xing's

@@ -13,7 +13,7 @@
 * The task ``translation_from_pretrained_bart`` looks for its settings under an old name.
 * ``fairseq-validate`` asks for ``--task``; the repair takes the task from the checkpoint.
 * Data are run as code; see :mod:`fairseq_user_dir.host.data_only`.
-* BLEU of an empty hypothesis, which CTC models make, is a segmentation fault.
+* BLEU of an empty hypothesis, which CTC models make, ends in a segmentation fault.
 * Evaluation leaves sentences out; see :mod:`fairseq_user_dir.host.whole_sets`. ``fairseq-generate``
   takes ``--num-shards``, but translates all sentences in each shard.
 """

@@ -1,7 +1,7 @@
 """Keeps fairseq from running data as code.
 
-* fairseq runs settings and manifests that hold lists or numbers as text as Python, whatever the
-  text is. This module reads literals: numbers, quoted texts, lists, tuples, dicts, sums, multiples.
+* fairseq runs texts in settings and manifests, which should hold lists or numbers, as Python. This
+  module reads literals: numbers, quoted texts, lists, tuples, dicts, sums, multiples.
 * A shell runs the names of protein files (fasta).
 * An archive that is given to the hub interface may write files outside of its folder.
 """

@@ -89,7 +89,7 @@ def write_model(
     Args:
         source: The model.
         folder: Empty folder.
-        rows: Side ("source", "target") to positions of the side's table.
+        rows: Positions in the table of each side, "source" and "target".
         quantization: Precision of the weights; None for the precision of the model.
 
     Returns:
@@ -113,8 +113,8 @@ def write_model(
 
 
 def _fit(stack: nn.Module, rows: int) -> int | None:
-    """Adds the parts that the engine needs to a plain stack. Returns the number of rows of the
-    table that count."""
+    """Adds the parts that the engine needs to a plain stack. Returns the rows of the table of
+    positions; None without a table."""
     config = stack.position_config
     if needs_identity(config):
         put_identity_first(stack.layers)
@@ -151,7 +151,7 @@ class _Converter(Converter):
 
     Args:
         source: A copy of the model with plain stacks.
-        limits: Side to rows of the side's table; None without a table.
+        limits: Rows of the table of each side; None without a table.
     """
 
     def __init__(self, source: Source, limits: dict[str, int | None]) -> None:

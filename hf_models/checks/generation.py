@@ -1,5 +1,6 @@
-"""Compares the logits of generation step by step: a cache of wrong positions changes logits before
-tokens. With positions wrong in every step, two of three tiny models chose the same tokens."""
+"""Compares the logits of generation step by step: a cache with wrong positions changes logits
+before it changes tokens. With positions wrong in every step, two of three tiny models chose the
+same tokens."""
 
 from __future__ import annotations
 
@@ -142,7 +143,7 @@ def generation_checks(
         side = "right" if cape_model.config.is_encoder_decoder else "left"
         name = f"{prefix}greedy generation from a batch padded on the {side}"
         row = check(name, partial(_from_padded, samples, side, reference, cape_model))
-        # padding on the right leaks into some stock encoders: there, errors count alone
+        # some stock encoders let padding on the right leak in: only their errors count
         same = partial(_from_padded, samples, side, stock, stock)
         runs = partial(_runs, samples, side, stock)
         yield unless_stock_fails(row, stock and (same if side == "left" else runs))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-# Values for those of these fields that a stock configuration has. Large weights tell wrong
+# Values for fields with these names, if a stock configuration has them. Large weights tell wrong
 # positions from rounding.
 SIZES: dict[str, Any] = {
     "vocab_size": 60,

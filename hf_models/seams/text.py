@@ -286,7 +286,7 @@ class TranslationModel:
             cross_mask = hint.mask
         with self.decoder.using(decoder_draw):
             output = super().forward(
-                input_ids=input_ids,  # some stock models make the input of the decoder from these
+                input_ids=input_ids,  # some stock decoders make their input from the source
                 attention_mask=cross_mask,
                 decoder_input_ids=decoder_input_ids,
                 decoder_attention_mask=decoder_attention_mask,

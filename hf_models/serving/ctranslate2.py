@@ -119,7 +119,7 @@ def write_model(
     Args:
         translation: The model and its tokenizer.
         folder: Empty folder.
-        rows: Side ("source", "target") to positions of the side's table.
+        rows: Positions in the table of each side, "source" and "target".
         quantization: Precision of the weights; None for float32.
 
     Returns:

@@ -87,8 +87,8 @@ def write_recognition(
     Args:
         recognition: The model and its tokenizer.
         folder: Empty folder.
-        rows: Side ("source", "target") to positions of the side's table; a source position takes
-            20 ms.
+        rows: Positions in the table of each side, "source" and "target"; a source position takes 20
+            ms.
         quantization: Precision of the weights; None for float32.
     """
     model, tokenizer = recognition

@@ -86,7 +86,7 @@ def draw(
 
 
 def _padded(mask: Tensor, side: str) -> Tensor:
-    """A mask of ones ``[B, T]`` with zeros on a side, more in each sample; a one is left."""
+    """A mask ``[B, T]`` with zeros on a side: more in each next sample, but one 1 stays."""
     batch, length = mask.shape
     num_ones = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
     number = torch.arange(length)
@@ -132,7 +132,7 @@ _SIZES = ((1, 1), (3, 2), (2, 7), (1, 97), (3, 260))
 
 
 class _OneGraph(nn.Module):
-    """A model of which outputs are picked by name."""
+    """A model with outputs that are picked by name."""
 
     def __init__(self, model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()

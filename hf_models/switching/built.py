@@ -235,7 +235,7 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
     for name, weight in weights.items():
         if not torch.equal(loaded[name], weight.to(loaded[name])):  # overwritten by another weight
             raise ValueError(
-                f"{name} differs from the weight that the configuration ties it to, so that a "
+                f"{name} differs from the weight that the configuration ties it to, so a "
                 f"{stock.__name__} would hold one of them only; allowed: equal weights, or a "
                 "configuration that does not tie them. Set config.tie_word_embeddings = False "
                 "before the model is saved."

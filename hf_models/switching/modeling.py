@@ -85,7 +85,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         return all(name in TYPES and ENCODINGS[TYPES[name].encoding].counts for name in stock)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Marks the configuration of a copied model, which is a copy, too, as in use."""
+        """Marks the configuration of a copied model, itself a copy, as in use."""
         super().__setstate__(state)
         if hasattr(self.config, "mark_in_use"):  # parts, as in SigLIP, have stock configurations
             self.config.mark_in_use()

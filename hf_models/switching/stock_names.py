@@ -1,9 +1,9 @@
-"""Copies the entries of a stock model, in the tables in which transformers looks up models by name,
-to the model that replaces it.
+"""Adds the models of this package to the tables in which transformers looks up models by name, with
+the entries of the stock models that they replace.
 
-Parts of transformers ask for the name of a class instead of the class, such as the Trainer, which
-shifts labels for label smoothing, and the choice of a tokenizer for a checkpoint that names none.
-These parts treat an unknown name as some other model, often silently.
+Parts of transformers look at the name of a class instead of the class: the Trainer, to shift labels
+for label smoothing, and the choice of a tokenizer for a checkpoint that names none. These parts
+treat an unknown name as some other model, often silently.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def _wsj_index(path: Path, subset: str) -> Iterator[str]:
 
 
 def _is_compressed(path: Path) -> bool:
-    """NIST SPHERE files are compressed by shorten on the discs; some copies are not."""
+    """Whether a NIST SPHERE file is compressed by shorten, as on the discs; some copies are not."""
     with open(path, "rb") as file:
         header = file.read(1024)
     return header.startswith(b"NIST_1A") and b"embedded-shorten" in header

@@ -237,7 +237,7 @@ def recognise(
             return processor.batch_decode(out, skip_special_tokens=True)
         lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
         paths = decode(model(**batch).logits.log_softmax(-1), lengths)
-        # the remaining repetitions are meant
+        # repetitions that the decoder left belong to the text
         return [processor.tokenizer.decode(path.tokens, group_tokens=False) for path in paths]
 
     work = batches([item.seconds for item in data.items], batch_size)

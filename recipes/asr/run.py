@@ -110,7 +110,7 @@ DECODER_HEAD = Head(
 
 
 class Variant(NamedTuple):
-    """A model of a study. The recipe has settings of the type that are left out here."""
+    """A model of a study. Settings of the type that are missing here come from the recipe."""
 
     settings: command_line.Settings
     flags: str = ""

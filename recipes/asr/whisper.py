@@ -4,8 +4,8 @@
     python -m recipes.asr.whisper --dataset FOLDER --train-seconds 5 10   # short recordings
     python -m recipes.asr.whisper --dataset FOLDER --model openai/whisper-tiny --max_steps 2000
 
-Recordings are joined to longer recordings. The stock model is trained on recordings padded to 30 s.
-Models with the compared types of position embedding are trained on recordings of natural length.
+Recordings are joined into longer recordings. The stock model is trained on recordings padded to 30
+s. Models with the compared types of position embedding are trained on recordings of natural length.
 Tables and figures show word error rates by duration, and the time of training and of recognition.
 """
 
@@ -154,7 +154,8 @@ def build_stock(model: str | None, sizes: Mapping[str, Any], tokenizer: Any) -> 
 
 
 class Recogniser:
-    """Gives recordings to a model: 30 s each by the stock extractor, or their natural length."""
+    """Gives recordings to a model: padded to 30 s with the stock extractor, or at natural
+    length."""
 
     def __init__(self, processor: WhisperProcessor, padded: bool) -> None:
         self.processor = processor if padded else at_natural_length(copy.copy(processor), None)

@@ -59,8 +59,8 @@ def check_reach(tested: Sequence[float], trained: float) -> None:
     if max(tested) < trained:
         lengths = " ".join(f"{length:g}" for length in tested)
         raise CommandError(
-            f"--test-lengths {lengths}: shorter than --train-length {trained:g}, so that nothing "
-            "says how the models do at the length of training and beyond; give one of "
+            f"--test-lengths {lengths}: shorter than --train-length {trained:g}, so nothing shows "
+            "the models at the length of training and beyond; give one of "
             f"{trained:g} or more"
         )
 

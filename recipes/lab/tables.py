@@ -33,7 +33,7 @@ def pivot(rows: Iterable[Row], row: str, column: str, value: str) -> Cells:
 
 
 def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
-    """Rows by the values of `keys`, which are joined to a heading."""
+    """Rows by the values of `keys`, which are joined into a heading."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(", ".join(str(row[key]) for key in keys), []).append(row)

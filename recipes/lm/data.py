@@ -147,7 +147,7 @@ def _read(path: Path) -> str:
 
 
 def blocks(tokens: Sequence[Any], length: int, split: str) -> list[Sequence[Any]]:
-    """Tokens of a text in blocks of one length; a shorter rest is dropped."""
+    """Tokens of a text in blocks of one length; a shorter last block is dropped."""
     if len(tokens) < length:
         raise CommandError(
             f"the {split} text has {len(tokens)} tokens, a block has {length}; give more text, or "

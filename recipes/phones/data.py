@@ -75,7 +75,7 @@ class Corpus:
     splits: dict[str, list[Example]]
     description: str  # for reports
     skipped: Sequence[str] = ()  # why recordings were left out
-    # the test once more, joined and cut to pieces of these lengths in seconds
+    # the test once more, joined and cut into pieces of these lengths in seconds
     lengths: dict[float, list[Example]] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -102,7 +102,7 @@ def label(name: str, waveform: Tensor, phones: Sequence[Phone]) -> Example:
 
 
 class LabelError(ValueError):
-    """Labels that cannot be used; the message says why."""
+    """Labels that cannot be used; the message gives the reason."""
 
 
 class Tier(NamedTuple):
@@ -374,7 +374,7 @@ def join_and_cut(corpus: Corpus, train: float | None, tests: Sequence[float]) ->
 
 
 def _pieces(items: Sequence[Example], frames: int) -> list[Example]:
-    """Joins items and cuts them to pieces of `frames`; a shorter rest at the end is dropped."""
+    """Joins items and cuts them into pieces of `frames` frames; a shorter last piece is dropped."""
     names = [name for name, _, labels in items for _ in labels][::frames]
     features = torch.cat([item.features for item in items]).split(frames)
     labels = torch.cat([item.labels for item in items]).split(frames)

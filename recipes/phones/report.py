@@ -292,8 +292,8 @@ def _seed_rows(rows: Sequence[Row], keys: Sequence[str], columns: Collection[str
 
 
 def nearest_heads(rows: Sequence[Row]) -> list[Row]:
-    """Near attention by epoch, for each model, seed and layer, of the head that has the most of it
-    in the first epoch."""
+    """Near attention by epoch, for each model, seed and layer, of the head with the largest near
+    attention in the first epoch."""
     by_layer = grouped(rows, "trained", "seed", "layer").values()
     nearest = []
     for layer in by_layer:

@@ -71,7 +71,8 @@ class SizeSampler(Sampler[Request]):
 @dataclass(frozen=True)
 class Augment:
     """Augments a cropped and resized image ``[C, H, W]`` in 0 to 1, in this order: mirrors half of
-    the images, applies :func:`rand_augment`, and erases a part of the share `erasing` of them."""
+    the images, applies :func:`rand_augment`, and erases a part of the share `erasing` of the
+    images."""
 
     mean: Tensor  # of the normalisation [C, 1, 1], after which erased parts are normal noise
     std: Tensor

@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def stack_all(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[list[Pair], list[str]]:
-    """Stacks of each of `counts` sentences, and for each stack its count as a label."""
+    """Stacks of as many sentences as each of `counts`, and the count of each stack as a label."""
     if sorted(set(counts)) != list(counts) or counts[-1] > len(pairs):
         numbers = " ".join(map(str, counts))
         raise CommandError(

@@ -1,10 +1,10 @@
 """The share of right tokens that one model scores higher than another (SHAPE figure 4).
 
 Both models see the right tokens before (teacher forcing). The share counts tokens to which the
-first --model gives a higher log probability than the second, among all tokens of the test text but
-the end of sentence. Shares are shown by position in the sentence and by frequency in --train-target
-(default: in the test text). The n-th seed of one model is compared with the n-th seed of the other.
-The CSV has rows of each seed; the table shows mean ± sample standard deviation.
+first --model gives a higher log probability than the second, among all tokens of the test text
+except the end of sentence. Shares are shown by position in the sentence and by frequency in
+--train-target (default: in the test text). The n-th seed of one model is compared with the n-th
+seed of the other. The CSV has rows of each seed; the table shows mean ± sample standard deviation.
 """
 
 import argparse

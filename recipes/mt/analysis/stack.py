@@ -59,7 +59,7 @@ def stack_sentences(sentences: Sequence[str]) -> str:
 def stack_pairs(
     pairs: Iterable[Pair], target_length: Callable[[str], int], minimum: int
 ) -> Iterator[Pair]:
-    """Stack consecutive pairs until the target is long enough; a shorter rest is dropped."""
+    """Stack consecutive pairs until the target is long enough; a shorter last stack is dropped."""
     group: list[Pair] = []
     for pair in pairs:
         group.append(pair)
@@ -70,7 +70,7 @@ def stack_pairs(
 
 
 def stack_groups(pairs: Sequence[Pair], count: int) -> list[Pair]:
-    """Stacks of `count` neighbouring pairs each; a shorter rest is dropped."""
+    """Stacks of `count` neighbouring pairs each; a shorter last stack is dropped."""
     groups = (pairs[start : start + count] for start in range(0, len(pairs) - count + 1, count))
     return [tuple(stack_sentences(side) for side in zip(*group, strict=True)) for group in groups]
 
