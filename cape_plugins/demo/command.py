@@ -142,6 +142,9 @@ def _defaults(domain: str) -> tuple[list[str], dict[str, dict[str, Any]]]:
         name: {option: value for option, value in options.items() if option in row.options}
         for name, row in types_of("encoder", domain).items()
     }
+    for name, row in types_of("encoder", domain).items():
+        if not row.sampling:  # positions are counted by default
+            rows[name].pop("max_position", None)
     return list(rows), rows
 
 
