@@ -28,7 +28,7 @@ SIZE = 224  # size of the table and of training images
 STORED = 256  # size of the stored images
 LIMIT = 1.1
 BATCH = {"cpu": 4, "cuda": 128}
-TYPES = ("nopos", "abspos", "sinpos", "cape")
+TYPES = ("nopos", "abspos", "sinpos", "rope", "alibi", "fire", "cape")
 TEXT = (
     f"""\
 ViT-Ti. **UniViT**: updates of 128, 160, ..., 320 pixels, one of each, against as many of {SIZE}
