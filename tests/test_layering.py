@@ -82,8 +82,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}>~*-])/(?:home|root|tmp|Users|work)" + r"/
 
 
 @cache
-def parse(source: str) -> ast.Module:
-    return ast.parse(source)
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
 
 
 def imports(path: str, tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -158,7 +158,7 @@ def test_compiled_relative_attention_computes_the_same(monkeypatch, options, blo
 @pytest.mark.slow
 def test_inductor_takes_distances_between_patches():
     """The compiler that users have; the others above stop before it makes kernels."""
-    positions, patches = RelativeGridPositions(2, 4, values=True), (3, 4)
+    positions, patches = RelativeGridPositions(2, 4), (3, 4)
     query = torch.randn(2, 2, 1 + 12, 4, requires_grad=True)
 
     def forward(query):
