@@ -15,10 +15,9 @@ from tests.reference import appendix_a
 BATCH, HEADS, DIM = 2, 2, 3
 QUERIES = 5
 
-# context smaller than, equal to and larger than the number of queries
-CONTEXTS = (1, 5, 9)
-# (query offset, number of keys): whole sequence, incremental steps, a window inside of the keys
-CACHES = ((0, 5), (2, 7), (0, 8), (4, 12))
+# (context, query offset, number of keys): contexts smaller than, equal to and larger than the number
+# of queries; whole sequence, incremental steps, windows inside of the keys
+PLACES = ((1, 0, 5), (5, 2, 7), (9, 0, 8), (1, 4, 12))
 OPTIONS = list(itertools.product(("clip", "zero"), (False, True), (None, HEADS)))
 
 
@@ -63,8 +62,7 @@ def assert_same(actual, expected, tensors):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("offset", "keys"), CACHES)
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(("context", "offset", "keys"), PLACES)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
 def test_outputs_and_gradients_equal_the_slow_loop(beyond, values, heads, context, offset, keys):
     positions, tensors = make(context, beyond, values, heads), inputs(keys)
@@ -89,14 +87,13 @@ def test_outputs_and_gradients_equal_the_slow_loop(beyond, values, heads, contex
     assert torch.equal(without, actual)
 
 
-@pytest.mark.parametrize(("offset", "keys"), CACHES)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
-def test_offset_on_the_device_gives_the_same(beyond, values, heads, offset, keys):
+def test_offset_on_the_device_gives_the_same(beyond, values, heads):
     """Static caches know the offset as a tensor only."""
-    positions, tensors = make(3, beyond, values, heads), inputs(keys)
+    positions, tensors = make(3, beyond, values, heads), inputs(12)
     known, unknown = (
         relative_attention(*tensors, positions, query_offset=number)[0]
-        for number in (offset, torch.tensor(offset))
+        for number in (4, torch.tensor(4))
     )
     assert_same(unknown, known, [*tensors, *positions.parameters()])
 
@@ -150,10 +147,9 @@ def as_addend(attn_mask=None, key_padding_mask=None):
     return total
 
 
-@pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_equal_both_references(mask, values):
-    positions, tensors = make(2, values=values), inputs()
+def test_masks_equal_both_references(mask):
+    positions, tensors = make(2, values=True), inputs()
     unmasked, _ = relative_attention(*tensors, positions)
     actual, weights = relative_attention(*tensors, positions, **MASKS[mask], need_weights=True)
     addend = as_addend(**MASKS[mask])
@@ -170,10 +166,9 @@ def test_masks_equal_both_references(mask, values):
         np.testing.assert_allclose(actual.detach().numpy(), loop[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
-def test_a_step_equals_the_row_of_the_full_pass(beyond, values, heads, context):
-    positions, (query, key, value) = make(context, beyond, values, heads), inputs()
+def test_a_step_equals_the_row_of_the_full_pass(beyond, values, heads):
+    positions, (query, key, value) = make(2, beyond, values, heads), inputs()
     full, _ = relative_attention(query, key, value, positions, attn_mask=causal())
     forgotten = 0.0
     for t in range(QUERIES):
@@ -185,22 +180,11 @@ def test_a_step_equals_the_row_of_the_full_pass(beyond, values, heads, context):
     assert forgotten > 1e-3  # a forgotten offset is noticed
 
 
-@pytest.mark.parametrize("offset", [-7, -3, -1, 3, 4, 6, 20])
-@pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS[:4])
-def test_queries_outside_of_the_keys_are_refused_or_right(beyond, values, heads, offset):
-    """Allowed are offsets 0 to keys - queries = 2; the others never give a wrong result."""
-    positions, (query, key, value) = make(1, beyond, values, heads), inputs(4, 2)
-    refusal = ""
-    try:
-        actual, _ = relative_attention(query, key, value, positions, query_offset=offset)
-    except ValueError as error:
-        refusal = str(error)
-    if refusal:
-        assert f"query_offset={offset}" in refusal
-        assert "allowed" in refusal
-    else:
-        expected, _ = slow(query, key, value, positions, query_offset=offset)
-        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("offset", [-7, -1, 3, 20])
+def test_queries_outside_of_the_keys_are_refused(offset):
+    """Allowed are offsets 0 to keys - queries = 2; the others would give a wrong result."""
+    with pytest.raises(ValueError, match=rf"query_offset={offset} .*allowed"):
+        relative_attention(*inputs(4, 2), make(1), query_offset=offset)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

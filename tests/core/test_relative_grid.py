@@ -10,7 +10,8 @@ from cape_plugins import RelativeGridPositions, relative_attention
 from cape_plugins.mathematics import relative
 from tests.core.test_relative import BATCH, DIM, HEADS, OPTIONS, assert_same, inputs
 
-GRIDS = ((1, 1), (2, 3), (1, 4), (2, 3, 2))
+# (context, patches)
+GRIDS = ((1, (1, 1)), (1, (2, 3)), (7, (2, 3)), (1, (1, 4)), (1, (2, 3, 2)))
 AXES = ("times", "rows", "columns")
 
 
@@ -41,9 +42,8 @@ def slow(query, key, value, positions, patches, first):
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["patches", "class-token"])
-@pytest.mark.parametrize("patches", GRIDS, ids=str)
-@pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
-@pytest.mark.parametrize("context", [1, 7])
+@pytest.mark.parametrize(("context", "patches"), GRIDS)
+@pytest.mark.parametrize(("beyond", "values", "heads"), [OPTIONS[0], OPTIONS[3], OPTIONS[6]])
 def test_attention_equals_the_formula(context, beyond, values, heads, patches, first):
     axes = AXES[-len(patches) :]
     positions = RelativeGridPositions(context, DIM, heads, values, beyond, axes)
