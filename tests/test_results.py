@@ -4,8 +4,6 @@ import csv
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results"
 FILES = [path for path in RESULTS.rglob("*") if path.is_file()]
@@ -22,17 +20,17 @@ def says_how(page: Path) -> bool:
 TABLES = [path for path in FILES if path.suffix == ".csv"]
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda path: path.relative_to(RESULTS).as_posix())
-def test_every_row_has_a_page_with_its_command(table: Path) -> None:
+def test_every_row_has_a_page_with_its_command() -> None:
     """The page of the column `page`, or those beside the file."""
-    with open(table, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert rows
-    named = {row["page"] for row in rows if "page" in row}
-    assert bool(named) == (table.parent == RESULTS)
-    pages = [RESULTS / name for name in named] or list(table.parent.glob("*.md"))
-    assert pages
-    assert all(map(says_how, pages))
+    for table in TABLES:
+        with open(table, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert rows, table
+        named = {row["page"] for row in rows if "page" in row}
+        assert bool(named) == (table.parent == RESULTS), table
+        pages = [RESULTS / name for name in named] or list(table.parent.glob("*.md"))
+        assert pages, table
+        assert all(map(says_how, pages)), table
 
 
 def test_every_picture_is_shown_or_linked() -> None:

@@ -20,7 +20,6 @@ from cape_plugins import (
 from cape_plugins.cli import main
 from cape_plugins.settings.arguments import add_position_args
 from tests.support.core import ADDING, RANDOM_TYPES
-from tests.support.expected import EXPECTED
 
 SIZE, DIM = (2, 3, 4), 12
 
@@ -122,18 +121,18 @@ def test_relative_attention_has_a_table_for_each_axis():
     assert output.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["cape", "relpos"])
-@pytest.mark.parametrize("picture", ["components", "similarity", "augmentation", "coverage"])
+@pytest.mark.parametrize(
+    ("picture", "name"),
+    [
+        *(("components", "cape"), ("similarity", "relpos")),
+        *(("augmentation", "cape"), ("coverage", "cape")),
+    ],
+)
 def test_it_is_drawn(picture, name, figures, tmp_path):
     pytest.importorskip("matplotlib")
-    words = ["plot", picture, "--domain", "scan", "--position-embedding", name, "--dim", DIM]
-    words += ["--output", tmp_path / "x.png"]
+    words = ["plot", picture, "--domain", "scan", "--position-embedding", name, "--dim", str(DIM)]
     words += ["--channels", "0"] if picture == "components" else []
-    if picture not in EXPECTED[name].pictures.split():
-        with pytest.raises(SystemExit):
-            main(list(map(str, words)))
-        return
-    main(list(map(str, words)))
+    main([*words, "--output", str(tmp_path / "x.png")])
     (figure,) = figures
     assert f"{name}, scan" in figure.get_suptitle()
     assert all(axis.has_data() for axis in figure.axes)

@@ -15,8 +15,8 @@ from tests.reference import appendix_a
 BATCH, HEADS, DIM = 2, 2, 3
 QUERIES = 5
 
-# (context, query offset, number of keys): contexts smaller than, equal to and larger than the number
-# of queries; whole sequence, incremental steps, windows inside of the keys
+# (context, query offset, number of keys): contexts smaller than, equal to and larger than the
+# queries; whole sequence, incremental steps, windows inside of the keys
 PLACES = ((1, 0, 5), (5, 2, 7), (9, 0, 8), (1, 4, 12))
 OPTIONS = list(itertools.product(("clip", "zero"), (False, True), (None, HEADS)))
 

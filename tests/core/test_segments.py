@@ -35,19 +35,19 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("times", [(4.5, 5.5), (8, 9.99)])
 @pytest.mark.parametrize("name", SOURCES)
-def test_segments_are_parts_of_the_whole(name, times):
-    samples, rate = read_segment(SOURCES[name], *times)
-    first, last = (round(time * RATE) for time in times)
-    expected = read_audio(SOURCES[name]).numpy()[first:last]
-    assert rate == RATE
-    assert samples.dtype == np.int16
-    np.testing.assert_allclose(samples / 2**15, expected.clip(-1, 1), atol=1e-4)
+def test_segments_are_parts_of_the_whole(name):
+    whole = read_audio(SOURCES[name]).numpy().clip(-1, 1)
+    for times in ((4.5, 5.5), (8, 9.99)):
+        samples, rate = read_segment(SOURCES[name], *times)
+        first, last = (round(time * RATE) for time in times)
+        assert rate == RATE
+        assert samples.dtype == np.int16
+        np.testing.assert_allclose(samples / 2**15, whole[first:last], atol=1e-4)
 
 
 @pytest.mark.parametrize("times", [(9.5, 10.5), (11, 12), (3, 3), (3, 2), (-1, 2)])
-@pytest.mark.parametrize("name", ["wav", "flac of unknown total", "ogg", "mp3"])
+@pytest.mark.parametrize("name", ["flac of unknown total", "mp3"])
 def test_segments_that_are_not_there_are_refused(name, times):
     with pytest.raises(AudioError, match=r"no samples from .* to .* s \(it has 10"):
         read_segment(SOURCES[name], *times)
