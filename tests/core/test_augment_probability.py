@@ -3,7 +3,6 @@ the augmentation leave them out together, on source and target alike, and that p
 augmentation and probability 1 draws nothing more, bit for bit. What is no probability is refused in
 test_options.py."""
 
-import itertools
 import math
 from functools import partial
 
@@ -137,7 +136,9 @@ def test_source_and_target_of_a_pair_are_augmented_alike(name, synchronize):
     assert synchronize or same.sum() < 150  # each side has numbers of its own
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product([0.3, 0.6, 1.0], repeat=2)))
+@pytest.mark.parametrize(
+    ("first", "second"), [(0.3, 0.6), (0.6, 0.3), (0.6, 0.6), (1.0, 0.3), (0.3, 1.0)]
+)
 def test_sides_with_different_probabilities_augment_nested_sets(first, second):
     """A side with the default follows the other; each probability is exact."""
     draw = draw_global(MANY, max_global_shift=5.0, augment_probability=first)

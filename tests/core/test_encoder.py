@@ -109,20 +109,6 @@ def test_a_generator_is_made_only_where_something_is_drawn(name):
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_injected_draws_are_applied_as_they_are(domain):
-    encoder = reading_coords(make_encoder("cape", domain, mean_normalize=False))
-    positions = make_positions(domain)._replace(index=None)
-    draw = encoder.draw(BATCH)
-    local = torch.randn(BATCH, *positions.coords.shape[1:])
-    expected = positions.coords + draw.shift + local
-    if draw.scale is not None:
-        expected = expected * draw.scale
-    torch.testing.assert_close(encoder(positions, draw, local), expected, atol=1e-5, rtol=1e-5)
-    evaluated = encoder.eval()(positions, draw, local)  # injection works in evaluation, too
-    torch.testing.assert_close(evaluated, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("domain", DOMAINS)
 def test_offsets_count_grid_steps(domain):
     """Tokens, frames or patches: frames are 0.02 to 0.04 s apart, so are the offsets."""
     encoder = reading_coords(make_encoder("shape", domain, max_offset=20))

@@ -11,13 +11,11 @@ from cape_plugins import (
     Draw,
     coordinate_positions,
     frame_positions,
-    patch_positions,
     token_positions,
 )
 from tests.support.core import (
     ADDING,
     BATCH,
-    DIM,
     FRAMES,
     LENGTHS,
     SEQUENCES,
@@ -118,15 +116,3 @@ def test_coordinates_on_padding_may_be_anything(domain):
         encoder(coordinate_positions(c, valid, 0.1), draw, local) for c in (coords, soiled)
     )
     assert torch.equal(result, clean)
-
-
-def test_images_share_coordinates_and_draw_for_each_sample():
-    """Also where local shifts are all that is drawn."""
-    changes = {"max_global_shift": 0.0, "max_global_scale": 1.0}
-    encoder, positions = make_encoder("cape", "image", **changes), patch_positions(2, 3)
-    assert positions.coords.shape[0] == 1
-    result = encoder(positions, encoder.draw(4))
-    assert result.shape == (4, 6, DIM)
-    for row in range(1, 4):
-        assert not torch.equal(result[0], result[row])
-    assert encoder.eval()(positions).shape == (1, 6, DIM)
