@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import re
 import warnings
@@ -159,3 +160,25 @@ def test_architecture_names_every_file_of_the_library() -> None:
     assert len(own) > 60
     assert [name for name in named if not (ROOT / name).is_file()] == []
     assert own <= named
+
+
+def says_how(page: Path) -> bool:
+    """By which command, on which machine, with which versions."""
+    patterns = (r"`(python|cape-plugins) [^`]+`", r"AMD|Intel|x86_64|NVIDIA", r"Python 3\.\d+\.\d+")
+    return all(re.search(pattern, read(page)) for pattern in patterns)
+
+
+def test_every_row_of_the_results_has_a_page_with_its_command() -> None:
+    """The page of the column `page`, or those beside the file."""
+    results = ROOT / "docs/results"
+    tables = list(results.rglob("*.csv"))
+    assert tables
+    for table in tables:
+        with open(table, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert rows, table
+        named = {row["page"] for row in rows if "page" in row}
+        assert bool(named) == (table.parent == results), table
+        pages = [results / name for name in named] or list(table.parent.glob("*.md"))
+        assert pages, table
+        assert all(map(says_how, pages)), table

@@ -111,7 +111,7 @@ def test_a_learned_table_is_resized_along_all_axes():
 
 
 def test_relative_attention_has_a_table_for_each_axis():
-    """The numbers of three axes are in test_relative_grid.py."""
+    """The numbers of three axes are in test_relative.py."""
     config = PositionConfig("relpos", "scan")
     relative = build_relative_positions(config, 4, 2)
     named = {name.partition(".")[0] for name, _ in relative.named_parameters()}
