@@ -1,6 +1,5 @@
 """A domain that this package has never seen costs one row: scan, with slices, height and width."""
 
-import argparse
 import dataclasses
 import math
 
@@ -18,7 +17,6 @@ from cape_plugins import (
     relative_attention,
 )
 from cape_plugins.cli import main
-from cape_plugins.settings.arguments import add_position_args
 from tests.support.core import ADDING, RANDOM_TYPES
 
 SIZE, DIM = (2, 3, 4), 12
@@ -72,20 +70,6 @@ def test_a_default_that_its_row_lacks_is_named(monkeypatch):
         with pytest.raises(ValueError, match=f"domain 'scan' has no default of {option}; add"):
             PositionConfig(name, "scan")
     assert PositionConfig("relpos", "scan", relative_context=2).relative_context == 2
-
-
-def test_frequencies_of_another_number_of_axes_are_refused_by_the_numbers_of_domains():
-    with pytest.raises(ValueError, match=r"2 coordinates.* for 3; .*2 \(image\).*3 \(scan\)"):
-        make("sinpos")(patch_positions(3, 4))
-
-
-def test_flags_name_it():
-    parser = argparse.ArgumentParser()
-    add_position_args(parser, "scan")
-    text = " ".join(parser.format_help().split())
-    assert "--position-gamma" in text
-    assert "half the body (scan)" in text
-    assert "patches or cubes" in text
 
 
 @pytest.mark.parametrize("name", [name for name, domain in ADDING if domain == "image"])

@@ -182,12 +182,6 @@ def test_help_is_silent_on_options_that_the_architecture_refuses(architecture):
     for option in option_fields("text"):
         needed = option.metadata.get("architecture", architecture)
         assert (f"--position-{option.name.replace('_', '-')} " in shown) == (needed == architecture)
-    settings = given_settings(parser.parse_args(["--position-source-scale", "2"]))
-    if architecture == "seq2seq":
-        assert PositionConfig("cape", "text", architecture, **settings).alpha == 2
-    else:
-        with pytest.raises(ValueError, match=r"source_scale='2' needs a source and a target"):
-            PositionConfig("cape", "text", architecture, **settings)
 
 
 def test_a_reader_that_has_enough_is_no_error(monkeypatch):

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from cape_plugins import (
-    coordinate_positions,
     frame_positions,
     patch_positions,
-    timed_frame_positions,
     token_position_at,
     token_positions,
 )
@@ -54,14 +52,6 @@ def test_frames_stand_at_the_hop_of_their_sample():
     assert torch.equal(positions.step.flatten(), hop)
 
 
-def test_frames_begin_at_the_first_centre_of_their_sample():
-    hop, first = torch.tensor([0.03, 0.02, 0.04]), torch.tensor([0.0125, 0.01, 0.0])
-    times = first[:, None] + hop[:, None] * torch.arange(6)
-    positions = timed_frame_positions(times, FRAMES, hop)
-    assert torch.equal(positions.coords[..., 0][positions.valid], times[valid_mask()])
-    torch.testing.assert_close(positions.step.flatten(), hop)
-
-
 def test_frames_at_the_unit_of_an_encoder_are_whole_numbers():
     """A stock model, which counts frames, thus has the same positions bit for bit."""
     encoder = make_encoder("cape", "audio", start=2.0, unit=0.04)
@@ -99,17 +89,6 @@ def test_gamma_stretches_the_grid():
     )
     assert torch.equal(wide, 2 * plain)
     assert torch.equal(wide_step, 2 * step)
-
-
-def test_arbitrary_coordinates_are_taken_as_they_are():
-    coords = torch.tensor([[[0.0, 0.5], [-0.3, 1.0]]], dtype=torch.float64)
-    valid = torch.tensor([[True, False]])
-    positions = coordinate_positions(coords, valid, step=0.25)
-    assert positions.coords.dtype == torch.float32
-    assert torch.equal(positions.coords[valid], coords.float()[valid])
-    assert torch.equal(positions.valid, valid)
-    assert positions.step == 0.25
-    assert positions.first is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -22,7 +22,7 @@ def test_rope_needs_a_model_that_turns_queries_and_keys(architecture):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("max_global_shift", 5), ("max_offset", 9), ("relative_context", 4), ("source_bos", True)],
+    [("max_global_shift", 5), ("relative_context", 4)],
 )
 def test_options_that_change_no_distance_are_refused_where_queries_are_turned(option, value):
     with pytest.raises(ValueError, match=rf"{option}=.*only distances of positions count"):
