@@ -139,11 +139,9 @@ def test_it_writes_table_page_and_picture(quick):
 
 
 @pytest.mark.slow
-def test_processes_compute_the_same(quick, run_cli, tmp_path):
-    program = ("python", "-m", "cape_plugins", "demo", *QUICK)
-    result = run_cli(*program, "--jobs", 2, "--output", "two", cwd=tmp_path)
-    assert "[" not in result.stderr  # a bar is for terminals
-    assert scores(tmp_path / "two") == scores(quick[0])
+def test_processes_compute_the_same(quick, tmp_path, capsys):
+    assert demo(tmp_path / "two", *QUICK, "--jobs", 2) == scores(quick[0])
+    assert "[" not in capsys.readouterr().err  # a bar is for terminals
 
 
 @pytest.mark.parametrize("domain", TASKS)
