@@ -5,6 +5,7 @@ it is applied to the repository.
 """
 
 import ast
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -238,8 +239,16 @@ def test_check_can_fail(check: Check, path: str, source: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def files(repo_root: Path) -> dict[str, str]:
-    """Repository path -> text of every text file, Python or not."""
+def files(repo_root: Path) -> Iterator[dict[str, str]]:
+    """Repository path -> text of every text file, Python or not. Trees of all of them are kept
+    until the end; the garbage collector would walk over them again and again."""
+    gc.disable()
+    yield read_files(repo_root)
+    nodes.cache_clear()
+    gc.enable()
+
+
+def read_files(repo_root: Path) -> dict[str, str]:
     paths = [path for path in repo_root.iterdir() if path.is_file()]
     for folder in FOLDERS:
         paths += (path for path in (repo_root / folder).rglob("*") if path.is_file())
