@@ -37,18 +37,6 @@ def half_encoder(name, domain="text", **settings):
     return reading_coords(make_encoder(name, domain, **{**HALF, **settings}))
 
 
-def test_the_share_of_augmented_samples_is_the_probability():
-    """Within four standard deviations of a binomial share, and samples are independent."""
-    probability = 0.1
-    draw = draw_global(MANY, max_global_shift=5.0, augment_probability=probability)
-    augmented = draw.augmented.flatten()
-    deviation = math.sqrt(probability * (1 - probability) / MANY)
-    assert augmented.float().mean().item() == pytest.approx(probability, abs=4 * deviation)
-    assert torch.equal(augmented, draw.shift.flatten() != 0)
-    both = (augmented[1:] & augmented[:-1]).float().mean().item()
-    assert both == pytest.approx(probability**2, abs=8 * deviation)
-
-
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_every_type_leaves_its_share_where_evaluation_has_it(name, domain):
     """Read where positions are encoded; the others have moved. Padding stays zero."""

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("matplotlib")
 from PIL import Image
 
-from cape_plugins import DOMAINS, ENCODINGS, TYPES
+from cape_plugins import DOMAINS
 from cape_plugins.cli import main
 from cape_plugins.demo import command, model
 from cape_plugins.demo.model import Labeller
@@ -43,18 +43,6 @@ def test_augmented_positions_reach_beyond_training_and_others_do_not(tmp_path, m
     errors = demo(tmp_path, *words)
     assert max(errors[name, "1", "4"] for name in ("sinpos", cape)) < 10
     assert errors["sinpos", "1", "8"] > 1.5 * errors[cape, "1", "8"]
-
-
-@pytest.mark.parametrize("domain", TASKS)
-def test_relative_attention_is_that_of_types_without_other_positions(domain):
-    """It applies to every type, and would solve the task for all of them."""
-    names, settings = command._defaults(domain)
-    relative = {
-        name
-        for name in names
-        if PositionConfig.from_dict({"type": name, **settings[name]}, domain).relative_context
-    }
-    assert relative == {name for name in names if ENCODINGS[TYPES[name].encoding].relative}
 
 
 @pytest.mark.parametrize("domain", ["audio", "text"])
