@@ -115,7 +115,7 @@ def test_relative_attention_has_a_table_for_each_axis():
 def test_it_is_drawn(picture, name, figures, tmp_path):
     pytest.importorskip("matplotlib")
     words = ["plot", picture, "--domain", "scan", "--position-embedding", name, "--dim", str(DIM)]
-    words += ["--channels", "0"] if picture == "components" else []
+    words += {"components": ["--channels", "0"], "coverage": ["--draws", "5"]}.get(picture, [])
     main([*words, "--output", str(tmp_path / "x.png")])
     (figure,) = figures
     assert f"{name}, scan" in figure.get_suptitle()

@@ -40,7 +40,10 @@ def plot_words(picture, domain, name):
     """The command line of a picture of few small inputs."""
     words = ["plot", picture, "--domain", domain, "--position-embedding", name, "--dim", "16"]
     several = PICTURES[picture].most_sizes if name == "cape" else 1
-    if not PositionConfig(name, domain).encoding.relative:  # which has distances
+    config = PositionConfig(name, domain)
+    if picture == "coverage" and config.random:
+        words += ["--draws", "5"]
+    if not config.encoding.relative:  # which has distances
         words += ["--sizes", *DOMAIN_SAMPLES[domain].shown[:several]]
     return words + (["--channels", "0", "1"] if picture == "components" else [])
 
@@ -194,7 +197,7 @@ def test_maps_show_the_channels_that_were_asked_for(figures, tmp_path):
         ("similarity --domain audio --lengths nan", ["--lengths nan", "seconds"]),
         ("similarity --domain image --sizes 3x", ["--sizes 3x", "10x14"]),
         ("similarity --lengths 1 2 3 4", ["--lengths", "4 sizes", "at most 3"]),
-        ("coverage --domain image --sizes 1", ["1 x 1", "at least 2"]),
+        ("coverage --domain image --sizes 1 --draws 1", ["1 x 1", "at least 2"]),
         ("coverage --draws 0", ["--draws 0", "1 to 2000"]),
         ("components --position-embedding sinpos --draws 1", ["--draws 1", "sinpos", "nothing"]),
         (f"components --channels {' '.join(map(str, range(13)))}", ["at most 12"]),
