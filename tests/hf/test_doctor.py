@@ -23,7 +23,6 @@ from cape_plugins.doctor import command as doctor
 from cape_plugins.doctor.check import Check
 from hf_models import doctor as hf_doctor
 from hf_models.checks.tiny import tiny_model, tiny_sizes
-from hf_models.seams import text
 
 
 @pytest.fixture(autouse=True)
