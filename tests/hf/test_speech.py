@@ -162,26 +162,3 @@ def test_mask_of_another_width_than_the_features_is_refused(family, columns):
     inputs = {**batch(family), "attention_mask": torch.ones(3, columns, dtype=torch.long)}
     with pytest.raises(ValueError, match=rf"attention_mask has shape \(3, {columns}\).*\(3, 50\)"):
         make(family, "sinpos")(**inputs)
-
-
-@pytest.mark.parametrize(
-    ("name", "beams"), [*((name, 1) for name in NAMES), ("cape", 3), ("relpos", 3)]
-)
-def test_generation_equals_teacher_forcing(name, beams):
-    model, inputs = make("speech_to_text", name), frames()
-    out = model.generate(
-        **inputs, num_beams=beams, max_new_tokens=24, eos_token_id=None, do_sample=False,
-        return_dict_in_generate=True, output_scores=True, output_logits=True,
-    )  # fmt: skip
-    with torch.no_grad():
-        forced = model(**inputs, decoder_input_ids=out.sequences[:, :-1]).logits
-    if beams == 1:
-        torch.testing.assert_close(forced, torch.stack(out.logits, 1), atol=1e-4, rtol=1e-4)
-    else:
-        scores = model.compute_transition_scores(out.sequences, out.scores, out.beam_indices)
-        chosen = forced.log_softmax(-1).gather(-1, out.sequences[:, 1:, None])[..., 0]
-        torch.testing.assert_close(chosen, scores, atol=1e-4, rtol=1e-4)
-    again = model.train().generate(
-        **inputs, num_beams=beams, max_new_tokens=24, eos_token_id=None, do_sample=False
-    )
-    assert torch.equal(again, out.sequences)
