@@ -61,12 +61,6 @@ NUMBERS = ("milliseconds", "ratio", "ratio_low", "ratio_high", "rounds")
 FLAGS = ("--quick", "--rounds", "1", "--warm-up", "1", "--output")
 
 
-@pytest.fixture
-def _no_collection(monkeypatch):
-    """A collection of garbage looks at all that is imported, in each round."""
-    monkeypatch.setattr(measure.gc, "collect", lambda: 0)
-
-
 @pytest.fixture(scope="module")
 def results(run_cli, tmp_path_factory) -> Path:
     """Folder with the results of a quick run of everything: of one benchmark by the command line,
@@ -235,7 +229,6 @@ def test_quick_results_do_not_replace_the_committed_ones():
     assert run.parse_arguments(["--quick"]).output != run.RESULTS == run.parse_arguments([]).output
 
 
-@pytest.mark.usefixtures("_no_collection")
 def test_ratio_is_to_both_runs_of_the_reference_in_the_same_round(monkeypatch):
     """A machine that becomes slower from round to round: times differ, ratios do not."""
     now = [0.0]
@@ -249,6 +242,7 @@ def test_ratio_is_to_both_runs_of_the_reference_in_the_same_round(monkeypatch):
         return step
 
     monkeypatch.setitem(measure.CLOCKS, "wall", lambda: now[0])
+    monkeypatch.setattr(measure.gc, "collect", lambda: 0)  # looks at all that is imported
     steps = {"reference": take(2.0), "same": take(2.0), "double": take(4.0)}
     timings = measure.interleave(steps, SETUP, 0.0, "test")
     assert list(timings) == list(steps)
