@@ -66,7 +66,7 @@ def test_a_right_model_gives_versions_one_line_each_and_status_0(marian, capsys)
 
 @pytest.fixture
 def answered(monkeypatch):
-    """Settings that the doctor checks a family with. All checks have one answer."""
+    """The settings that a model is checked with; of two checks one fails, whatever they are."""
     asked = []
 
     def check(model, settings):
