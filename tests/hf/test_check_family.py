@@ -164,12 +164,20 @@ CACHED = [
         ),
         ([without_a_draw_in_training], "BertForMaskedLM", ["cape: training draws positions"]),
         (
-            [without_mask, without_query_offset]
-            + [without_recorded_states, with_a_weight_that_is_not_saved],
+            [
+                without_mask,
+                without_query_offset,
+                without_recorded_states,
+                with_a_weight_that_is_not_saved,
+            ],
             "MarianMTModel",
-            ["padding on the left", "cape: padding on the left"]
-            + [f"relpos: {name}" for name in CACHED]
-            + ["hidden states and attentions", "saved and loaded by AutoModelForSeq2SeqLM"],
+            [
+                "padding on the left",
+                "cape: padding on the left",
+                *(f"relpos: {name}" for name in CACHED),
+                "hidden states and attentions",
+                "saved and loaded by AutoModelForSeq2SeqLM",
+            ],
         ),
     ],
 )
