@@ -12,9 +12,8 @@ from transformers import Trainer, TrainingArguments
 from tests.support.hf import FAMILIES, OF_FAMILY, VARIANTS, answer, batch, loss, make, targets
 
 # What is resumed, and compiled: each type of random positions in some family.
-CHOSEN = dict.fromkeys(FAMILIES, "cape") | dict.fromkeys(("qwen2", "bert"), "rfs")
-CHOSEN |= dict.fromkeys(("bart", "modernbert", "speech_ctc"), "randpos")
-CHOSEN |= {"marian": "rfs+table", "m2m_100": "cape+relative"}
+CHOSEN = {"marian": "rfs+table", "speech_ctc": "randpos", "bert": "rfs"}
+CHOSEN |= dict.fromkeys(("vit", "llama"), "cape")
 RESUMED = ("marian", "vit", "speech_ctc", "llama")
 HALVED = {"vit": {"augment_probability": 0.5}}
 
