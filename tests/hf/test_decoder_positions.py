@@ -1,20 +1,13 @@
-"""Positions of a decoder whose caller gives them, or a mask of four dimensions."""
+"""Positions of a decoder whose caller gives them, or a mask of four dimensions. That the stock type
+computes with them what the stock model does, test_check_family.py shows."""
 
 import pytest
 import torch
 
 from tests.support.hf import ALPHA, FAMILIES, PAD, sentences
-from tests.support.whisper import LABELS, WHOLE, make_stock, switched
+from tests.support.whisper import LABELS
 
 ROW, LENGTH = torch.arange(7), 5
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("ids", [ROW + 3, (ROW * 2).expand(3, -1), (ROW - 2).clamp(min=0)[None]])
-def test_stock_whisper_has_positions_of_the_caller(ids):
-    given = {"decoder_input_ids": LABELS, "decoder_position_ids": ids.view(-1, 7).expand(3, -1)}
-    expected = make_stock()(WHOLE, **given).logits
-    assert torch.equal(switched("sinpos")(WHOLE, **given).logits, expected)
 
 
 @torch.no_grad()
