@@ -263,13 +263,13 @@ def test_command_writes_the_average_or_nothing(files, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_averaged_checkpoint_decodes(run_cli, corpus, test_data, trained, tmp_path):
-    run_here(*train_words(corpus.binary, tmp_path, "--save-interval-updates", 10, updates=20))
+    run_here(*train_words(corpus.binary, tmp_path, "--save-interval-updates", 2, updates=4))
     average = tmp_path / "average.pt"
     run_cli(
         "python", "-m", "fairseq_user_dir.average", "--inputs", tmp_path,
         "--num-update-checkpoints", 2, "--output", average,
     )  # fmt: skip
-    first, second = (read_checkpoint(tmp_path / f"checkpoint_1_{i}.pt")["model"] for i in (10, 20))
+    first, second = (read_checkpoint(tmp_path / f"checkpoint_1_{i}.pt")["model"] for i in (2, 4))
     for name, value in read_checkpoint(average)["model"].items():
         torch.testing.assert_close(value, (first[name] + second[name]) / 2)
     assert differences(first, second)

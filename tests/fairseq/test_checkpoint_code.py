@@ -317,7 +317,7 @@ COMMANDS = {
         if host == FAIRSEQ
     },
     "train": lambda path, corpus: run_here(
-        *train_words(corpus.binary, "run", "--restore-file", path, updates=61)
+        *train_words(corpus.binary, "run", "--restore-file", path, updates=2)
     ),
 }
 

@@ -63,10 +63,10 @@ def test_cached_data_train_as_mapped_ones(corpus, tmp_path):
         "--validpref", text / "valid", "--srcdict", words, "--tgtdict", words,
         "--dataset-impl", "cached", "--destdir", tmp_path / "cached",
     )  # fmt: skip
-    alpha = ["--position-source-scale", 1]
-    run_here(*train_words(corpus.binary, tmp_path / "a", *alpha, updates=26))
+    common = ["--position-source-scale", 1, "--batch-size", 96]
+    run_here(*train_words(corpus.binary, tmp_path / "a", *common, updates=6))
     cached = ["--dataset-impl", "cached", "--num-workers", 1]
-    run_here(*train_words(tmp_path / "cached", tmp_path / "b", *alpha, *cached, updates=26))
+    run_here(*train_words(tmp_path / "cached", tmp_path / "b", *common, *cached, updates=6))
     trained = [parameters(tmp_path / run / "checkpoint_last.pt") for run in "ab"]
     assert not differences(*trained)
 

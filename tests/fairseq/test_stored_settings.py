@@ -16,6 +16,7 @@ from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.checkpoints import read_checkpoint
 from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.serving.source_checkpoint import load_trained
+from tests.fairseq.conftest import UPDATES
 from tests.fairseq.test_average import checkpoint
 from tests.support.fairseq_models import (
     USER_DIR,
@@ -46,7 +47,7 @@ def updates(checkpoint):
 
 @pytest.fixture
 def begun(trained, tmp_path):
-    """Function ``begun(NAME)``: the folder of a training that has made 60 updates."""
+    """Function ``begun(NAME)``: the folder of a training that has made UPDATES updates."""
 
     def folder(name):
         run = tmp_path / name
@@ -121,33 +122,33 @@ def test_resuming_stops_for_other_models(begun, corpus, trained, tmp_path):
     for file in data.glob("valid.*"):
         shutil.copy(file, data / file.name.replace("valid", "train1"))
     with pytest.raises(SettingsError, match=r"--position-source-scale 2710/2326 \(now ") as stopped:
-        run_here(*train_words(data, folder, updates=62))
+        run_here(*train_words(data, folder, updates=UPDATES + 2))
     assert f"{folder / 'checkpoint_last.pt'}" in str(stopped.value)
     assert "--allow-changed-settings" in str(stopped.value)
-    assert updates(folder / "checkpoint_last.pt") == 60
+    assert updates(folder / "checkpoint_last.pt") == UPDATES
 
     words = ["--position-embedding", "relpos", "--position-relative-context", 3]
     with pytest.raises(SettingsError, match=r"--position-relative-context 150 \(now 3\)"):
-        run_here(*train_words(corpus.binary, begun("relpos"), *words, updates=62))
+        run_here(*train_words(corpus.binary, begun("relpos"), *words, updates=UPDATES + 2))
 
     with pytest.raises(SettingsError, match=r"--position-embedding cape \(now sinpos\)"):
-        run_here(*train_words(corpus.binary, folder, updates=62, arch="transformer_tiny"))
+        run_here(*train_words(corpus.binary, folder, updates=UPDATES + 2, arch="transformer_tiny"))
     with pytest.raises(SettingsError, match=r"--position-embedding sinpos \(now cape\)"):
-        run_here(*train_words(corpus.binary, begun("stock"), updates=62))
+        run_here(*train_words(corpus.binary, begun("stock"), updates=UPDATES + 2))
 
 
 @pytest.mark.slow
 def test_resuming_goes_on_where_nothing_or_someone_insists(begun, corpus, tmp_path):
     same = ["--position-embedding", "sinpos"]  # what the stock model computes
-    run_here(*train_words(corpus.binary, folder := begun("stock"), *same, updates=62))
-    assert updates(folder / "checkpoint_last.pt") == 62
+    run_here(*train_words(corpus.binary, folder := begun("stock"), *same, updates=UPDATES + 2))
+    assert updates(folder / "checkpoint_last.pt") == UPDATES + 2
 
     folder, equal = begun("cape"), ["--position-source-scale", "1355/1163"]
-    run_here(*train_words(corpus.binary, folder, *equal, updates=61))
+    run_here(*train_words(corpus.binary, folder, *equal, updates=UPDATES + 1))
     change = ["--position-max-global-shift", 7, "--allow-changed-settings"]
-    run_here(*train_words(corpus.binary, folder, *change, updates=62))
+    run_here(*train_words(corpus.binary, folder, *change, updates=UPDATES + 2))
     last = folder / "checkpoint_last.pt"
-    assert updates(last) == 62
+    assert updates(last) == UPDATES + 2
     assert settings(last)["position_max_global_shift"] == 7.0
     # a new start from its weights
     words = ["--position-max-global-shift", 9, "--restore-file", last, "--reset-optimizer"]
@@ -196,14 +197,14 @@ def test_another_order_of_the_dictionary_is_refused(begun, reordered, trained, t
     message = "trained with other units, or in another order, than those of this source dictionary"
     folder = begun("cape")
     with pytest.raises(SettingsError, match=message):
-        run_here(*train_words(reordered, folder, updates=62))
+        run_here(*train_words(reordered, folder, updates=UPDATES + 2))
     start = ["--finetune-from-model", trained("cape")]
     with pytest.raises(SettingsError, match=message):
         run_here(*train_words(reordered, tmp_path / "new", *start, updates=2))
     with pytest.raises(SettingsError, match=f"{message}.*not {reordered}"):
         load(trained("cape"), reordered)
     # someone insists; a dictionary of another size is a matter of shapes
-    run_here(*train_words(reordered, folder, "--allow-changed-settings", updates=61))
+    run_here(*train_words(reordered, folder, "--allow-changed-settings", updates=UPDATES + 1))
     shutil.copytree(reordered, shorter := tmp_path / "shorter")
     for file in shorter.glob("dict.*"):
         file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")

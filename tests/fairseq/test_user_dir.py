@@ -1,12 +1,12 @@
-"""Proves that ``--user-dir`` takes both packages: by bare name in the repository, by path from
-elsewhere, and after they have been imported."""
+"""Proves that ``--user-dir`` takes both packages: by path from elsewhere, and after they have been
+imported. README's commands, in test_other_trainings.py, have the bare name in the repository."""
 
 from argparse import Namespace
 
 import pytest
 from fairseq import utils
 
-from tests.support.fairseq_models import ROOT, generate_words, lines, train_words
+from tests.support.fairseq_models import ROOT, train_words
 
 PACKAGES = ("cape_plugins", "fairseq_user_dir")
 
@@ -22,12 +22,8 @@ def test_user_dir_that_has_been_imported_is_taken(place, package, monkeypatch):
 
 
 @pytest.mark.slow
-def test_real_commands_from_the_repository_and_from_elsewhere(run_cli, corpus, tmp_path, test_data):
-    """The commands find the package by themselves: nothing else makes it importable."""
-    environment = {"PYTHONPATH": ""}
-    words = train_words(corpus.binary, tmp_path, "--user-dir", "cape_plugins", updates=1)
-    run_cli(*words, cwd=ROOT, env=environment)
-    checkpoint = tmp_path / "checkpoint_last.pt"
-    words = generate_words(test_data, checkpoint, "--user-dir", ROOT / "fairseq_user_dir")
-    output = run_cli(*words, cwd=tmp_path, env=environment).stdout
-    assert len(lines(output, "H")) == 24
+def test_real_command_from_elsewhere(run_cli, corpus, tmp_path):
+    """The command finds both packages by itself: nothing else makes them importable."""
+    words = train_words(corpus.binary, tmp_path, "--user-dir", ROOT / "cape_plugins", updates=1)
+    run_cli(*words, cwd=tmp_path, env={"PYTHONPATH": ""})
+    assert (tmp_path / "checkpoint_last.pt").exists()

@@ -269,19 +269,14 @@ def test_a_stock_model_is_refused(tmp_path, capsys):
     )
 
 
-@pytest.mark.slow
-def test_the_command_writes_a_whole_folder(tmp_path, run_cli):
+def test_the_command_writes_a_whole_folder(tmp_path, capsys):
     row = FAMILIES["bert"]
     row.build({"type": "cape"}).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "vocab.txt").write_text("[PAD]\n")
-    done = run_cli(
-        *("python", "-m", "cape_plugins", "export", "stock", "model", "out", "--max-tokens", 12),
-        cwd=tmp_path,
-        fresh=True,
-    )
-    assert "BertForMaskedLM of transformers, tables: " in done.stdout
-    names = {path.name for path in (tmp_path / "out").iterdir()}
+    out = export("stock", tmp_path / "model", tmp_path / "out", "--max-tokens", 12)
+    assert "BertForMaskedLM of transformers, tables: " in capsys.readouterr().out
+    names = {path.name for path in out.iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "vocab.txt"} == names
     shutil.rmtree(tmp_path / "model")
-    model = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out")
+    model = transformers.BertForMaskedLM.from_pretrained(out)
     assert model.config.max_position_embeddings == 12
