@@ -33,7 +33,7 @@ from cape_plugins.serving.command import GROUP
 from cape_plugins.settings.arguments import FAIRSEQ
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.host.errors import SettingsError
-from tests.support.fairseq_models import Task, build, generate_words, run_here, train_words
+from tests.support.fairseq_models import Task, build, generate_words, run_here
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ def poisoned(trained, tmp_path, created):
     return tmp_path / "poisoned.pt"
 
 
-# Those that read a file with code of their own, or of another package.
+# fairseq's own, which read a file as fairseq-generate does, and those with code of their own.
 COMMANDS = {
     "generate": lambda path, corpus: run_here(*generate_words(corpus.binary, path)),
     **{
@@ -316,9 +316,6 @@ COMMANDS = {
         for host, engine in (entry.name.split("-") for entry in entry_points(group=GROUP))
         if host == FAIRSEQ
     },
-    "train": lambda path, corpus: run_here(
-        *train_words(corpus.binary, "run", "--restore-file", path, updates=2)
-    ),
 }
 
 

@@ -21,7 +21,6 @@ from tests.support.fairseq_models import (
     VARIANTS,
     batch,
     build,
-    build_lm,
     build_variant,
     decoder_input,
     pad,
@@ -147,20 +146,6 @@ def test_an_encoder_that_runs_alone_counts_for_itself():
     assert torch.equal(of_source, order[:, :8].sort().values)
     assert torch.equal(of_target[0, :4], of_source[0, :4])
     assert torch.equal(of_target[1], order[1, :12].sort().values)
-
-
-def test_language_model_draws_for_itself():
-    model = build_lm("--position-max-local-shift", 0, "--position-max-global-shift", 20)
-    recorder = record(model.decoder)
-    previous = decoder_input()
-    model(previous)
-    model(previous)
-    shifts = torch.stack([coords[:, 0, 0] - START for coords in recorder.seen])
-    assert shifts.unique().numel() == shifts.numel()
-    assert 5 < shifts.abs().max() <= 20
-    with random_numbers_untouched():
-        model.eval()(previous)
-    assert recorder.seen[-1].flatten().tolist() == [START + i for i in range(previous.shape[1])]
 
 
 # ------------------------------------------------------------------------------- half a model

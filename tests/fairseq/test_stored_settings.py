@@ -298,14 +298,6 @@ def test_a_checkpoint_of_another_user_directory_is_named(section, tmp_path):
         load_trained(path, None)
 
 
-@pytest.mark.slow
-def test_resuming_names_a_damaged_checkpoint(corpus, tmp_path):
-    words = ["--restore-file", damaged(tmp_path / "truncated.pt", "truncated")]
-    message = "truncated.pt cannot be read .*--restore-file, or delete"
-    with pytest.raises(SettingsError, match=message):
-        run_here(*train_words(corpus.binary, tmp_path / "run", *words))
-
-
 # -------------------------------------------------------------------------------------- speech
 
 ABSENT = ("feature_dropout", "abspos_frames", "encoder_layerdrop", "input_feat_per_channel")

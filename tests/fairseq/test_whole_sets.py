@@ -55,10 +55,6 @@ def test_what_stock_fairseq_loses_is_the_longest():
     assert sorted(lengths[whole[-1]]) == sorted(lengths)[-4:]
 
 
-def test_no_sentences_make_no_batches():
-    assert batches_of(np.zeros(0, dtype=np.int64), 4000, None) == []
-
-
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "each epoch"])
 def test_batches_of_a_training_stay(later):
     """Also where they are made anew for each epoch, after the iterator has been built."""

@@ -155,10 +155,7 @@ def test_weights_that_cannot_be_read(spoil, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("command", "number"),
-    [
-        *(("stock", math.nan), ("ctranslate2", math.inf), ("onnx", math.nan)),
-        *(("convert", math.inf), ("convert --stock", math.nan)),
-    ],
+    [("stock", math.nan), ("convert", math.inf)],
 )
 def test_weights_that_are_no_numbers(command, number, tmp_path, capsys):
     model = FAMILIES["marian"].build({"type": "sinpos"})
@@ -173,7 +170,6 @@ def test_weights_that_are_no_numbers(command, number, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("family", "command", "flag"),
     [
-        ("marian", "ctranslate2", "--max-source-tokens"),
         ("marian", "ctranslate2", "--max-target-tokens"),
         ("whisper", "ctranslate2", "--max-source-tokens"),
         ("bert", "stock", "--max-tokens"),
