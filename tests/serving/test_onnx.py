@@ -14,8 +14,8 @@ from tests.support.whisper import GENERATION, LENGTHS, MASK, RAGGED, SPECIAL, sw
 
 pytestmark = pytest.mark.slow
 IMAGE_SIZES = ((8, 8), (8, 40), (9, 17), (97, 50), (128, 128))
-FRAMES = (1, 3, 7, 300)
-STEPS = 60
+FRAMES = (1, 7, 300)
+STEPS = 50
 SENTENCES = (3, 1, 9, 30, 17, 90, 2, 25, 12, 44)
 
 
@@ -63,7 +63,7 @@ def test_recordings_of_any_length(ctc, frames):
         actual = run(out, "model", **given)
         assert_close(actual["logits"], expected)
         assert actual["lengths"].tolist() == [-(-int(n) // 3) for n in lengths[:rows]]
-    if frames > 3:
+    if frames > 1:
         other = run(out, "model", **{**given, "hop_nanoseconds": hop[1:2]})
         assert (other["logits"] - actual["logits"]).abs().max() > 1e-3
 
@@ -141,8 +141,8 @@ def generated(model, steps=STEPS, **given):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_greedy_translations_are_those_of_the_model(translation, side):
-    """Of a batch with padding, and of its sentences alone: the table begins anew, and distances go
-    on."""
+    """Of a batch with padding, and of some of its sentences alone: the table begins anew, and
+    distances go on."""
     model, out = translation
     given = sentences(side == "left", SENTENCES)
     expected = generated(model, **given)
@@ -150,8 +150,9 @@ def test_greedy_translations_are_those_of_the_model(translation, side):
     assert len({*map(tuple, expected)}) > 8
     assert sum(0 < len(tokens) < STEPS for tokens in expected) > 4  # ended by themselves
     assert max(map(len, expected)) > 40
-    for ids, mask, tokens in zip(*given.values(), expected, strict=True):
-        ids = ids[mask.bool()][None]
+    for number in (1, 5) if side == "left" else ():
+        ids, mask = (values[number] for values in given.values())
+        tokens, ids = expected[number], ids[mask.bool()][None]
         alone = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         assert greedy(out, alone, [PAD], EOS, STEPS, never=[PAD]) == [tokens]
 
@@ -208,12 +209,15 @@ def test_texts_go_on_as_those_of_the_model(language_model):
     expected = generated(model, 20, **given)
     expected = [tokens[8:] for tokens in expected]
     assert len({*map(tuple, expected)}) == 3
+    session = onnxruntime.InferenceSession(out / "model.onnx")
+    names = [output.name for output in session.get_outputs()]
     new, mask = given["input_ids"], given["attention_mask"]
     cache = dict.fromkeys(("past_0_key", "past_0_value"), torch.zeros(3, 2, 0, 8))
     seen, chosen = mask[:, :0], []
     for _ in range(20):
         state = {"input_ids": new, "attention_mask": mask, "cache_mask": seen, **cache}
-        output = run(out, "model", **state)
+        values = session.run(None, {name: value.numpy() for name, value in state.items()})
+        output = dict(zip(names, map(torch.from_numpy, values), strict=True))
         cache = {name: output[name.replace("past", "present")] for name in cache}
         new = output["logits"][:, -1:].argmax(-1)
         seen, mask = torch.cat((seen, mask), 1), torch.ones_like(new)
