@@ -57,10 +57,10 @@ def generate(folder, checkpoint, *extra):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(folder, tmp_path_factory):
+def checkpoint(folder, tmp_path_factory, run_cli):
     out = tmp_path_factory.mktemp("checkpoint")
-    words = ("--padding-free", "--position-embedding", "cape")
-    run_here(*train_words(folder, out, *words, "--max-update", 12))
+    words = ("--padding-free", "--position-embedding", "cape", "--num-workers", 1)
+    run_cli(*train_words(folder, out, *words, "--max-update", 12))
     return out / "checkpoint_last.pt"
 
 
