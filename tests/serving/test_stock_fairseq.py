@@ -19,7 +19,7 @@ from fairseq_user_dir.serving import stock_checkpoint
 from fairseq_user_dir.serving.folding import folded
 from fairseq_user_dir.serving.source_checkpoint import encoded, load_source, score
 from tests.support.engines import export, program_of, refusal
-from tests.support.fairseq_models import PAD
+from tests.support.fairseq_models import PAD, pad
 from tests.support.fairseq_models import lines as interactive_lines
 from tests.support.served_fairseq import PRE_LN, TYPE_FLAGS
 from tests.support.stock import run_without_package
@@ -50,13 +50,10 @@ def translations(checkpoint, lines):
     (model,), _, task = load_model_ensemble_and_task([str(checkpoint)])
     limit = argparse.Namespace(beam=5, max_len_b=TABLE - 1)  # that of the stock model
     generator = task.build_generator([model.eval()], limit)
-    texts = []
-    for line in lines:
-        tokens = encoded(task.source_dictionary, line)
-        sample = {"src_tokens": tokens[None], "src_lengths": torch.tensor([len(tokens)])}
-        best = task.inference_step(generator, [model], {"net_input": sample})[0][0]
-        texts.append(task.target_dictionary.string(best["tokens"]))
-    return texts
+    rows = [encoded(task.source_dictionary, line).tolist() for line in lines]
+    sample = {"src_tokens": pad(rows, left=True), "src_lengths": torch.tensor([*map(len, rows)])}
+    found = task.inference_step(generator, [model], {"net_input": sample})
+    return [task.target_dictionary.string(beam[0]["tokens"]) for beam in found]
 
 
 def program_of_command(out):
