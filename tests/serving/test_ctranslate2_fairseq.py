@@ -189,11 +189,11 @@ def test_attention_is_that_of_the_layer_and_heads_that_were_aligned(models, tmp_
 
 
 @pytest.mark.parametrize("name", list(TYPES))
-def test_language_models_score_as_in_fairseq(name, models, tmp_path, capsys):
+def test_language_models_score_as_in_fairseq(name, models, text, tmp_path, capsys):
     norm = ("--decoder-normalize-before",) if len(name) % 2 else ()
     flags = (*flags_of(name, "decoder"), *norm)
     checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *flags)
-    export("ctranslate2", checkpoint, tmp_path / "out", "--check", models.text)
+    export("ctranslate2", checkpoint, tmp_path / "out", "--check", text)
     difference = re.search(r"differ by at most (\S+)", capsys.readouterr().out)[1]
     assert float(difference) <= 1e-5
 
@@ -350,12 +350,12 @@ def test_folder_that_computes_something_else(models, text, tmp_path, capsys, mon
     export("ctranslate2", checkpoint, tmp_path / "out", *more, *rounded)
 
 
-def test_language_model_that_computes_something_else(models, tmp_path, capsys, monkeypatch):
+def test_language_model_that_computes_something_else(models, text, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(exporter, "start_of", lambda source: "w1")
     checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *TYPE_FLAGS["sinpos"])
-    error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out", "--check", models.text)
-    assert "computes something else than the model" in error
-    text = tmp_path / "text"
-    text.write_text("w1 <blank>\n", encoding="utf-8")
     error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out", "--check", text)
+    assert "computes something else than the model" in error
+    odd = tmp_path / "text"
+    odd.write_text("w1 <blank>\n", encoding="utf-8")
+    error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out", "--check", odd)
     assert "has the symbol <blank>" in error

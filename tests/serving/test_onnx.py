@@ -105,18 +105,16 @@ def test_frames_of_any_length_enter_an_encoder_with_a_stock_front_end(tmp_path):
 
 def test_plain_exporter_takes_a_model_with_relative_positions(tmp_path):
     """By torch.onnx.export, which transformers.exporters call as well."""
-    model, sample = small("vit", "cape+relative"), torch.randn(2, 3, 24, 40)
-    path = tmp_path / "model.onnx"
-    sizes = {0: "batch", 2: "height", 3: "width"}
-    torch.onnx.export(
-        *(model, (sample,), path), dynamo=True, dynamic_shapes={"pixel_values": sizes}
-    )
+    model, path = small("bert", {"type": "relpos", "relative_context": 3}), tmp_path / "model.onnx"
+    given = sentences(True, (27, 12))
+    sizes = {name: {0: "batch", 1: "length"} for name in given}
+    torch.onnx.export(model, (), path, kwargs=given, dynamo=True, dynamic_shapes=sizes)
     session = onnxruntime.InferenceSession(path)
-    for size in IMAGE_SIZES:
-        images = torch.randn(1, 3, *size)
-        (actual, *_) = session.run(None, {"pixel_values": images.numpy()})
+    for lengths in ((1,), (90, 7, 30)):
+        given = sentences(True, lengths)
+        (actual, *_) = session.run(None, {name: value.numpy() for name, value in given.items()})
         with torch.no_grad():
-            assert_close(torch.from_numpy(actual), model(images).logits)
+            assert_close(torch.from_numpy(actual), model(**given).logits)
 
 
 # ---- encoder and decoder -------------------------------------------------------------------------
