@@ -181,22 +181,6 @@ def test_models_that_have_no_mean_are_refused(files, tmp_path, entries, message)
     assert str(odd) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "message"),
-    [
-        ({"position_max_offset": 5}, {"position_max_offset": 8}, "position_max_offset: 8 and 5"),
-        ({}, {"position_embedding": "x"}, "position_embedding: x and unset"),
-    ],
-)  # fmt: skip
-def test_other_positional_settings_are_refused(tmp_path, ours, theirs, message):
-    paths = [
-        checkpoint(tmp_path / "a.pt", 1, lr=0.1, **ours),
-        checkpoint(tmp_path / "b.pt", 2, lr=0.2, **theirs),
-    ]
-    with pytest.raises(ValueError, match=f"different positional settings .*{message}"):
-        average_checkpoints(paths)
-
-
 def test_a_file_counts_once(files, tmp_path):
     (tmp_path / "link.pt").symlink_to(files[1])
     with pytest.raises(ValueError, match="given twice"):

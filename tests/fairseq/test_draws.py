@@ -32,7 +32,6 @@ from tests.support.fairseq_speech import S2T, durations, make_model, make_task, 
 
 SHIFTS = {"max_offset", "max_global_shift"}
 RANDOM = [name for name in VARIANTS if build_variant(name).position_config.random]
-EVALUATED = [*RANDOM, *(name for name in VARIANTS if name not in RANDOM)]
 
 
 def coordinates(model, seed=0, left=True, random_seed=3):
@@ -193,7 +192,7 @@ def test_positions_in_training_without_a_draw_are_refused():
 # ---------------------------------------------------------------------------------- evaluation
 
 
-@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_evaluation_is_deterministic_and_draws_nothing(name):
     model = build_variant(name, dropout=0.1).eval()
     source, previous = batch()
