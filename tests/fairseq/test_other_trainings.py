@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fairseq_user_dir.host.errors import SettingsError
-from tests.support.command_lines import environment, kill
+from tests.support.command_lines import _warm_python, environment, kill
 from tests.support.fairseq_models import (
     ROOT,
     TINY,
@@ -22,7 +22,7 @@ from tests.support.fairseq_models import (
     load,
     run_here,
 )
-from tests.support.warm_python import FAIRSEQ, WarmPython
+from tests.support.warm_python import FAIRSEQ
 
 pytestmark = pytest.mark.slow
 
@@ -41,26 +41,19 @@ def hydra_words(arch, save_dir, *extra):
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def hydra_train():
-    """Function that runs such words in a fork of an interpreter that has imported fairseq: status,
-    stdout and stderr."""
-    python = WarmPython(FAIRSEQ, environment())
-
-    def run(words, cwd):
-        words = list(map(str, words))
-        status, out, err, _ = python.run(words, cwd, environment(), None, 300.0, kill)
-        return status, out, err
-
-    yield run
-    python.close()
+def hydra_train(words, cwd):
+    """Runs such words in a fork of an interpreter that has imported fairseq: status, stdout and
+    stderr."""
+    python, words = _warm_python(FAIRSEQ, environment()), list(map(str, words))
+    status, out, err, _ = python.run(words, cwd, environment(), None, 300.0, kill)
+    return status, out, err
 
 
 def translation(data):
     return ["task=translation", f"task.data={data}", "task.source_lang=en", "task.target_lang=de"]
 
 
-def test_translation_model_of_hydra_decodes(hydra_train, corpus, test_data, tmp_path):
+def test_translation_model_of_hydra_decodes(corpus, test_data, tmp_path):
     settings = ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
     settings += ["+model.position_relative_context=3", "common.bf16=true"]
     words = hydra_words("cape_transformer_tiny", tmp_path / "run", *settings)
@@ -85,7 +78,7 @@ def test_translation_model_of_hydra_decodes(hydra_train, corpus, test_data, tmp_
         torch.testing.assert_close(forced, scores, atol=1.5e-4, rtol=0)
 
 
-def test_language_model_of_hydra_by_radam_is_scored(hydra_train, corpus, tmp_path):
+def test_language_model_of_hydra_by_radam_is_scored(corpus, tmp_path):
     settings = ["task=language_modeling", f"task.data={corpus.lm}", "task.tokens_per_sample=32"]
     settings += ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
     words = hydra_words("cape_transformer_lm", tmp_path / "run", *settings)
@@ -107,7 +100,7 @@ def test_language_model_of_hydra_by_radam_is_scored(hydra_train, corpus, tmp_pat
     assert model.decoder.position_config.type == "cape"
 
 
-def test_bad_value_is_refused(hydra_train, corpus, tmp_path):
+def test_bad_value_is_refused(corpus, tmp_path):
     settings = ["+model.position_embedding=cape", "+model.position_max_local_shift=0.9"]
     words = hydra_words("cape_transformer_tiny", tmp_path / "run", *settings)
     status, out, err = hydra_train([*words, *translation(corpus.binary)], tmp_path)

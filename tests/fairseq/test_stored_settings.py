@@ -93,18 +93,18 @@ def test_arguments_are_completed_when_a_model_is_built():
 
 @pytest.mark.slow
 def test_another_type_begins_with_its_own_defaults(trained, test_data):
-    def config(name, **overrides):
+    def config(**overrides):
         overrides["data"] = str(test_data)
         load = checkpoint_utils.load_model_ensemble_and_task
-        (model,), _, _ = load([str(trained(name))], overrides)
+        (model,), _, _ = load([str(trained("cape"))], overrides)
         assert (model.encoder.position_module is None) == (model.position_config.type == "nopos")
         return model.position_config
 
-    other = config("cape", position_embedding="sinpos")
+    other = config(position_embedding="sinpos")
     assert (other.type, other.random) == ("sinpos", False)
-    same = config("cape", position_max_global_shift=7)
+    same = config(position_max_global_shift=7)
     assert (same.max_global_shift, same.source_bos) == (7.0, True)
-    assert config("nopos", position_embedding="sinpos").type == "sinpos"
+    assert config(position_embedding="nopos").type == "nopos"
 
 
 # ---------------------------------------------------------------------------------- resuming

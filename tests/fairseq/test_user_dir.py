@@ -1,6 +1,7 @@
 """Proves that ``--user-dir`` takes both packages: by path from elsewhere, and after they have been
 imported. README's commands, in test_other_trainings.py, have the bare name in the repository."""
 
+import re
 from argparse import Namespace
 
 import pytest
@@ -22,8 +23,11 @@ def test_user_dir_that_has_been_imported_is_taken(place, package, monkeypatch):
 
 
 @pytest.mark.slow
-def test_real_command_from_elsewhere(run_cli, corpus, tmp_path):
-    """The command finds both packages by itself: nothing else makes them importable."""
-    words = train_words(corpus.binary, tmp_path, "--user-dir", ROOT / "cape_plugins", updates=1)
-    run_cli(*words, cwd=tmp_path, env={"PYTHONPATH": ""})
-    assert (tmp_path / "checkpoint_last.pt").exists()
+def test_real_command_from_elsewhere(run_cli, tmp_path):
+    """The command finds both packages by itself: nothing else makes them importable. It knows the
+    architecture, and tells in one line that there are no data."""
+    words = train_words("no-data", tmp_path, "--user-dir", ROOT / "cape_plugins")
+    result = run_cli(*words, cwd=tmp_path, env={"PYTHONPATH": ""}, check=False)
+    assert result.returncode == 1
+    (line,) = (text for text in result.stderr.splitlines() if "error: " in text)
+    assert re.match("fairseq-train: error: .*no-data", line)
