@@ -75,6 +75,7 @@ def test_cleaning_says_how_many_pairs_it_removed_and_why(write, capsys):
     source[20] = target[20] = " ".join("a" * 81)
     target[30] = " ".join("a" * 70)
     given(write, source, target)
+    write(test_en=source, test_de=target)
     run("wmt14_en_de")
     said = capsys.readouterr().out
     assert (
@@ -82,6 +83,15 @@ def test_cleaning_says_how_many_pairs_it_removed_and_why(write, capsys):
         " words on a side, 1 more than 9 times as long on one side)" in said
     )
     assert f"train: cleaning by subwords removed none of {PAIRS - 4} pairs" in said
+    assert Path("work/subwords/test.reference").read_text() == Path("test.de").read_text()
+
+
+def test_other_files_are_not_mixed_with_prepared_ones(write):
+    given(write)
+    run("multi30k_small")
+    given(write, source=sentences(words=5))
+    with pytest.raises(CommandError, match="made with other settings.*train.en.*--work"):
+        run("multi30k_small")
 
 
 FRENCH = ("--target-lang", "fr")

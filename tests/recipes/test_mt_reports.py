@@ -171,9 +171,19 @@ def test_all_stages_of_a_comparison(tmp_path, monkeypatch):
             (tmp_path / f"{name}.{code}").write_text("".join(f"{line}.\n" for line in lines))
     split = {"train": "--train", "v10": "--valid", "v11": "--valid", "t14": "--test"}
     files = [w for name, flag in split.items() for w in (flag, f"{name}.en", f"{name}.fr")]
-    stages = ["all", "validate", "curve", "analyze"]
+    stages = ["all", "validate", "curve", "stack", "analyze"]
     compared = ["--compare", "sinpos", "cape:max_global_shift=2", "--jobs", "2", "--threads", "1"]
-    how = ["--sample", "--target-lang", "fr", "--work", "work", "--device", "cpu"]
+    how = [
+        "--sample",
+        "--target-lang",
+        "fr",
+        "--work",
+        "work",
+        "--device",
+        "cpu",
+        "--dropout",
+        "0.25",
+    ]
     main(["multi30k_study", *stages, *files, *compared, *how])
     work = tmp_path / "work"
     page = (work / "scores.md").read_text()
@@ -189,6 +199,12 @@ def test_all_stages_of_a_comparison(tmp_path, monkeypatch):
     assert "1: 10, 2: 5, 3: 3, 4: 2, 5: 2, 6: 1, all: 23" in stacked
     title = "# Multi30k English-German by a small model, 4800 updates (no paper), here en to fr"
     assert (work / "runs/sinpos/scores.md").read_text("utf-8").startswith(title)
+    log = (work / "runs/cape-max_global_shift-2/train.log").read_text()
+    assert "'dropout': 0.25" in log or "dropout=0.25" in log
+    assert "max_global_shift=2.0" in log
+    positions = (work / "runs/sinpos/stacked.csv").read_text().splitlines()
+    assert positions[0] == "position,mean_nll,count,tail"
+    assert len(positions) > 40
     assert (work / "binary/dict.fr.txt").exists()
     assert not list(work.rglob("*.de*"))
 

@@ -20,7 +20,6 @@ from recipes.mt import prepare
 from recipes.mt.catalog import RECIPES, Text, sampled
 from recipes.mt.experiment import Experiment
 from recipes.mt.run import main, parse_arguments, train_flags
-from tests.support.command_lines import warm_fairseq
 
 SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
 
@@ -89,14 +88,6 @@ def test_sample_comes_from_its_text_to_an_update(text_of, tmp_path, name):
         assert max(len(line.split()) for line in source) <= row.max_subwords
 
 
-@pytest.fixture(scope="module")
-def recipe():
-    """The program in this process, whose children are forks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.executable", warm_fairseq())
-        yield lambda *words: main([*map(str, words), "--threads", "1", "--device", "cpu"])
-
-
 @pytest.mark.slow
 def test_best_epoch_by_the_command_line(run_cli, tmp_path):
     command = ("python", "-m", "recipes.mt.run", "wmt14_en_de", "all", "--sample", "--threads", 1)
@@ -108,76 +99,6 @@ def test_best_epoch_by_the_command_line(run_cli, tmp_path):
     assert "max_global_shift" in (run / "train.log").read_text()
     with open(run / "selection.csv") as file:
         assert [int(line["epoch"]) for line in csv.DictReader(file)] == [1, 2]
-
-
-@pytest.mark.slow
-def test_joined_sentences_with_their_probes(recipe, tmp_path, capsys):
-    recipe("wmt16_en_de_interpolate", "all", "stack", "swap", "--sample", "--work", tmp_path)
-    out, run = capsys.readouterr().out, tmp_path / "runs/shape"
-    assert SCORE_ROW.search(out)
-    assert "nats" in out
-    positions = (run / "stacked.csv").read_text().splitlines()
-    assert positions[0] == "position,mean_nll,count,tail"
-    assert len(positions) > 40
-    original, swapped, drop = re.findall(r"-?\d+\.\d+", (run / "swap.md").read_text())[:3]
-    assert float(drop) == pytest.approx(float(original) - float(swapped), abs=0.011)
-
-
-@pytest.fixture(scope="module")
-def prepared(recipe, tmp_path_factory):
-    """Own files with two test sets, and one training pair that is unfit."""
-    folder = tmp_path_factory.mktemp("recipe")
-    words = ["one", "two", "three", "four", "five", "six", "seven"]
-    for split, count in (("train", 400), ("valid", 12), ("test", 8), ("test1", 6)):
-        lines = [" ".join(words[(n + k) % 7] for k in range(1 + n % 10)) for n in range(count)]
-        if split == "train":
-            lines[5] = "one " * 300  # longer than any recipe keeps
-        for language in ("en", "de"):
-            (folder / f"{split}.{language}").write_text("".join(f"{line}.\n" for line in lines))
-    files = {
-        s: (folder / f"{s}.de", folder / f"{s}.en") for s in ("train", "valid", "test", "test1")
-    }
-    args = ["--train", *files["train"], "--valid", *files["valid"]]
-    args += ["--test", *files["test"], "--test", *files["test1"]]
-    recipe("iwslt14_de_en", "prepare", "--sample", *args, "--work", folder / "work")
-    return folder, args
-
-
-@pytest.mark.slow
-def test_own_files_are_cleaned_only_in_training(prepared):
-    work = prepared[0] / "work"
-    assert len((work / "text/train.en").read_text().splitlines()) == 400
-    assert len((work / "subwords/train.en").read_text().splitlines()) == 399
-    assert len((work / "subwords/valid.en").read_text().splitlines()) == 12
-    for split, count in (("test", 8), ("test1", 6)):
-        reference = (work / f"subwords/{split}.reference").read_text()
-        assert reference == (prepared[0] / f"{split}.en").read_text()
-        assert len(reference.splitlines()) == count
-
-
-@pytest.mark.slow
-def test_average_of_epochs_where_extra_flags_reach_fairseq(prepared, recipe, capsys):
-    folder, _ = prepared
-    common = ("--sample", "--work", folder / "work", "--position-embedding", "cape")
-    extra = ("--position-max-global-shift", "7", "--dropout", "0.25")
-    recipe("iwslt14_de_en", "train", "select", "decode", "score", *common, *extra)
-    out = capsys.readouterr().out
-    assert [row[:2] for row in SCORE_ROW.findall(out)] == [("test", "8"), ("test1", "6")]
-    assert "| mean | 14 |" in out
-    log = (folder / "work/runs/cape/train.log").read_text()
-    assert "max_global_shift=7.0" in log
-    assert "'dropout': 0.25" in log or "dropout=0.25" in log
-    with pytest.raises(CommandError, match="made with other settings.*--name"):
-        recipe("iwslt14_de_en", "train", *common)
-
-
-@pytest.mark.slow
-def test_other_files_are_not_mixed_with_prepared_ones(prepared, recipe):
-    folder, args = prepared
-    (folder / "other.en").write_text("a b\n" * 400)
-    other = [folder / "other.en" if path == folder / "train.en" else path for path in args]
-    with pytest.raises(CommandError, match="other.en.*--work"):
-        recipe("iwslt14_de_en", "prepare", "--sample", "--work", folder / "work", *other)
 
 
 STEPS = ("text", "tokenised", "subwords", "binary")

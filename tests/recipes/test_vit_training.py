@@ -34,8 +34,7 @@ def shares(sampler, world, per_device, split, drop_last):
     return [list(BatchSamplerShard(sampler, world, rank, split)) for rank in range(world)]
 
 
-@pytest.mark.parametrize("images", [50, 5])
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("images", "split"), [(50, False), (50, True), (5, False)])
 @pytest.mark.parametrize("drop_last", [False, True])  # as ImageTrainer has it, and as recipe deit
 def test_sizes_agree_over_processes_and_micro_batches(images, split, drop_last):
     world, per_device, accumulation = 3, 2, 2
@@ -123,6 +122,7 @@ def test_finetuning_at_a_higher_size_and_several_seeds(tmp_path, monkeypatch, ca
 
     second = ["--max_steps", "3", "--model", "first/abspos-seed4", "--train-sizes", "32"]
     second += ["--position-embedding", "abspos", "--learning_rate", "1e-9", "--drop-path", "0.1"]
+    second += ["--test-sizes", "32"]
     vit.main([*second, "--output", "second"])
     model = CapeViTForImageClassification.from_pretrained(tmp_path / "second/abspos")
     assert (model.config.image_size, model.config.drop_path_rate) == (32, 0.1)
