@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("fairseq")
 from fairseq import options
-from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, data_utils
 from torch.nn import functional as F
 
@@ -17,7 +16,6 @@ from cape_plugins.settings.arguments import TYPE_ARG, given_settings
 from recipes.lab.steps import CommandError
 from recipes.lm import run
 from recipes.lm.data import TASKS
-from recipes.lm.measure import by_position
 from tests.support import fairseq_models
 from tests.support.command_lines import warm_fairseq
 from tests.support.plots import assert_lines
@@ -132,21 +130,6 @@ def test_losses_are_those_of_each_token_after_the_ones_before_it(name):
             logits, _ = model(ids[:, :place])
             expected = -logits[:, -1].log_softmax(-1).gather(1, ids[:, place, None])[:, 0]
             torch.testing.assert_close(values[:, place - 1], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_mean_loss_is_that_of_fairseqs_criterion():
-    model, ids = language_model("sinpos"), tokens(3, 24)
-    criterion = CrossEntropyCriterion(fairseq_models.Task(), sentence_avg=False)
-    target = ids[:, 1:].contiguous()
-    net_input = {"src_tokens": ids[:, :-1], "src_lengths": torch.full((3,), 23)}
-    sample = {"net_input": net_input, "target": target, "ntokens": target.numel()}
-    with torch.no_grad():
-        loss, size, _ = criterion(model, sample)
-        means = by_position(run.losses(model, ids), [4, 24])
-    assert list(means) == ["0-3", "4-23"]
-    assert means["0-3"] != pytest.approx(means["4-23"], rel=1e-3)
-    whole = (3 * means["0-3"] + 20 * means["4-23"]) / 23
-    assert whole == pytest.approx((loss / size).item(), rel=1e-5)
 
 
 # ---- commands ------------------------------------------------------------------------------------

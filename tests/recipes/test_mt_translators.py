@@ -15,14 +15,12 @@ import torch
 pytest.importorskip("transformers")
 
 from fairseq import checkpoint_utils
-from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from fairseq.data import Dictionary, LanguagePairDataset
+from fairseq.data import Dictionary
 
 from cape_plugins.checkpoints.families import FAMILY_ROWS
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt.analysis.options import open_translator
 from recipes.mt.analysis.similarity import similarities
-from recipes.mt.analysis.stack import position_rows
 from recipes.mt.analysis.translators import Decoding, Running, batches
 from recipes.mt.corpus import SEPARATOR, Segmentation, Segmented, open_segmentation
 from tests.support.translation_models import (
@@ -73,27 +71,6 @@ def test_hosts_give_the_same_analysis_for_the_same_weights(work, position, same_
     np.testing.assert_allclose(cosines[:, 0, 1], cosines[:, 1, 0], atol=1e-6)
     moved = cosines[:, 0, 1] < (0.999 if position == "cape" else 1 - 1e-6)
     assert moved.all() if position == "cape" else not moved.any()
-
-
-def test_loss_is_fairseqs_own(work):
-    """The sum over positions, against the criterion on the same data."""
-    pairs = work.pairs()
-    checkpoint = work.fairseq("cape")
-    (model,), *_, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
-    subwords = SentencePiece(work.corpus / "sentencepiece.model")
-    dictionary = task.source_dictionary
-    sides = [[dictionary.encode_line(subwords.encode(line), add_if_not_exist=False).long()
-              for line in side] for side in zip(*pairs, strict=True)]  # fmt: skip
-    sizes = [[len(line) for line in side] for side in sides]
-    dataset = LanguagePairDataset(sides[0], sizes[0], dictionary, sides[1], sizes[1], dictionary)
-    batch = dataset.collater([dataset[index] for index in range(len(dataset))])
-    loss, tokens, _ = CrossEntropyCriterion(task, False).forward(model.eval(), batch)
-    scores = open_translator(checkpoint, RUNNING).log_probabilities(pairs)
-    assert sum(map(len, scores)) == tokens
-    rows = position_rows([-values for values in scores], 0)
-    assert [row["position"] for row in rows] == list(range(max(map(len, scores))))
-    total = sum(row["mean_nll"] * row["count"] for row in rows)
-    assert total == pytest.approx(loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("position", ["sinpos", "abspos"])

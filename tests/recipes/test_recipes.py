@@ -2,9 +2,8 @@
 
 import csv
 import re
-from dataclasses import astuple, field, fields, make_dataclass, replace
+from dataclasses import astuple, fields, replace
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,23 +115,6 @@ def test_steps_with_another_option_are_not_reused(text_of, name):
     with pytest.raises(CommandError, match=rf"made with other settings .*{name} .*--work"):
         prepare_again(replace(row, **{name: other}), work)
     assert before == {path: path.stat().st_mtime_ns for path in work.rglob("*")}
-
-
-def test_new_options_of_the_text_are_recorded_without_being_named(text_of, monkeypatch):
-    row = sampled(RECIPES["wmt14_en_de"])
-    work = text_of(row)
-    accents = [("accents", str, field(default="kept"))]
-    monkeypatch.setattr(
-        prepare, "Text", make_dataclass("Text", accents, bases=(Text,), frozen=True, kw_only=True)
-    )
-    made_with = {name: recorded(work / name) for name in STEPS}
-    for name in STEPS:
-        with pytest.raises(CommandError, match=rf"{name} was made .*accents None, now 'gone'"):
-            prepare_again(SimpleNamespace(**vars(row), accents="gone"), work)
-        steps.record(work / name, {**made_with[name], "accents": "gone"})
-    prepare_again(SimpleNamespace(**vars(row), accents="gone"), work)
-    for name in STEPS:
-        steps.record(work / name, made_with[name])
 
 
 BAD_INPUTS = [
