@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import re
-import sys
 
 import pytest
 
@@ -14,7 +12,6 @@ import transformers
 from PIL import Image
 
 from cape_plugins.settings.registry import ROTARY, types_of
-from hf_models import convert, run
 from recipes.lab.steps import CommandError
 from recipes.lm import data
 from recipes.lm import finetune_hf as lm
@@ -186,64 +183,3 @@ def test_own_text_from_a_checkpoint(tmp_path):
     second = read_scores(tmp_path / "second", "loss")
     assert second["cape"]["0-15"] < first["0-15"] + 0.5
     assert [row["position"] for row in read_csv(tmp_path / "second/scores.csv")] == [*first]
-
-
-# The calls of run_clm.py of transformers; its own lines on logging and metrics are left out.
-CAUSAL_SCRIPT = """
-import sys
-from itertools import chain
-from datasets import load_dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, default_data_collator
-from transformers import Trainer, TrainingArguments
-
-path, train_file, output = sys.argv[1:]
-config = AutoConfig.from_pretrained(path, cache_dir=None, revision="main", token=None)
-tokenizer = AutoTokenizer.from_pretrained(path, use_fast=True, revision="main")
-model = AutoModelForCausalLM.from_pretrained(
-    path, from_tf=False, config=config, revision="main", trust_remote_code=False, dtype=None
-)
-assert len(tokenizer) <= model.get_input_embeddings().weight.shape[0]
-data = load_dataset("text", data_files={"train": train_file}, keep_linebreaks=True)
-data = data.map(lambda rows: tokenizer(rows["text"]), batched=True, remove_columns=["text"])
-
-def group(rows):
-    joined = {key: [*chain(*values)] for key, values in rows.items()}
-    size = len(joined["input_ids"]) // 16 * 16
-    blocks = {key: [all[i : i + 16] for i in range(0, size, 16)] for key, all in joined.items()}
-    return {**blocks, "labels": [*blocks["input_ids"]]}
-
-data = data.map(group, batched=True)
-given = TrainingArguments(output, max_steps=20, learning_rate=1e-2, use_cpu=True, report_to=[])
-trainer = Trainer(
-    model=model, args=given, train_dataset=data["train"], eval_dataset=data["train"],
-    processing_class=tokenizer, data_collator=default_data_collator,
-)
-before = trainer.evaluate()["eval_loss"]
-trainer.train()
-trainer.save_model()
-trainer.create_model_card(finetuned_from=path, tasks="text-generation")
-print("CLASS", type(model).__name__, before, trainer.evaluate()["eval_loss"])
-"""
-
-
-@pytest.mark.slow
-def test_script_for_causal_models_trains_a_converted_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "script.py").write_text(CAUSAL_SCRIPT)
-    (tmp_path / "text.txt").write_text("all work and no play\n" * 100)
-    sizes = {**TINY, "vocab_size": len(TOKENIZER), "bos_token_id": None, "eos_token_id": 1}
-    stock = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, pad_token_id=0))
-    stock.save_pretrained(tmp_path / "stock")
-    TOKENIZER.save_pretrained(tmp_path / "stock")
-    settings = ("--position-embedding", "cape", "--position-max-global-scale", "2")
-    convert.main(["stock", "cape", *settings])
-    monkeypatch.setattr("sys.argv", [])
-    monkeypatch.setattr("sys.path", [*sys.path])
-    run.main(["script.py", "cape", "text.txt", "out"])
-    printed = capsys.readouterr().out
-    name, before, after = re.search(r"CLASS (\w+) (\S+) (\S+)", printed).groups()
-    assert name == "CapeLlamaForCausalLM"
-    assert float(after) < float(before) - 0.5
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert config["position_embedding"]["max_global_scale"] == 2

@@ -114,16 +114,6 @@ def test_best_is_chosen_on_validation_text(tmp_path, capsys):
     assert len(means) == 6
 
 
-def test_mean_of_all_is_the_average_of_table_5(tmp_path):
-    """SHAPE table 5, APE on Vanilla: 26.55 over the years 2010 to 2016."""
-    years = {"v10": 24.22, "v11": 21.98, "v12": 22.20, "v13": 26.06}
-    rows = scored("sinpos", 1, **years, t14=26.95, t15=29.98, t16=34.46)
-    write_all_scores(tmp_path, rows, {"sinpos": {"type": "sinpos"}}, {})
-    with open(tmp_path / "scores.csv") as file:
-        (mean,) = [row for row in csv.DictReader(file) if row["test set"] == "mean of all"]
-    assert round(float(mean["sacreBLEU"]), 2) == 26.55
-
-
 def test_swept_option_is_the_one_that_differs():
     shifts = {f"cape{d}": {"type": "cape", "max_global_shift": d} for d in (50, 5, 20)}
     assert option_swept(shifts) == ("max_global_shift", {"cape5": 5, "cape20": 20, "cape50": 50})
