@@ -182,9 +182,7 @@ def test_numbers_are_spelled_in_each_language():
 def test_training_lists_are_short_and_all_others_new(splits):
     """Training has all numbers, also alone; lengths of the test are equally frequent."""
     train, valid, test = (set(splits[name]) for name in ("train", "valid", "test"))
-    assert (
-        {len(numbers) for numbers in train} == {len(numbers) for numbers in valid} == {1, 2, 3, 4}
-    )
+    assert {*map(len, train)} == {*map(len, valid)} == {1, 2, 3, 4}
     assert {n for numbers in train for n in numbers} == set(range(MAX_NUMBER + 1))
     assert sum(len(numbers) == 1 for numbers in train) >= 60
     assert [sum(len(numbers) == n for numbers in test) for n in range(2, 13)] == [20] * 11
