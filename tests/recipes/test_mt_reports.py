@@ -11,7 +11,7 @@ from recipes.mt.catalog import RECIPES, sampled
 from recipes.mt.experiment import Experiment
 from recipes.mt.reports import option_swept, read_curve, time_table, write_all_scores, write_curves
 from recipes.mt.run import main
-from tests.support.command_lines import warm_fairseq
+from tests.support.tables import read_csv
 
 LOG = """
 2026-01-02 10:00:00 | INFO | fairseq_cli.train | num. shared model params: 1,234,567 (num. trained: 1)
@@ -150,10 +150,8 @@ def test_validation_files_stay_apart(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_all_stages_of_a_comparison(tmp_path, monkeypatch):
+def test_all_stages_of_a_comparison(run_cli, tmp_path):
     """Types side by side in another language than the recipe's, from text to tables."""
-    monkeypatch.setattr("sys.executable", warm_fairseq())
-    monkeypatch.chdir(tmp_path)
     words = ("one", "two", "three", "four", "five", "six", "seven")
     for name, count in (("train", 600), ("v10", 8), ("v11", 9), ("t14", 10)):
         lines = [" ".join(words[(n + k) % 7] for k in range(9 + n % 9)) for n in range(count)]
@@ -161,20 +159,11 @@ def test_all_stages_of_a_comparison(tmp_path, monkeypatch):
             (tmp_path / f"{name}.{code}").write_text("".join(f"{line}.\n" for line in lines))
     split = {"train": "--train", "v10": "--valid", "v11": "--valid", "t14": "--test"}
     files = [w for name, flag in split.items() for w in (flag, f"{name}.en", f"{name}.fr")]
-    stages = ["all", "validate", "curve", "stack", "analyze"]
+    stages = ["all", "validate", "curve", "stack", "analyze", "--select", "best"]
     compared = ["--compare", "sinpos", "cape:max_global_shift=2", "--jobs", "2", "--threads", "1"]
-    how = [
-        "--sample",
-        "--target-lang",
-        "fr",
-        "--work",
-        "work",
-        "--device",
-        "cpu",
-        "--dropout",
-        "0.25",
-    ]
-    main(["multi30k_study", *stages, *files, *compared, *how])
+    how = ["--sample", "--target-lang", "fr", "--work", "work", "--device", "cpu"]
+    command = ["python", "-m", "recipes.mt.run", "multi30k_study", *stages, *files, *compared, *how]
+    run_cli(*command, "--dropout", "0.25", cwd=tmp_path, timeout=1200, warm_children=True)
     work = tmp_path / "work"
     page = (work / "scores.md").read_text()
     assert "| type | v10 | v11 | validation mean | t14 | mean of all |" in page
@@ -187,12 +176,14 @@ def test_all_stages_of_a_comparison(tmp_path, monkeypatch):
     stacked = (work / "analysis/length-stacked.md").read_text()
     assert "BLEU by number of stacked sentences" in stacked
     assert "1: 10, 2: 5, 3: 3, 4: 2, 5: 2, 6: 1, all: 23" in stacked
+    run = work / "runs/cape-max_global_shift-2"
     title = "# Multi30k English-German by a small model, 4800 updates (no paper), here en to fr"
-    assert (work / "runs/sinpos/scores.md").read_text("utf-8").startswith(title)
-    log = (work / "runs/cape-max_global_shift-2/train.log").read_text()
+    assert (run / "scores.md").read_text("utf-8").startswith(title)
+    assert [int(row["epoch"]) for row in read_csv(run / "selection.csv")] == [1, 2]
+    log = (run / "train.log").read_text()
     assert "'dropout': 0.25" in log or "dropout=0.25" in log
     assert "max_global_shift=2.0" in log
-    positions = (work / "runs/sinpos/stacked.csv").read_text().splitlines()
+    positions = (run / "stacked.csv").read_text().splitlines()
     assert positions[0] == "position,mean_nll,count,tail"
     assert len(positions) > 40
     assert (work / "binary/dict.fr.txt").exists()

@@ -1,7 +1,5 @@
 """The translation recipes: each from its text to an update, one of each kind to its score."""
 
-import csv
-import re
 from dataclasses import astuple, fields, replace
 from importlib import import_module
 
@@ -19,8 +17,6 @@ from recipes.mt import prepare
 from recipes.mt.catalog import RECIPES, Text, sampled
 from recipes.mt.experiment import Experiment
 from recipes.mt.run import main, parse_arguments, train_flags
-
-SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
 
 
 def preprocess(module, *words, **how):
@@ -85,19 +81,6 @@ def test_sample_comes_from_its_text_to_an_update(text_of, tmp_path, name):
         assert sum(line.count("<sep>") for line in test) == 12 - len(test)
     if row.max_subwords:
         assert max(len(line.split()) for line in source) <= row.max_subwords
-
-
-@pytest.mark.slow
-def test_best_epoch_by_the_command_line(run_cli, tmp_path):
-    command = ("python", "-m", "recipes.mt.run", "wmt14_en_de", "all", "--sample", "--threads", 1)
-    out = run_cli(*command, cwd=tmp_path, timeout=1200, warm_children=True).stdout
-    run = tmp_path / "build/wmt14_en_de-sample/runs/cape"
-    assert SCORE_ROW.search(out)
-    assert "nrefs:1" in (run / "scores.md").read_text()
-    assert (run / "checkpoint_selected.pt").exists()
-    assert "max_global_shift" in (run / "train.log").read_text()
-    with open(run / "selection.csv") as file:
-        assert [int(line["epoch"]) for line in csv.DictReader(file)] == [1, 2]
 
 
 STEPS = ("text", "tokenised", "subwords", "binary")
