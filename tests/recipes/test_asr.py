@@ -18,6 +18,7 @@ from recipes.asr import finetune_hf as asr
 from recipes.asr.data import Labelled, Recordings, given_recordings, synthetic
 from recipes.lab.steps import CommandError
 from tests.support.plots import assert_lines
+from tests.support.speech_data import write
 from tests.support.tables import read_scores
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 16)
@@ -35,15 +36,11 @@ TINY_SEQ2SEQ = {
 # ---- data ----------------------------------------------------------------------------------------
 
 
-def write_wavs(folder, count, seed=0, rate=16000):
-    """Speech-like noise with its texts, "a b", "a b c" ... in turn."""
-    rng = np.random.default_rng(seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {}
-    for n in range(count):
-        name = f"{n:03}.wav"
-        soundfile.write(folder / name, rng.normal(0, 0.1, int(rate * (0.3 + 0.05 * n))), rate)
-        texts[name] = "a b c d e f"[: 3 + 2 * (n % 5)]
+def write_wavs(folder, count, rate=16000):
+    """Noise with its texts, "a b", "a b c" ... in turn."""
+    texts = {f"{n:03}.wav": "a b c d e f"[: 3 + 2 * (n % 5)] for n in range(count)}
+    for n, name in enumerate(texts):
+        write(folder / name, 0.3 + 0.05 * n, rate)
     return texts
 
 

@@ -7,8 +7,8 @@ pytest.importorskip("soundfile")
 from recipes.asr import evaluate, run
 from recipes.asr.report import Text, by_duration, in_training, rates
 from recipes.asr.run import STUDIES
-from recipes.lab import steps
 from recipes.lab.steps import CommandError
+from tests.support.command_lines import warm_fairseq
 from tests.support.fairseq_speech import durations, write_manifest
 from tests.support.plots import COLOURS, assert_lines
 from tests.support.tables import read_csv
@@ -89,24 +89,9 @@ def test_types_beside_the_study_have_the_settings_of_the_recipe():
 # ---- commands ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def children(monkeypatch, run_cli):
-    """Child processes by `run_cli`, which starts those of fairseq sooner."""
-
-    def run_module(module, *args, log, env=None, on_line=None):
-        done = run_cli(module.replace("fairseq_cli.", "fairseq-"), *args)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(done.stdout + done.stderr)
-        for line in done.stderr.splitlines() if on_line else ():
-            on_line(line)
-
-    for module in (steps, evaluate):
-        monkeypatch.setattr(module, "run_module", run_module)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("children")
 def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.executable", warm_fairseq())
     monkeypatch.chdir(tmp_path)
     command = ["--data", str(folder), "--compare", "cape", "--updates", "3", "--bins", "1"]
     command += ["--batches", "padding-free", "--seeds", "2", "--hops", "10", "16", "--curve", "2"]

@@ -1,4 +1,4 @@
-"""The translation recipes: each from its text to an update, one of each kind to its score."""
+"""The translation recipes: each from its text to an update."""
 
 from dataclasses import astuple, fields, replace
 from importlib import import_module
