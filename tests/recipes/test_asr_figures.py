@@ -87,55 +87,70 @@ def test_flags_of_other_recipes_are_known(figure, recipe):
         assert {args.task for args in figure(recipe, study).values()} == {"cape_asr"}
 
 
-OF_CORPUS = "scale of the corpus"
-CAPE, SCALED = ("cape", 30, 0.5, 1), ("cape", 30, 0.5, OF_CORPUS)
-RELPOS = ("relpos", 919, "all")
-FIGURES = {
-    # 5 and 6: by type; "shape" is of no figure
-    "types": {name: name for name in ("nopos", "sinpos", "abspos")}
-    | {"relpos": RELPOS, "cape": SCALED, "shape": "shape"},
-    # 7: CAPE's global and local shifts, and SpecAugment
-    "augmentation": {"baseline": "sinpos", "+CAPE": CAPE, "+SpecAug": "sinpos"}
-    | {"+CAPE +SpecAug": CAPE},
-    # 15 and 16: padded batches and batches without padding
-    "batches": {"sinpos": "sinpos", "sinpos (padding-free)": "sinpos"}
-    | {"cape": CAPE, "cape (padding-free)": CAPE},
-    # 18: global shifts that cover 15, 30 and 60 seconds
-    "shift": {f"covers-{2 * half:g}s": ("cape", half, 0.5, 1) for half in (7.5, 15, 30)},
-    # 19: with and without local shift
-    "local": {"global-and-local": CAPE, "global-only": ("cape", 30, 0, 1)},
-    # 20 and 21: contexts of 27.6 and 6 seconds, the first layer; all scales
-    "relpos": {"relpos": RELPOS, "relpos-6s": ("relpos", 199, "all")}
-    | {"relpos-first": ("relpos", 919, "first"), "cape": SCALED},
-    "scale": {f"scale-{x:g}": ("cape", 30, 0.5, x) for x in (1, 1.1, 1.4, 2, 3)},
-    # 22: dropout and layer drop of nopos
-    "dropout": {"nopos": "nopos", "nopos-dropout-0.1": "nopos", "cape": SCALED},
-}
+CAPE, RELPOS = ("cape", 30, 0.5, 1), ("relpos", 919, "all")
 
 
-@pytest.mark.parametrize("study", FIGURES)
+def settings(models):
+    return {name: shown(positions(args)) for name, args in models.items()}
+
+
 @pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
-def test_positions_are_those_of_the_figure(figure, recipe, scale, study):
-    expected = {
-        name: tuple(scale if part == OF_CORPUS else part for part in row)
-        if isinstance(row, tuple)
-        else row
-        for name, row in FIGURES[study].items()
-    }
-    models = figure(recipe, study)
-    assert {name: shown(positions(args)) for name, args in models.items()} == expected
-    if study == "types":
-        preset = {"wsj": "cape_wsj", "tedlium3": "cape_tedlium"}[recipe]
-        assert positions(models["cape"]) == PositionConfig.preset(preset)
-    for name, args in models.items():
-        assert args.padding_free == name.endswith("(padding-free)")
-        assert args.no_spec_augment == (name in ("baseline", "+CAPE"))
+def test_figures_5_and_6(figure, recipe, scale, folder):
+    """WSJ and TED-LIUM 3 by type."""
+    words = ["--data", str(folder), "--recipe", recipe]
+    assert run.parse_arguments(words).bins == (10, 15, 20)  # seconds
+    models = figure(recipe, "types")
+    expected = {name: name for name in ("nopos", "sinpos", "abspos")}
+    expected |= {"relpos": RELPOS, "cape": ("cape", 30, 0.5, scale)}
+    assert expected.items() <= settings(models).items()
+    preset = {"wsj": "cape_wsj", "tedlium3": "cape_tedlium"}[recipe]
+    assert positions(models["cape"]) == PositionConfig.preset(preset)
 
 
 @pytest.mark.parametrize("recipe", CORPORA)
-def test_bins_are_those_of_figures_5_and_6(recipe, folder):
-    args = run.parse_arguments(["--data", str(folder), "--recipe", recipe])
-    assert args.bins == (10, 15, 20)  # seconds
+def test_figure_7(figure, recipe):
+    """CAPE's global and local shifts, and SpecAugment."""
+    models = figure(recipe, "augmentation")
+    plain = {"baseline": "sinpos", "+CAPE": CAPE}
+    assert settings(models) == plain | {"+SpecAug": "sinpos", "+CAPE +SpecAug": CAPE}
+    assert {name for name, args in models.items() if args.no_spec_augment} == {*plain}
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figures_15_and_16(figure, recipe):
+    """Padded batches and batches without padding, lambda 1."""
+    models = figure(recipe, "batches")
+    padded, free = ({f"{a}{end}": b for a, b in (("sinpos", "sinpos"), ("cape", CAPE))}
+                    for end in ("", " (padding-free)"))  # fmt: skip
+    assert settings(models) == padded | free
+    assert {name for name, args in models.items() if args.padding_free} == {*free}
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figure_18(figure, recipe):
+    """Global shifts that cover 15, 30 and 60 seconds, lambda 1."""
+    expected = {f"covers-{2 * half:g}s": ("cape", half, 0.5, 1) for half in (7.5, 15, 30)}
+    assert settings(figure(recipe, "shift")) == expected
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figure_19(figure, recipe):
+    """With and without local shift, lambda 1."""
+    expected = {"global-and-local": CAPE, "global-only": ("cape", 30, 0, 1)}
+    assert settings(figure(recipe, "local")) == expected
+
+
+@pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
+def test_figures_20_and_21(figure, recipe, scale):
+    """Contexts of 27.6 and 6 seconds, the first layer, the scale of the corpus; all scales."""
+    assert settings(figure(recipe, "relpos")) == {
+        "relpos": RELPOS,
+        "relpos-6s": ("relpos", 199, "all"),
+        "relpos-first": ("relpos", 919, "first"),
+        "cape": ("cape", 30, 0.5, scale),
+    }
+    scales = [config[-1] for config in settings(figure(recipe, "scale")).values()]
+    assert scales == [1, 1.1, 1.4, 2, 3]
 
 
 def test_figure_17(folder, repo_root):
@@ -150,6 +165,14 @@ def test_figure_17(folder, repo_root):
     assert max(args.hops) > 12
     assert (args.recipe, args.study) == ("tedlium3", "batches")
     assert words[words.index("--compare") + 1].startswith("cape")
+
+
+def test_figure_22(figure):
+    """Dropout and layer drop of nopos, on WSJ."""
+    models = figure("wsj", "dropout")
+    expected = {"nopos": "nopos", "nopos-dropout-0.1": "nopos", "cape": ("cape", 30, 0.5, 1.1)}
+    assert settings(models) == expected
+    assert [args.encoder_layerdrop for args in models.values()] == [0.4, 0.1, 0.4]
 
 
 def test_figure_23(figure):
