@@ -1,9 +1,11 @@
 """The Hugging Face recipes through their command lines, at a tiny scale."""
 
 import argparse
+import contextlib
 import json
 import re
 import shlex
+import socket
 
 import pytest
 
@@ -232,7 +234,7 @@ def test_new_options_are_recorded_without_being_named(tmp_path):
     assert not {"output", "output_dir", "compare", "max_steps", "defaults"} & made_with.keys()
 
 
-# Each process imports once; a training is a fork of it, for the launcher another attempt.
+# Each process imports once; a training is a fork of it, with a port for itself.
 SPY = """
 import gc, json, os, shutil, sys
 from pathlib import Path
@@ -278,14 +280,14 @@ def interrupt():  # as if the training had ended in its second epoch
     for file in ("model.safetensors", "train_results.json"):
         (again / file).unlink()
 
-for attempt, (name, words) in enumerate(json.loads(Path("trainings.json").read_text()).items()):
+for name, port, words in json.loads(Path("trainings.json").read_text()):
     if os.fork() == 0:
         break
     if status := os.wait()[1]:
         sys.exit(f"{name}: {status}")
 else:
     sys.exit()
-os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 sys.argv[1:] = [*words, "--output", name]
 if name == "speech":
     asr.main()
@@ -336,8 +338,11 @@ def together(run_cli, repo_root, tmp_path_factory):
         "--max_steps", 8, "--save_steps", 5, "--save_total_limit", 2, "--seed", 3,
     ]  # fmt: skip
     images = list(map(str, words))
-    trainings = {"whole": images, "again": images, "speech": SPEECH}
-    (folder / "trainings.json").write_text(json.dumps(trainings))
+    with contextlib.ExitStack() as free:
+        sockets = [free.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        ports = [listener.getsockname()[1] for listener in sockets]
+    trainings = zip(("whole", "again", "speech"), ports, (images, images, SPEECH), strict=True)
+    (folder / "trainings.json").write_text(json.dumps([*trainings]))
     (folder / "spy.py").write_text(SPY)
     two = repo_root / "recipes/accelerate/cpu_two_processes.yaml"
     how = {"cwd": folder, "env": {"HF_HOME": str(folder / "cache")}}
