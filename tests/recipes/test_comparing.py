@@ -96,8 +96,6 @@ def test_values_that_the_trainer_refuses_are_named():
     pytest.importorskip("transformers")
     from recipes.vit import finetune_hf
 
-    with pytest.raises(CommandError, match="--per_device_eval_batch_size 0 is not allowed"):
-        finetune_hf.main(["--per_device_eval_batch_size", "0"])
     with pytest.raises(CommandError, match="--logging_steps 0: .*; give other values"):
         finetune_hf.main(["--logging_steps", "0"])
 
