@@ -93,27 +93,20 @@ def test_without_positions_their_channels_are_zero(name):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_frames_that_take_their_positions_along_give_the_same(name):
-    """Frames that take their positions along give the same; positions in natural order do not."""
+    """And attend to the same frames; with positions in natural order they do not."""
     model, features = make_model(name), torch.randn(20, BANDS)
     order = torch.randperm(20)
-    natural = {key: run_model(model, features, CONDITIONS[key], order)[0] for key in CONDITIONS}
-    assert torch.allclose(natural["inc-scram-both"], natural["inc"][order], atol=1e-5)
-    assert torch.allclose(natural["exc-scram"], natural["exc"][order], atol=1e-5)
-    moved = torch.allclose(natural["inc-scram"], natural["inc"][order], atol=1e-4)
+    outputs = {
+        key: run_model(model, features, CONDITIONS[key], order, need_weights=True)
+        for key in CONDITIONS
+    }
+    for moved, still in (("inc-scram-both", "inc"), ("exc-scram", "exc")):
+        (logits, weights), (expected, expected_weights) = outputs[moved], outputs[still]
+        assert torch.allclose(logits, expected[order], atol=1e-5)
+        for a, b in zip(weights, expected_weights, strict=True):
+            assert torch.allclose(a, b[:, order][..., order], atol=1e-5)
+    moved = torch.allclose(outputs["inc-scram"][0], outputs["inc"][0][order], atol=1e-4)
     assert moved == (name == "nopos")
-
-
-@pytest.mark.parametrize("name", ["sinpos", "relpos"])
-def test_attention_weights_follow_the_frames(name):
-    model, features = make_model(name), torch.randn(20, BANDS)
-    order = torch.randperm(20)
-    logits, weights = run_model(model, features, CONDITIONS["inc"], order, need_weights=True)
-    assert [tuple(layer.shape) for layer in weights] == [(4, 20, 20)] * 2
-    assert torch.allclose(weights[0].sum(-1), torch.ones(4, 20), atol=1e-5)
-    assert torch.allclose(logits, model(features[None]).logits[0], atol=1e-5)
-    _, moved = run_model(model, features, CONDITIONS["inc-scram-both"], order, need_weights=True)
-    for a, b in zip(moved, weights, strict=True):
-        assert torch.allclose(a, b[:, order][..., order], atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "condition"), CASES)
