@@ -254,20 +254,6 @@ def test_a_carriage_return_in_a_bare_cell_of_metadata_is_named(recordings):
         read_folder(recordings / "metadata.csv")
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_lines_of_a_manifest_end_at_line_feeds_alone(recordings, encoding):
-    table = f"audio\ttgt_text\r\na.wav\t{ODD}\r\nb.wav\tnull\r\n"
-    (recordings / "train.tsv").write_bytes(table.encode(encoding))
-    texts = [item.text for item in read_manifest(recordings / "train.tsv")]
-    assert texts == ["a b c d e f", "null"], "all of these are white space"
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_parallel_text_is_read_by_its_mark(tmp_path, encoding):
-    (tmp_path / "train.de").write_bytes(f"grün\n{ODD}\r\n".encode(encoding))
-    assert list(read_lines(tmp_path / "train.de", "--train")) == ["grün", ODD]
-
-
 def test_lines_of_labels_end_at_line_feeds_alone():
     assert [phone.name for phone in parse_phn("0 100 a\x0c\r\n100 200 b\n", 16000)] == ["a", "b"]
     with pytest.raises(LabelError, match="line 2, "):
