@@ -17,7 +17,7 @@ from recipes.asr import data as asr_data
 from recipes.asr import finetune_hf as asr
 from recipes.asr.data import Labelled, Recordings, given_recordings, synthetic
 from recipes.lab.steps import CommandError
-from tests.support.plots import assert_lines
+from tests.support.plots import COLOURS, assert_lines
 from tests.support.speech_data import write
 from tests.support.tables import read_scores
 
@@ -141,7 +141,7 @@ def test_built_in_speech_is_compared(tmp_path, main, monkeypatch, capsys):
     assert "Letter error rate, % by duration" in output
     scores = read_scores(tmp_path / "out", "wer")["cape"]
     assert {"1-2 s", "2-4 s", "16-32 s", "all"} <= {*scores}
-    assert_lines(tmp_path / "out/scores.png")
+    assert_lines(tmp_path / "out/scores.png", COLOURS[:1])
     # the folder is a complete recogniser
     from transformers import AutoModelForCTC, AutoProcessor, pipeline
 

@@ -24,7 +24,7 @@ from recipes.mt import finetune_hf as mt
 from recipes.mt.number_lists import make_number_lists
 from recipes.vit import data as vit_data
 from recipes.vit import finetune_hf as vit
-from tests.support.plots import assert_lines
+from tests.support.plots import COLOURS, assert_lines
 from tests.support.speech_data import write, write_text
 from tests.support.tables import read_scores
 
@@ -45,7 +45,7 @@ def test_built_in_images_are_classified(run_cli, repo_root, tmp_path):
     scores = read_scores(tmp_path / "out", "accuracy")
     assert list(scores["cape"]) == ["16", "20", "24", "32", "48"]
     assert all(0 <= value <= 1 for value in scores["cape"].values())
-    assert_lines(tmp_path / "out/scores.png")
+    assert_lines(tmp_path / "out/scores.png", COLOURS[:1])
     config = json.loads((tmp_path / "out/cape/config.json").read_text())
     assert config["position_embedding"]["type"] == "cape"
 

@@ -18,7 +18,7 @@ from recipes.lm import run
 from recipes.lm.data import TASKS
 from tests.support import fairseq_models
 from tests.support.command_lines import warm_fairseq
-from tests.support.plots import assert_lines
+from tests.support.plots import COLOURS, assert_lines
 from tests.support.tables import read_csv
 
 LENGTHS = ("--train-length", "128", "--test-lengths", "64", "128", "512", "1024")
@@ -170,7 +170,7 @@ def test_own_text_from_training_to_figure(tmp_path, monkeypatch, run_cli):
         assert fact in page
     assert "shape max_offset 16, cape max_global_shift 16" in page
     assert str(tmp_path) not in page
-    assert_lines(out / "scores.png")
+    assert_lines(out / "scores.png", COLOURS[:1])
     # all is reused; what would be made otherwise is refused
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
     assert checkpoint in before
