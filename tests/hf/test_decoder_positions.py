@@ -4,6 +4,7 @@ computes with them what the stock model does, test_check_family.py shows."""
 import pytest
 import torch
 
+from hf_models.switching.modeling import decoder_positions
 from tests.support.hf import ALPHA, FAMILIES, PAD, sentences
 from tests.support.whisper import LABELS
 
@@ -44,3 +45,16 @@ def test_cache_of_fixed_size_counts_prompts_padded_on_the_left(name, attention):
     alone = {key: value[1:] for key, value in source.items()}
     output = model.generate(**alone, decoder_input_ids=prompt[1:, 1:], **ways)
     torch.testing.assert_close(torch.stack(output.logits, 1)[0], logits[1][1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_of_four_dimensions_counts_up_to_each_token(dtype):
+    """Also where it shows what follows, as the mask of a prefix does."""
+    shown = (
+        torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()[:, None, None].expand(2, 1, 3, 5)
+    )
+    mask = (
+        shown if dtype == torch.bool else torch.zeros(shown.shape).masked_fill(~shown, -torch.inf)
+    )
+    positions = decoder_positions(3, 1, mask, mask.device)
+    assert positions.rows[..., 0].tolist() == [[0, 1, 2], [1, 2, 3]]
