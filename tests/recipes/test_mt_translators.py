@@ -171,12 +171,12 @@ def test_models_of_a_host_need_no_other_host(work, other):
         sys.modules |= {other: None, PACKAGES[other]: None}  # not installed
         host = import_module("recipes.mt.analysis.options")
         running = host.Running(torch.device("cpu"))
-        kind = host.open_translator(paths.pop(other), running).kind
+        model = host.open_translator(paths.pop(other), running)
         (refused,) = paths.values()
         with pytest.raises(host.CommandError) as error:
             host.open_translator(refused, running)
     expected = {"transformers": "fairseq cape_transformer", "fairseq": "Hugging Face cape_marian"}
-    assert kind == f"{expected[other]} cape"
+    assert model.kind == f"{expected[other]} cape"
     assert f"needs {other}, which is not installed; `make setup` installs" in str(error.value)
 
 
