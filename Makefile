@@ -1,4 +1,4 @@
-# make quickstart   see in a minute what position embeddings do on longer inputs; then train two of them on
+# make quickstart   see in half a minute what position embeddings do on longer inputs; then train two of them on
 #                   built-in data and compare them by sentence length
 #                   (DATA=train.en,train.de for your own text; ARGS=... for other options: both go on at once)
 # make test         lint and the whole test suite; make test-fast leaves out what starts subprocesses
@@ -70,8 +70,8 @@ $(VENV)/serve.stamp: requirements/serve.txt $(VENV)/hf.stamp
 
 # DATA is read from the environment: make hands on the variables of its command line. Who gives DATA
 # or ARGS has seen the demo.
-quickstart: setup ## 7 minutes: a demo, then sinpos and cape on number lists; DATA=train.en,train.de for your text
-	$(if $(DATA)$(ARGS),,$(BIN)/cape-plugins demo --seeds 1)
+quickstart: setup ## 6 minutes: a demo, then sinpos and cape on number lists; DATA=train.en,train.de for your text
+	$(if $(DATA)$(ARGS),,$(BIN)/cape-plugins demo --seeds 1 --compare sinpos relpos cape)
 	$(BIN)/python -m recipes.mt.quickstart $(ARGS)
 
 bench: setup-serve ## runs the benchmarks; ARGS= has options

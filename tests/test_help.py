@@ -8,7 +8,6 @@ import runpy
 import shlex
 import sys
 import warnings
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -76,17 +75,6 @@ def parsers():
     return {name: parser for named in every for name, parser in named.items()}
 
 
-@pytest.fixture(scope="module")
-def actions(parsers):
-    """``{option: {program: what argparse knows of it}}``."""
-    known = defaultdict(dict)
-    for name, parser in parsers.items():
-        for action in parser._actions:
-            for option in action.option_strings:
-                known[option][name] = action
-    return known
-
-
 def test_mistakes_are_one_line_in_every_program(parsers, capsys):
     assert len(parsers) > 25
     for name, parser in parsers.items():
@@ -97,22 +85,14 @@ def test_mistakes_are_one_line_in_every_program(parsers, capsys):
         assert not parser.allow_abbrev, name
 
 
-def test_defaults_are_shown(actions):
-    silent = [
-        (name, option)
-        for option, own in actions.items()
-        for name, action in own.items()
-        if action.default not in (None, False, [], (), argparse.SUPPRESS)
-        and "default" not in str(action.help)
-    ]
-    assert silent == []
-
-
-def test_a_seed_that_is_given_twice_is_no_second_seed(actions):
-    for name, action in actions["--seeds"].items():
+def test_a_seed_that_is_given_twice_is_no_second_seed(parsers):
+    known = (parser._option_string_actions.get("--seeds") for parser in parsers.values())
+    actions = list(filter(None, known))
+    assert len(actions) > 2
+    for action in actions:
         with pytest.raises(argparse.ArgumentError) as error:
             action(None, argparse.Namespace(), [1, 2, 1])
-        assert str(error.value) == "argument --seeds: 1 2 1: give each once", name
+        assert str(error.value) == "argument --seeds: 1 2 1: give each once"
 
 
 COMMAND = re.compile(

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import mutants
 from tests.mutants import TABLE, Mutant, applied, kill, options_of, read_table
 
 PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
@@ -39,22 +38,15 @@ def test_sets_of_tests_are_used_and_have_files(repo_root: Path) -> None:
             assert options_of(pattern, repo_root), f"{pattern}: no such tests"
 
 
-@pytest.mark.parametrize("source", ["", "x x"])
-def test_a_text_that_is_there_twice_or_not_is_refused(source: str) -> None:
-    with pytest.raises(ValueError, match="name: file.py has 'x'.*must be there once"):
-        Mutant("name", "file.py", "core", "x", "y").broken(source)
-
-
-@pytest.mark.parametrize(("replacement", "result"), [("3", "killed"), ("1 + 1", "SURVIVED")])
-def test_a_fault_is_killed_if_a_test_fails(tmp_path: Path, replacement: str, result: str) -> None:
+def test_a_fault_survives_where_the_tests_pass(tmp_path: Path) -> None:
+    """A runner that finds no fault is seen at once; one that calls all of them killed is not."""
     (tmp_path / "broken_here.py").write_text("VALUE = 2\n")
     (tmp_path / "test_it.py").write_text(
         "import broken_here\n\ndef test_value():\n    assert broken_here.VALUE == 2\n"
     )
-    mutant = Mutant("name", "broken_here.py", "all", "2", replacement)
+    mutant = Mutant("name", "broken_here.py", "all", "2", "1 + 1")
     row = kill(mutant, tmp_path, {"all": "test_it.py"})
-    assert row["result"] == result
-    assert row["test"] == ("test_it.py::test_value" if result == "killed" else "")
+    assert (row["result"], row["test"]) == ("SURVIVED", "")
     assert (tmp_path / "broken_here.py").read_text() == "VALUE = 2\n"
 
 
@@ -64,8 +56,3 @@ def test_an_error_repairs_the_file(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="y"), applied(Mutant("", "a.py", "", "x", "y"), tmp_path):
         raise KeyError(path.read_text())
     assert path.read_text() == "x"
-
-
-def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert mutants.main(["--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(MUTANTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import re
 import warnings
@@ -12,7 +13,6 @@ import pytest
 
 from cape_plugins.cli import main
 from cape_plugins.settings.config import option_fields
-from cape_plugins.settings.domains import DOMAINS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("*.md", "docs/*.md", "recipes/*/README.md", "benchmarks/README.md")
@@ -67,9 +67,8 @@ def test_broken_links_are_seen(tmp_path: Path) -> None:
     assert broken_links(page) == ["gone.md", "other.md#no-heading", "gone.png", "#one-two-three"]
 
 
-@pytest.mark.parametrize("page", FILES, ids=name_of)
-def test_links_lead_to_files_and_headings(page: Path) -> None:
-    assert broken_links(page) == []
+def test_links_lead_to_files_and_headings() -> None:
+    assert {name_of(page): broken for page in FILES if (broken := broken_links(page))} == {}
 
 
 def test_every_document_is_reached_from_the_readme() -> None:
@@ -134,21 +133,12 @@ def test_table_of_flags_is_generated(capsys) -> None:
     assert shown == table, "paste the output of `cape-plugins flags` between the flags marks"
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_table_of_flags_is_complete(domain: str, capsys) -> None:
-    assert main(["flags", "--domain", domain]) == 0
-    head, _, *rows = capsys.readouterr().out.splitlines()
-    assert all(row.replace("\\|", "").count("|") == head.count("|") for row in rows)
-    shown = {row.split("`")[1].removeprefix("--position-").replace("-", "_") for row in rows}
-    assert shown == {"embedding", *(option.name for option in option_fields())}  # of all domains
-
-
-@pytest.mark.parametrize("page", FILES, ids=name_of)
-def test_positional_flags_that_a_page_names_exist(page: Path) -> None:
+def test_positional_flags_that_a_page_names_exist() -> None:
     known = {f"--position-{option.name}".replace("_", "-") for option in option_fields()}
-    text = read(page).replace("--position-decoder-", "--position-")  # the same, of a decoder
-    named = set(re.findall(r"--position-[a-z][a-z-]*[a-z]", text))
-    assert named - {"--position-embedding"} <= known
+    for page in FILES:
+        text = read(page).replace("--position-decoder-", "--position-")  # the same, of a decoder
+        named = set(re.findall(r"--position-[a-z][a-z-]*[a-z]", text))
+        assert named - {"--position-embedding"} <= known, page
 
 
 def named_files(page: str) -> set[str]:
@@ -170,3 +160,25 @@ def test_architecture_names_every_file_of_the_library() -> None:
     assert len(own) > 60
     assert [name for name in named if not (ROOT / name).is_file()] == []
     assert own <= named
+
+
+def says_how(page: Path) -> bool:
+    """By which command, on which machine, with which versions."""
+    patterns = (r"`(python|cape-plugins) [^`]+`", r"AMD|Intel|x86_64|NVIDIA", r"Python 3\.\d+\.\d+")
+    return all(re.search(pattern, read(page)) for pattern in patterns)
+
+
+def test_every_row_of_the_results_has_a_page_with_its_command() -> None:
+    """The page of the column `page`, or those beside the file."""
+    results = ROOT / "docs/results"
+    tables = list(results.rglob("*.csv"))
+    assert tables
+    for table in tables:
+        with open(table, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert rows, table
+        named = {row["page"] for row in rows if "page" in row}
+        assert bool(named) == (table.parent == results), table
+        pages = [results / name for name in named] or list(table.parent.glob("*.md"))
+        assert pages, table
+        assert all(map(says_how, pages)), table

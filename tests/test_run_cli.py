@@ -1,37 +1,17 @@
 """How the tests run command lines: in new interpreters, and in forks of warm ones."""
 
 import contextlib
-import subprocess
 
 import psutil
 import pytest
 
 from tests.support.command_lines import environment, kill
-from tests.support.warm_python import FAIRSEQ, TRANSFORMERS, WarmPython, imports_of
+from tests.support.warm_python import WarmPython
 
 
 def test_failing_command_fails_the_test_and_shows_its_output(run_cli):
     with pytest.raises(pytest.fail.Exception, match=r"(?s)exit status 3.*--- stdout\nout\n.*bad"):
         run_cli("python", "-c", "import sys; print('out'); print('bad', file=sys.stderr); exit(3)")
-
-
-def test_command_that_takes_too_long_fails_the_test(run_cli):
-    with pytest.raises(pytest.fail.Exception, match=r"still running after 0\.5 s"):
-        run_cli("python", "-c", "import time; time.sleep(60)", timeout=0.5)
-
-
-@pytest.mark.parametrize(
-    ("command", "modules"),
-    [
-        ("fairseq-train data --arch x", FAIRSEQ),
-        ("python -m fairseq_user_dir.average", FAIRSEQ),
-        ("python recipes/mt/finetune_hf.py", TRANSFORMERS),
-        ("fairseq-hydra-train task=x", ()),
-        ("python -m cape_plugins flags", ()),
-    ],
-)
-def test_commands_of_a_host_are_warm(command, modules):
-    assert imports_of(command.split()) == modules
 
 
 @pytest.fixture(scope="module")
@@ -87,32 +67,3 @@ def test_late_script_is_killed_with_its_children(run, tmp_path):
     assert status < 0
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(out)).wait(10)  # raises TimeoutExpired if it lives on
-
-
-@pytest.mark.slow
-def test_console_script_says_the_same_as_in_a_new_interpreter(warm, run_cli, tmp_path):
-    words = ["cape-plugins", "plot", "no-such-picture"]
-    new = run_cli(*words, cwd=tmp_path, check=False, fresh=True)
-    assert new.returncode == 2
-    expected = (2, new.stdout, new.stderr, False)
-    assert warm.run(words, tmp_path, environment(), None, 60.0, kill) == expected
-
-
-def test_child_of_fairseq_is_a_fork_that_ends_with_its_client(tmp_path):
-    """A recipe starts it with `sys.executable`."""
-    (tmp_path / "fairseq_user_dir").mkdir()
-    (tmp_path / "fairseq_user_dir" / "__init__.py").touch()
-    code = "import os, sys, time; print(os.getpid(), 'json' in sys.modules, flush=True); "
-    (tmp_path / "fairseq_user_dir" / "waits.py").write_text(code + "time.sleep(60)")
-    python = WarmPython(["json"], environment())
-    try:
-        words = [python.client(), "-m", "fairseq_user_dir.waits"]
-        with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as client:
-            pid, is_warm = client.stdout.readline().split()
-            child = psutil.Process(int(pid))
-            client.kill()
-        assert is_warm == "True"
-        psutil.wait_procs([child], timeout=30)
-        assert not child.is_running()
-    finally:
-        python.close()

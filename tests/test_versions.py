@@ -1,12 +1,11 @@
 """``make test-versions``: which releases it takes, what it writes, and when it fails."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from tests import versions
-from tests.versions import main, newest_release, record, unmet
+from tests.versions import main, record, unmet
 
 ROW = {"torch": "2.13.0", "python": "3.11.7", "date": "2026-11-25", "skipped": 0, "failed": 0}
 
@@ -27,13 +26,6 @@ def test_a_release_that_passes_has_the_row_of_its_minor_release():
 def test_a_release_that_fails_or_runs_no_test_loses_its_row(result):
     assert record(result, [row("5.23.0"), row("5.24.0")]) == [row("5.23.0")]
     assert record(result, [row("5.24.0")]) == [row("5.24.0")]  # the last row stays
-
-
-def test_the_newest_release_is_the_one_that_the_index_names_first(monkeypatch):
-    answer = "transformers (5.25.1)\nAvailable versions: 5.25.1, 5.24.0\n"
-    run = lambda *args, **kwargs: SimpleNamespace(stdout=answer, stderr="")  # noqa: E731
-    monkeypatch.setattr(versions.subprocess, "run", run)
-    assert newest_release() == "5.25.1"
 
 
 def test_requirements_that_the_environment_does_not_meet_are_found(tmp_path):

@@ -169,7 +169,7 @@ def fairseq_config(
 def fairseq_configs(
     arguments: Mapping[str, Any], names: Iterable[str]
 ) -> dict[str, PositionConfig]:
-    """:func:`fairseq_config` of each side that the model has."""
+    """Position settings of each side that the model has, by side; see :func:`fairseq_config`."""
     names = list(names)
     family = find_fairseq_family(names)
     return {

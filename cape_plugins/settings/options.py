@@ -166,7 +166,7 @@ class OptionFields:
         "bool",
         False,
         "",
-        "positions are drawn in evaluation, too, as Ruoss et al. do; models of an encoder only",
+        "positions are drawn in evaluation, too, as Ruoss et al. do; for encoder-only models",
         architecture="encoder",
     )
     learned_table: bool | None = option_field(

@@ -46,7 +46,7 @@ def generate(
 
     Args:
         model: Stock model or model of this package, in evaluation mode.
-        inputs: Inputs of the model; inputs of a decoder are left out.
+        inputs: Inputs of the model; this function ignores inputs of a decoder.
         beams: 1 for the most probable token of each step.
         cache: ``cache_implementation`` of transformers, such as "static"; None for the default.
     """

@@ -90,7 +90,7 @@ class Synthesizer:
         return 0
 
     def speak(self, text: str, voice: str = "en-us", speed: int = 175, pitch: int = 50) -> Speech:
-        """Speaks words at 80 to 450 words per minute and a pitch of 0 to 99; refuses others."""
+        """Speaks at 80 to 450 words per minute and a pitch of 0 to 99; refuses other values."""
         if not 80 <= speed <= 450 or not 0 <= pitch <= 99:
             why = f"speed={speed}, pitch={pitch}: allowed: 80 to 450 words per minute and 0 to 99."
             raise ValueError(why)

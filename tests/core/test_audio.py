@@ -30,7 +30,7 @@ def test_every_format_is_read(tmp_path, suffix):
     assert torch.equal(read_audio(path.read_bytes()), samples)
 
 
-@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+@pytest.mark.parametrize("rate", [8000, 44100])
 def test_rates_are_resampled(tmp_path, rate):
     """A tone stays the same tone, and what 16 kHz cannot hold is filtered out."""
     path = tmp_path / "one.wav"

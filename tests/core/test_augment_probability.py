@@ -3,7 +3,6 @@ the augmentation leave them out together, on source and target alike, and that p
 augmentation and probability 1 draws nothing more, bit for bit. What is no probability is refused in
 test_options.py."""
 
-import itertools
 import math
 from functools import partial
 
@@ -36,18 +35,6 @@ FEW, MANY_OF_200 = 60, 140  # bounds on the augmented samples of 200, six standa
 
 def half_encoder(name, domain="text", **settings):
     return reading_coords(make_encoder(name, domain, **{**HALF, **settings}))
-
-
-def test_the_share_of_augmented_samples_is_the_probability():
-    """Within four standard deviations of a binomial share, and samples are independent."""
-    probability = 0.1
-    draw = draw_global(MANY, max_global_shift=5.0, augment_probability=probability)
-    augmented = draw.augmented.flatten()
-    deviation = math.sqrt(probability * (1 - probability) / MANY)
-    assert augmented.float().mean().item() == pytest.approx(probability, abs=4 * deviation)
-    assert torch.equal(augmented, draw.shift.flatten() != 0)
-    both = (augmented[1:] & augmented[:-1]).float().mean().item()
-    assert both == pytest.approx(probability**2, abs=8 * deviation)
 
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
@@ -137,7 +124,9 @@ def test_source_and_target_of_a_pair_are_augmented_alike(name, synchronize):
     assert synchronize or same.sum() < 150  # each side has numbers of its own
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product([0.3, 0.6, 1.0], repeat=2)))
+@pytest.mark.parametrize(
+    ("first", "second"), [(0.3, 0.6), (0.6, 0.3), (0.6, 0.6), (1.0, 0.3), (0.3, 1.0)]
+)
 def test_sides_with_different_probabilities_augment_nested_sets(first, second):
     """A side with the default follows the other; each probability is exact."""
     draw = draw_global(MANY, max_global_shift=5.0, augment_probability=first)

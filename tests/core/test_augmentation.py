@@ -29,12 +29,6 @@ from tests.support.core import (
 )
 
 MANY = 4000
-ALMOST_ONE = 1.0 - 2.0**-24  # the largest number that torch.rand returns in float32
-
-
-def extreme_rand(value):
-    """A torch.rand that returns its smallest or largest number."""
-    return lambda shape, dtype, **_: torch.full(shape, value, dtype=dtype)
 
 
 def distance_to_uniform(sample, low, high):
@@ -53,7 +47,7 @@ def test_shift_is_uniform_between_the_half_widths(domain):
     assert distance_to_uniform(shift, -2 * width, 2 * width) > bound  # twice the width is noticed
     assert distance_to_uniform(shift, 0, 2 * width) > bound  # so is one side only
     assert distance_to_uniform(shift, -width, width) < bound
-    assert shift.abs().max() > 0.99 * width
+    assert 0.99 * width < shift.abs().max() <= width * (1 + 1e-6)
 
 
 def test_scale_is_log_uniform_with_median_one():
@@ -65,8 +59,8 @@ def test_scale_is_log_uniform_with_median_one():
     assert distance_to_uniform(released.log(), -log_largest, log_largest) > bound
     assert distance_to_uniform(scale.log(), -log_largest, log_largest) < bound
     assert scale.median().item() == pytest.approx(1.0, abs=0.02)
-    assert scale.min() < 1.01 / largest
-    assert scale.max() > 0.99 * largest
+    assert (1 - 1e-6) / largest <= scale.min() < 1.01 / largest
+    assert 0.99 * largest < scale.max() <= largest * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("largest", [1, 3, 500])
@@ -80,19 +74,6 @@ def test_offsets_are_integers_from_zero_to_the_maximum_inclusive(largest):
     expected = MANY / (largest + 1)
     chi_square = ((counts - expected) ** 2 / expected).sum().item()
     assert chi_square < largest + 4 * math.sqrt(2 * largest)
-
-
-@pytest.mark.parametrize("unit", [0.0, 0.5, ALMOST_ONE])
-@pytest.mark.parametrize("width", [30.0, 0.1])
-def test_extreme_random_numbers_stay_in_range(monkeypatch, unit, width):
-    monkeypatch.setattr(torch, "rand", extreme_rand(unit))
-    draw = draw_global(2, 2, max_global_shift=width, max_global_scale=1 + width)
-    expected = {0.0: -1.0, 0.5: 0.0, ALMOST_ONE: 1.0}[unit]
-    torch.testing.assert_close(draw.shift, torch.full((2, 1, 2), expected * width))
-    torch.testing.assert_close(draw.scale, torch.full((2, 1, 1), (1 + width) ** expected))
-    assert draw.shift.abs().max() <= width * (1 + 1e-6)
-    local = draw_local(torch.zeros(2, 3, 1), 0.03, 0.5)
-    torch.testing.assert_close(local, torch.full((2, 3, 1), expected * 0.015))
 
 
 def test_one_draw_for_each_sample_and_axis_and_one_scale_for_both_axes():

@@ -15,7 +15,6 @@ from cape_plugins import (
     coordinate_positions,
     frame_positions,
     patch_positions,
-    relative_attention,
     timed_frame_positions,
     token_positions,
 )
@@ -23,12 +22,6 @@ from cape_plugins.mathematics.augmentation import draw_global
 from tests.support.core import make_encoder, make_positions, valid_mask
 
 FRAMES = torch.tensor([3, 2])
-
-
-def attend(query_offset, queries=2, keys=4, **options):
-    query, key = torch.randn(1, 1, queries, 4), torch.randn(1, 1, keys, 4)
-    positions = RelativePositions(1, 4, **options)
-    return relative_attention(query, key, key, positions, query_offset=query_offset)
 
 
 BAD = [
@@ -88,8 +81,6 @@ BAD = [
     ("context zero", lambda: RelativePositions(0, 4), ["context 0", ">= 1"]),
     ("head dimension zero", lambda: RelativePositions(4, 0), ["dimension 0", ">= 1"]),
     ("unknown beyond", lambda: RelativePositions(4, 4, beyond="wrap"), ["beyond='wrap'", "clip"]),
-    ("queries far before the keys", lambda: attend(-9), ["query_offset=-9", "allowed"]),
-    ("queries far behind the keys", lambda: attend(20), ["query_offset=20", "allowed"]),
     (
         "a draw for images on text",
         lambda: make_encoder("cape")(make_positions("text"), make_encoder("cape", "image").draw(3)),

@@ -8,19 +8,23 @@ import json
 import pickle
 
 import pytest
+import torch
 
-from cape_plugins import ENCODINGS, PRESETS, TYPES, PositionConfig
+from cape_plugins import (
+    ENCODINGS,
+    PRESETS,
+    TYPES,
+    PositionConfig,
+    Positions,
+    build_position_encoder,
+)
 from cape_plugins.settings.config import ARCHITECTURES, applies, option_fields, parse_option
 from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES, types_of
 from tests.support.expected import DOMAIN_SAMPLES, EXPECTED
 
 OPTIONS = {option.name: option.metadata for option in option_fields()}
-COMBINATIONS = [
-    (name, domain, architecture)
-    for domain, architecture in itertools.product(DOMAINS, ARCHITECTURES)
-    for name in types_of(architecture, domain)
-]
+COMBINATIONS = list(itertools.product(DOMAINS, ARCHITECTURES))
 
 
 def test_the_tables_of_the_tests_have_the_rows_of_the_registry():
@@ -62,18 +66,18 @@ def test_defaults_are_those_of_the_design(name, domain, architecture, expected):
     assert {option: getattr(config, option) for option in expected} == expected
 
 
-@pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
-def test_defaults_build_everywhere(name, domain, architecture):
-    config = PositionConfig(name, domain, architecture)
-    assert config.random == EXPECTED[name].random
-    assert config.encoding is ENCODINGS[types_of(architecture)[name].encoding]
-    assert config.encoding.adds == (EXPECTED[name].adds and architecture != ROTARY)
-    for option in OPTIONS:
-        value = getattr(config, option)
-        assert value is not None
-        assert parse_option(option, value) == value
-        if not applies(option, name, architecture):
-            assert value == OPTIONS[option]["off"]
+@pytest.mark.parametrize(("domain", "architecture"), COMBINATIONS)
+def test_defaults_build_everywhere(domain, architecture):
+    for name in types_of(architecture, domain):
+        config = PositionConfig(name, domain, architecture)
+        assert config.random == EXPECTED[name].random
+        assert config.encoding is ENCODINGS[types_of(architecture)[name].encoding]
+        assert config.encoding.adds == (EXPECTED[name].adds and architecture != ROTARY)
+        for option in OPTIONS:
+            value = getattr(config, option)
+            assert parse_option(option, value) == value
+            if not applies(option, name, architecture):
+                assert value == OPTIONS[option]["off"]
 
 
 def test_presets_are_the_papers_settings():
@@ -128,18 +132,17 @@ def test_alpha_that_nobody_counted_raises(scale):
         _ = with_scale(scale).alpha
 
 
-@pytest.mark.parametrize(("name", "domain", "architecture"), COMBINATIONS)
-def test_settings_survive_a_dict_json_and_copies(name, domain, architecture):
-    causal = architecture != "encoder" and applies("mean_normalize", name, architecture)
-    changes = {"mean_normalize": False} if causal else {}
-    config = PositionConfig(name, domain, architecture, **changes)
-    settings = config.to_dict()
-    assert list(settings) == ["type", *OPTIONS]
-    through_json = json.loads(json.dumps(settings, allow_nan=False))
-    assert through_json == settings
-    assert PositionConfig.from_dict(through_json, domain, architecture) == config
-    assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
-    assert hash(config) == hash(copy.copy(config))
+@pytest.mark.parametrize(("domain", "architecture"), COMBINATIONS)
+def test_settings_survive_a_dict_json_and_copies(domain, architecture):
+    for name in types_of(architecture, domain):
+        config = PositionConfig(name, domain, architecture)
+        settings = config.to_dict()
+        assert list(settings) == ["type", *OPTIONS]
+        through_json = json.loads(json.dumps(settings, allow_nan=False))
+        assert through_json == settings
+        assert PositionConfig.from_dict(through_json, domain, architecture) == config
+        assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
+        assert hash(config) == hash(copy.copy(config))
 
 
 def test_from_dict_completes_and_refuses():
@@ -170,3 +173,49 @@ def test_changes_are_those_that_show_outside_of_training():
     assert config.changes(config.replace(max_position=512, augment_probability=0.5)) == {}
     drawn = config.replace(random_evaluation=True)
     assert drawn.changes(drawn.replace(max_position=512)) == {"max_position": (2048, 512)}
+
+
+# ---- models that turn queries and keys by their positions ----------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(TYPES.keys() - ROTARY_TYPES.keys()))
+def test_models_that_turn_queries_and_keys_refuse_types_without_a_rotary_form(name):
+    with pytest.raises(ValueError, match=rf"{name}.*turns queries and keys.*nopos, rope, cape"):
+        PositionConfig(name, "text", ROTARY)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("max_global_shift", 5), ("relative_context", 4)],
+)
+def test_options_that_change_no_distance_are_refused_where_queries_are_turned(option, value):
+    with pytest.raises(ValueError, match=rf"{option}=.*only distances count"):
+        PositionConfig("cape", "text", ROTARY, **{option: value})
+
+
+def encoder(name, **settings):
+    return build_position_encoder(PositionConfig(name, "text", ROTARY, **settings), 16)
+
+
+RAW = Positions(torch.arange(9.0).view(1, 9, 1), in_steps=True)
+
+
+@pytest.mark.parametrize("name", ROTARY_TYPES)
+def test_coordinates_are_the_raw_positions_in_evaluation(name):
+    module = encoder(name).eval()
+    assert module(RAW) is None  # nothing is added
+    assert module.draw(3) is None
+    assert torch.equal(module.coordinates(RAW), RAW.rows)
+
+
+def test_coordinates_are_scaled_per_sample_and_shifted_in_order():
+    module = encoder("cape", max_global_scale=2.0).train()
+    draw = module.draw(5)
+    assert draw.shift is None
+    coords = module.coordinates(RAW, draw, random=True)[..., 0]
+    assert coords.shape == (5, 9)
+    assert (coords.diff(dim=1) > 0).all()
+    shift = coords / draw.scale[..., 0] - RAW.rows[..., 0]
+    assert shift.abs().max() <= 0.5
+    assert (draw.scale >= 0.5).all()
+    assert (draw.scale <= 2).all()

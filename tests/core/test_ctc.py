@@ -1,7 +1,6 @@
 """CTC decoding: best path and beams, against searches by hand."""
 
 import itertools
-import re
 
 import pytest
 import torch
@@ -139,28 +138,24 @@ def test_language_model_of_tokens_decides(tmp_path):
 
 WORDS = (
     # the symbols of a sentence are known to every model, and are no units
-    (ARPA, ["<s>", "</s>", "<unk>", "[UNK]", "|", "o"], None, "knows none of the 2 units"),
-    (ARPA, TOKENS, {"ONE": ["o"]}, "knows none of the 1 words of the lexicon, such as 'ONE'; both"),
-)
-FEW = (
-    # all letters, but nothing between words
-    (ARPA.replace("one", "o"), ["<b>", "|", "o"], None, "lacks 1 of the 2 units, such as '|'; a"),
+    (["<s>", "</s>", "<unk>", "[UNK]", "|", "o"], None, "none of the 2 units, .*--ctc-lexicon"),
+    (TOKENS, {"ONE": ["o"]}, "knows none of the 1 words of the lexicon, such as 'ONE'; both"),
 )
 
 
-@pytest.mark.parametrize(("arpa", "tokens", "lexicon", "message"), [*WORDS, *FEW])
-def test_language_model_of_something_else_is_noticed(
-    tmp_path, caplog, arpa, tokens, lexicon, message
-):
+@pytest.mark.parametrize(("tokens", "lexicon", "message"), WORDS)
+def test_language_model_of_something_else_is_refused(tmp_path, tokens, lexicon, message):
     """Words without a lexicon, or words that are written otherwise."""
-    (tmp_path / "lm.arpa").write_text(arpa)
-    given = {"lm": tmp_path / "lm.arpa", "lexicon": lexicon, "separator": "|"}
-    if (arpa, tokens, lexicon, message) in FEW:
-        BeamDecoder(tokens, **given)
-        assert message in caplog.text
-    else:
-        with pytest.raises(ValueError, match=re.escape(message)):
-            BeamDecoder(tokens, **given)
+    (tmp_path / "lm.arpa").write_text(ARPA)
+    with pytest.raises(ValueError, match=message):
+        BeamDecoder(tokens, lm=tmp_path / "lm.arpa", lexicon=lexicon, separator="|")
+
+
+def test_language_model_that_lacks_some_units_is_reported(tmp_path, caplog):
+    """All letters, but nothing between words."""
+    (tmp_path / "lm.arpa").write_text(ARPA.replace("one", "o"))
+    BeamDecoder(["<b>", "|", "o"], lm=tmp_path / "lm.arpa", separator="|")
+    assert "lacks 1 of the 2 units, such as '|'; a" in caplog.text
 
 
 def test_recording_that_fits_no_word_is_no_error(tmp_path):
@@ -173,10 +168,6 @@ BAD = [
     (lambda path: BeamDecoder(TOKENS, beam=0), "beam=0"),
     (lambda path: BeamDecoder(TOKENS, lm=path / "gone"), "no such file"),
     (lambda path: BeamDecoder(TOKENS, lexicon={"one": [["o"]]}), "a lexicon needs words, and"),
-    (
-        lambda path: BeamDecoder(TOKENS, lm=path / "lm"),
-        "knows none of the 6 units, .*a model of words needs a lexicon .*--ctc-lexicon",
-    ),
     (lambda path: BeamDecoder(TOKENS, lm=path / "bad"), "is no n-gram model of order 2"),
     (lambda path: read_lexicon(path / "empty"), "empty' is empty"),
     (

@@ -1,7 +1,9 @@
 """The control experiment through its command line: the direction of its result, its tasks, what it
 writes and what it refuses."""
 
+import contextlib
 import csv
+import io
 import re
 
 import pytest
@@ -10,9 +12,9 @@ import torch
 pytest.importorskip("matplotlib")
 from PIL import Image
 
-from cape_plugins import DOMAINS, ENCODINGS, TYPES
+from cape_plugins import DOMAINS
 from cape_plugins.cli import main
-from cape_plugins.demo import command
+from cape_plugins.demo import command, model
 from cape_plugins.demo.model import Labeller
 from cape_plugins.demo.tasks import CELLS, LAG, TASKS
 from cape_plugins.settings.config import PositionConfig
@@ -33,25 +35,14 @@ def scores(folder):
 
 
 def test_augmented_positions_reach_beyond_training_and_others_do_not(tmp_path, monkeypatch):
-    """Weak augmentation of patches needs the fewest updates."""
-    monkeypatch.setitem(TASKS, "image", TASKS["image"]._replace(tests=(8, 16)))
+    """Weak augmentation of few patches needs the fewest updates."""
+    monkeypatch.setitem(TASKS, "image", TASKS["image"]._replace(train=4, tests=(4, 8)))
+    monkeypatch.setattr(model, "TEST_PLACES", 1024)
     cape = "cape:max_local_shift=0,max_global_shift=0.1"
-    words = ("--domain", "image", "--compare", "sinpos", cape, "--seeds", 1, "--updates", 200)
+    words = ("--domain", "image", "--compare", "sinpos", cape, "--seeds", 1, "--updates", 130)
     errors = demo(tmp_path, *words)
-    assert max(errors[name, "1", "8"] for name in ("sinpos", cape)) < 10
-    assert errors["sinpos", "1", "16"] > 2 * errors[cape, "1", "16"]
-
-
-@pytest.mark.parametrize("domain", TASKS)
-def test_relative_attention_is_that_of_types_without_other_positions(domain):
-    """It applies to every type, and would solve the task for all of them."""
-    names, settings = command._defaults(domain)
-    relative = {
-        name
-        for name in names
-        if PositionConfig.from_dict({"type": name, **settings[name]}, domain).relative_context
-    }
-    assert relative == {name for name in names if ENCODINGS[TYPES[name].encoding].relative}
+    assert max(errors[name, "1", "4"] for name in ("sinpos", cape)) < 10
+    assert errors["sinpos", "1", "8"] > 1.5 * errors[cape, "1", "8"]
 
 
 @pytest.mark.parametrize("domain", ["audio", "text"])
@@ -100,45 +91,55 @@ def test_training_reaches_the_largest_test(domain):
         assert reached == (EXPECTED[name].reaches or bool(DOMAINS[domain].grid)), name
 
 
-QUICK = ("--updates", 2, "--compare", "nopos", "cape:max_global_shift=2")
+QUICK = ("--updates", 2, "--seeds", 2, 1, "--compare", "nopos", "cape:max_global_shift=2")
 
 
-def test_it_writes_table_page_and_picture(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command.sys.stderr, "isatty", lambda: True, raising=False)
-    errors = demo(tmp_path / "new", *QUICK, "--seeds", 2, 1)
-    assert {key[:2] for key in errors} == {
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """The folder that a quick comparison writes, and what it prints on a terminal."""
+    folder, out, err = tmp_path_factory.mktemp("demo") / "new", Terminal(), Terminal()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        demo(folder, *QUICK)
+    return folder, out.getvalue(), err.getvalue()
+
+
+def test_it_writes_table_page_and_picture(quick):
+    folder, out, err = quick
+    assert {key[:2] for key in scores(folder)} == {
         (name, seed) for name in ("nopos", "cape:max_global_shift=2") for seed in "12"
     }
-    shown = capsys.readouterr()
-    page = (tmp_path / "new/scores.md").read_text()
+    page = (folder / "scores.md").read_text()
     (head,) = re.findall(r"^\| type .*$", page, re.MULTILINE)
     assert "mean ± standard deviation of 2 seeds" in head
-    assert head in shown.out
+    assert head in out
     assert "cape-plugins demo --jobs 1" in page
     assert "max_global_shift=2.0" in page
-    assert "4 of 4" not in shown.err  # the bar is gone at the end
-    assert "3 of 4 trainings, about" in shown.err
-    with Image.open(tmp_path / "new/scores.png") as picture:
+    assert "4 of 4" not in err  # the bar is gone at the end
+    assert "3 of 4 trainings, about" in err
+    with Image.open(folder / "scores.png") as picture:
         assert picture.width > 800
-    assert len(list((tmp_path / "new").iterdir())) == 3
+    assert len(list(folder.iterdir())) == 3
 
 
 @pytest.mark.slow
+def test_processes_compute_the_same(quick, tmp_path, capsys):
+    assert demo(tmp_path / "two", *QUICK, "--jobs", 2) == scores(quick[0])
+    assert "[" not in capsys.readouterr().err  # a bar is for terminals
+
+
 @pytest.mark.parametrize("domain", TASKS)
 def test_every_domain_trains(domain, tmp_path, monkeypatch):
-    monkeypatch.setitem(TASKS, domain, TASKS[domain]._replace(tests=TASKS[domain].tests[:2]))
+    monkeypatch.setitem(TASKS, domain, TASKS[domain]._replace(tests=TASKS[domain].tests[:1]))
+    monkeypatch.setattr(model, "TEST_PLACES", 1)
+    monkeypatch.setattr(model, "BATCH", 1)
+    monkeypatch.setattr(command, "save", lambda figure, path: None)
     errors = demo(tmp_path, "--updates", 1, "--seeds", 1, "--domain", domain)
     assert {name for name, *_ in errors} == types_of("encoder", domain).keys()
-
-
-@pytest.mark.slow
-def test_processes_compute_the_same(run_cli, tmp_path):
-    words = (*QUICK, "--seeds", 1)
-    alone = demo(tmp_path / "alone", *words)
-    program = ("python", "-m", "cape_plugins", "demo", *words)
-    result = run_cli(*program, "--jobs", 2, "--output", "two", cwd=tmp_path)
-    assert "[" not in result.stderr  # a bar is for terminals
-    assert scores(tmp_path / "two") == alone
 
 
 @pytest.mark.parametrize(

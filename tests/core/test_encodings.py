@@ -69,7 +69,7 @@ def test_images_have_the_waves_computed_by_hand():
 
 
 @pytest.mark.parametrize(("name", "factor"), [("text", 1.0), ("audio", 30.0)])
-@pytest.mark.parametrize("dim", [4, 6, 10, 64])
+@pytest.mark.parametrize("dim", [4, 10])
 def test_one_dimensional_sinusoids_equal_the_reference(name, factor, dim):
     coords = some_coords(name)
     expected = appendix_a.sinusoids_1d(coords[..., 0].double().numpy(), dim, factor)
@@ -141,9 +141,9 @@ def test_inner_products_depend_on_differences_only(name, layout):
     assert (scaled - products(coords)).abs().max() > max(1.0, 10 * tolerance)
 
 
-@pytest.mark.parametrize(("name", "layout"), ALL)
-def test_autocast_changes_nothing(name, layout):
-    encode, coords = Sinusoid(16, name, layout), some_coords(name)
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_changes_nothing(name):
+    encode, coords = Sinusoid(16, name), some_coords(name)
     weights = FREQUENCIES[name](16, CPU).float()
     expected, exact, phase = encode(coords), encode.grid(coords[0]), coords @ weights
     with torch.autocast("cpu", torch.bfloat16):
@@ -156,12 +156,11 @@ def test_autocast_changes_nothing(name, layout):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("name", NAMES)
-def test_dtype_of_the_module_and_the_default_change_nothing(name, dtype):
-    coords = some_coords(name)
-    expected = Sinusoid(16, name)(coords)
+def test_dtype_of_the_module_and_the_default_change_nothing(dtype):
+    coords = some_coords("text")
+    expected = Sinusoid(16)(coords)
     with default_dtype(dtype):
-        actual = Sinusoid(16, name).to(dtype)(coords)
+        actual = Sinusoid(16).to(dtype)(coords)
     assert actual.dtype == torch.float32
     assert torch.equal(actual, expected)
 

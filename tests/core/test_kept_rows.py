@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from cape_plugins import Sinusoid, token_position_at, token_positions
 from cape_plugins.mathematics import encodings
 from cape_plugins.mathematics.encodings import FREQUENCIES, KEPT_ROWS, LAYOUTS
-from tests.support.core import make_encoder, make_positions, valid_mask
+from tests.support.core import make_encoder, make_positions
 from tests.support.operations import operations
 
 COUNTED = [
@@ -138,17 +138,6 @@ def test_a_far_position_keeps_no_rows_before_it():
     encoder(token_position_at(10**9))
     rows = encoder.encoding._kept_rows[1]
     assert rows is None or rows.shape[0] <= KEPT_ROWS
-
-
-@pytest.mark.parametrize("name", ["sinpos", "cape"])
-@pytest.mark.parametrize("padded", [True, False])
-def test_a_result_may_be_changed_by_its_owner(name, padded):
-    encoder = make_encoder(name).eval()
-    positions = token_positions(valid_mask()) if padded else token_position_at(0, length=6)
-    result = encoder(positions)
-    expected = result.clone()
-    result.fill_(7.0)
-    assert torch.equal(encoder(positions), expected)
 
 
 def test_neutral_factors_launch_nothing():

@@ -85,7 +85,8 @@ def test_its_learned_table_is_found(tmp_path):
 def test_it_is_drawn_and_errors_name_it(figures, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     folder = save(tmp_path / "owl", position_embedding={"type": "cape"})
-    main(["plot", "coverage", "--model", str(folder), "--output", str(tmp_path / "x.png")])
+    words = ["plot", "coverage", "--model", str(folder), "--draws", "5"]
+    main([*words, "--output", str(tmp_path / "x.png")])
     assert "cape, audio" in figures[0].get_suptitle()
     words = ["plot", "components", "--model", str(save(tmp_path / "crow", "crow"))]
     with pytest.raises(SystemExit):

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from cape_plugins import (
-    coordinate_positions,
     frame_positions,
     patch_positions,
-    timed_frame_positions,
     token_position_at,
     token_positions,
 )
@@ -54,14 +52,6 @@ def test_frames_stand_at_the_hop_of_their_sample():
     assert torch.equal(positions.step.flatten(), hop)
 
 
-def test_frames_begin_at_the_first_centre_of_their_sample():
-    hop, first = torch.tensor([0.03, 0.02, 0.04]), torch.tensor([0.0125, 0.01, 0.0])
-    times = first[:, None] + hop[:, None] * torch.arange(6)
-    positions = timed_frame_positions(times, FRAMES, hop)
-    assert torch.equal(positions.coords[..., 0][positions.valid], times[valid_mask()])
-    torch.testing.assert_close(positions.step.flatten(), hop)
-
-
 def test_frames_at_the_unit_of_an_encoder_are_whole_numbers():
     """A stock model, which counts frames, thus has the same positions bit for bit."""
     encoder = make_encoder("cape", "audio", start=2.0, unit=0.04)
@@ -82,25 +72,14 @@ def test_frames_with_one_hop_for_all_have_the_given_length():
 
 
 @pytest.mark.parametrize("size", [(4, 4), (2, 5), (5, 2), (1, 1), (1, 4), (4, 1)])
-@pytest.mark.parametrize("gamma", [1.0, 0.8, 1.4])
-def test_patch_grid_is_that_of_the_appendix(size, gamma):
+def test_patch_grid_is_that_of_the_appendix(size):
+    """The first coordinate is x, which runs along a row; the appendix has x down the array."""
     height, width = size
-    encoder = make_encoder("cape", "image", gamma=gamma)
-    coords, step = encoder.rows_and_step(patch_positions(height, width))
-    # the appendix has x down the first array axis, images have it along a row
+    positions = patch_positions(height, width)
     x, y = patch_grid(width, height)
-    expected = gamma * np.stack([x.T.ravel(), y.T.ravel()], axis=1)
-    np.testing.assert_allclose(coords[0].numpy(), expected, atol=1e-6)
-    assert coords.isfinite().all()
-    steps = torch.tensor([2 * gamma / width, 2 * gamma / height])
-    torch.testing.assert_close(step, steps)
-
-
-def test_patches_run_along_rows_and_x_comes_first():
-    coords = patch_positions(2, 3).coords[0]
-    assert coords[0].tolist() == [-1, -1]
-    assert coords[1].tolist() == [0, -1]  # one to the right: x has changed
-    assert coords[3].tolist() == [-1, 1]  # one down: y has changed
+    expected = np.stack([x.T.ravel(), y.T.ravel()], axis=1)
+    np.testing.assert_allclose(positions.coords[0].numpy(), expected, atol=1e-6)
+    torch.testing.assert_close(positions.step, torch.tensor([2 / width, 2 / height]))
 
 
 def test_gamma_stretches_the_grid():
@@ -110,17 +89,6 @@ def test_gamma_stretches_the_grid():
     )
     assert torch.equal(wide, 2 * plain)
     assert torch.equal(wide_step, 2 * step)
-
-
-def test_arbitrary_coordinates_are_taken_as_they_are():
-    coords = torch.tensor([[[0.0, 0.5], [-0.3, 1.0]]], dtype=torch.float64)
-    valid = torch.tensor([[True, False]])
-    positions = coordinate_positions(coords, valid, step=0.25)
-    assert positions.coords.dtype == torch.float32
-    assert torch.equal(positions.coords[valid], coords.float()[valid])
-    assert torch.equal(positions.valid, valid)
-    assert positions.step == 0.25
-    assert positions.first is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -19,10 +19,8 @@ from tests.support.core import (
     BATCH,
     LENGTHS,
     SAMPLED_TYPES,
-    SEQUENCES,
     make_encoder,
     make_positions,
-    random_numbers_untouched,
     reading_coords,
     valid_mask,
 )
@@ -107,15 +105,6 @@ def test_a_shared_draw_without_a_common_count_is_refused():
     encoder = make_encoder("rfs", architecture="seq2seq", source_scale=1)
     with pytest.raises(ValueError, match=r"synchronize=True.*draw\.covering"):
         encoder(make_positions("text"), encoder.draw(BATCH))
-
-
-@pytest.mark.parametrize("domain", SEQUENCES)
-@pytest.mark.parametrize("name", SAMPLED_TYPES)
-def test_evaluation_counts_as_sinpos_does(name, domain):
-    positions = make_positions(domain)
-    with random_numbers_untouched():
-        actual = make_encoder(name, domain).eval()(positions)
-    assert torch.equal(actual, make_encoder("sinpos", domain).eval()(positions))
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)

@@ -1,24 +1,24 @@
 """Relative attention against two slow references, the numpy loop over queries and keys and the
 T x T x d formula in torch, which has gradients: for every combination of options, with masks,
-offsets and dropout."""
+offsets and dropout, in texts and between patches."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
-from cape_plugins import RelativePositions, relative_attention
+from cape_plugins import RelativeGridPositions, RelativePositions, relative_attention
+from cape_plugins.mathematics import relative
 from tests.reference import appendix_a
 
 BATCH, HEADS, DIM = 2, 2, 3
 QUERIES = 5
 
-# context smaller than, equal to and larger than the number of queries
-CONTEXTS = (1, 5, 9)
-# (query offset, number of keys): whole sequence, incremental steps, a window inside of the keys
-CACHES = ((0, 5), (2, 7), (0, 8), (4, 12))
+# (context, query offset, number of keys): contexts smaller than, equal to and larger than the
+# queries; whole sequence, incremental steps, windows inside of the keys
+PLACES = ((1, 0, 5), (5, 2, 7), (9, 0, 8), (1, 4, 12))
 OPTIONS = list(itertools.product(("clip", "zero"), (False, True), (None, HEADS)))
 
 
@@ -63,8 +63,7 @@ def assert_same(actual, expected, tensors):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("offset", "keys"), CACHES)
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(("context", "offset", "keys"), PLACES)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
 def test_outputs_and_gradients_equal_the_slow_loop(beyond, values, heads, context, offset, keys):
     positions, tensors = make(context, beyond, values, heads), inputs(keys)
@@ -89,38 +88,15 @@ def test_outputs_and_gradients_equal_the_slow_loop(beyond, values, heads, contex
     assert torch.equal(without, actual)
 
 
-@pytest.mark.parametrize(("offset", "keys"), CACHES)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
-def test_offset_on_the_device_gives_the_same(beyond, values, heads, offset, keys):
+def test_offset_on_the_device_gives_the_same(beyond, values, heads):
     """Static caches know the offset as a tensor only."""
-    positions, tensors = make(3, beyond, values, heads), inputs(keys)
+    positions, tensors = make(3, beyond, values, heads), inputs(12)
     known, unknown = (
         relative_attention(*tensors, positions, query_offset=number)[0]
-        for number in (offset, torch.tensor(offset))
+        for number in (4, torch.tensor(4))
     )
     assert_same(unknown, known, [*tensors, *positions.parameters()])
-
-
-def test_options_matter_and_tables_learn():
-    """The comparison above would not notice an option that is ignored on both sides."""
-    tensors, results = inputs(8), {}
-    for beyond, values, heads in OPTIONS:
-        torch.manual_seed(1)
-        positions = make(2, beyond, values, heads)
-        output, _ = relative_attention(*tensors, positions)
-        results[beyond, values, heads] = output
-        for gradient in gradients(output, list(positions.parameters())):
-            assert gradient.ne(0).all()
-    for first, second in itertools.combinations(results, 2):
-        assert not torch.allclose(results[first], results[second]), (first, second)
-
-
-def test_zero_tables_are_plain_attention():
-    positions, tensors = make(3, values=True), inputs()
-    for table in positions.parameters():
-        torch.nn.init.zeros_(table)
-    expected = F.scaled_dot_product_attention(*tensors)
-    torch.testing.assert_close(relative_attention(*tensors, positions)[0], expected)
 
 
 def causal(queries=QUERIES, keys=QUERIES):
@@ -150,10 +126,9 @@ def as_addend(attn_mask=None, key_padding_mask=None):
     return total
 
 
-@pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_equal_both_references(mask, values):
-    positions, tensors = make(2, values=values), inputs()
+def test_masks_equal_both_references(mask):
+    positions, tensors = make(2, values=True), inputs()
     unmasked, _ = relative_attention(*tensors, positions)
     actual, weights = relative_attention(*tensors, positions, **MASKS[mask], need_weights=True)
     addend = as_addend(**MASKS[mask])
@@ -170,10 +145,9 @@ def test_masks_equal_both_references(mask, values):
         np.testing.assert_allclose(actual.detach().numpy(), loop[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
-def test_a_step_equals_the_row_of_the_full_pass(beyond, values, heads, context):
-    positions, (query, key, value) = make(context, beyond, values, heads), inputs()
+def test_a_step_equals_the_row_of_the_full_pass(beyond, values, heads):
+    positions, (query, key, value) = make(2, beyond, values, heads), inputs()
     full, _ = relative_attention(query, key, value, positions, attn_mask=causal())
     forgotten = 0.0
     for t in range(QUERIES):
@@ -185,22 +159,11 @@ def test_a_step_equals_the_row_of_the_full_pass(beyond, values, heads, context):
     assert forgotten > 1e-3  # a forgotten offset is noticed
 
 
-@pytest.mark.parametrize("offset", [-7, -3, -1, 3, 4, 6, 20])
-@pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS[:4])
-def test_queries_outside_of_the_keys_are_refused_or_right(beyond, values, heads, offset):
-    """Allowed are offsets 0 to keys - queries = 2; the others never give a wrong result."""
-    positions, (query, key, value) = make(1, beyond, values, heads), inputs(4, 2)
-    refusal = ""
-    try:
-        actual, _ = relative_attention(query, key, value, positions, query_offset=offset)
-    except ValueError as error:
-        refusal = str(error)
-    if refusal:
-        assert f"query_offset={offset}" in refusal
-        assert "allowed" in refusal
-    else:
-        expected, _ = slow(query, key, value, positions, query_offset=offset)
-        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("offset", [-7, -1, 3, 20])
+def test_queries_outside_of_the_keys_are_refused(offset):
+    """Allowed are offsets 0 to keys - queries = 2; the others would give a wrong result."""
+    with pytest.raises(ValueError, match=rf"query_offset={offset} .*allowed"):
+        relative_attention(*inputs(4, 2), make(1), query_offset=offset)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -214,3 +177,67 @@ def test_half_precision_is_close_to_float32(dtype):
         auto, _ = relative_attention(*tensors, positions)
     torch.testing.assert_close(auto.float(), expected, atol=0.05, rtol=0.05)
     gradients(auto, list(positions.parameters()))
+
+
+# ---- between patches -----------------------------------------------------------------------------
+
+# (context, patches)
+GRIDS = ((1, (1, 1)), (1, (2, 3)), (7, (2, 3)), (1, (1, 4)), (1, (2, 3, 2)))
+AXES = ("times", "rows", "columns")
+
+
+def embeddings(positions, patches, first, name):
+    """``[H or 1, S, S, d]``, one pair of patches after the other."""
+    places = list(itertools.product(*map(range, patches)))
+    length = first + len(places)
+    heads, _, _ = positions.rows.keys.shape
+    out = torch.zeros(heads, length, length, DIM)
+    context = positions.rows.context
+    for (i, here), (j, there) in itertools.product(enumerate(places), repeat=2):
+        for axis_name, start, end in zip(positions.axes, here, there, strict=True):
+            axis, distance = getattr(positions, axis_name), end - start
+            if abs(distance) <= context or axis.clip:
+                row = max(-context, min(context, distance)) + context
+                out[:, first + i, first + j] += getattr(axis, name)[:, row]
+    return out
+
+
+def slow_on_grid(query, key, value, positions, patches, first):
+    a_key = embeddings(positions, patches, first, "keys")
+    scores = torch.einsum("bhtd,bhtsd->bhts", query, key[:, :, None] + a_key) / DIM**0.5
+    weights = scores.softmax(-1)
+    value = value[:, :, None].expand(-1, -1, query.shape[2], -1, -1)
+    if positions.values is not None:
+        value = value + embeddings(positions, patches, first, "values")
+    return torch.einsum("bhts,bhtsd->bhtd", weights, value), weights
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["patches", "class-token"])
+@pytest.mark.parametrize(("context", "patches"), GRIDS)
+@pytest.mark.parametrize(("beyond", "values", "heads"), [OPTIONS[0], OPTIONS[3], OPTIONS[6]])
+def test_attention_equals_the_formula(context, beyond, values, heads, patches, first):
+    axes = AXES[-len(patches) :]
+    positions = RelativeGridPositions(context, DIM, heads, values, beyond, axes)
+    length = first + math.prod(patches)
+    tensors = inputs(length, length)
+    output, weights = relative_attention(*tensors, positions, patches=patches, need_weights=True)
+    expected, expected_weights = slow_on_grid(*tensors, positions, patches, first)
+    torch.testing.assert_close(weights, expected_weights, atol=1e-5, rtol=1e-4)
+    assert_same(output, expected, [*tensors, *positions.parameters()])
+
+
+def test_blocks_of_queries_equal_one_pass(monkeypatch):
+    """Blocks begin anywhere in a row of patches."""
+    positions = RelativeGridPositions(3, DIM, values=True)
+    tensors = inputs(13, 13)
+    whole, _ = relative_attention(*tensors, positions, patches=(4, 3))
+    monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 13 * BATCH * HEADS * 5)
+    blocks, _ = relative_attention(*tensors, positions, patches=(4, 3))
+    torch.testing.assert_close(blocks, whole, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("patches", [None, (4, 4)])
+def test_patches_must_fit(patches):
+    positions = RelativeGridPositions(2, DIM)
+    with pytest.raises(ValueError, match=r"patches=.* is not allowed with 13 keys"):
+        relative_attention(*inputs(13, 13), positions, patches=patches)

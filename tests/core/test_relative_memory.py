@@ -49,7 +49,7 @@ def created(attention, length, context, dim=16, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"beyond": "zero"}, {"values": True}])
-@pytest.mark.parametrize("context", [4, 40, 400])
+@pytest.mark.parametrize("context", [4, 400])
 def test_no_tensor_of_length_squared_times_dimension(context, options):
     length, dim = 64, 16
     assert max(created(slow, length, context, dim, **options)) >= length * length * dim
@@ -73,7 +73,8 @@ def run(positions, tensors, **options):
     return output, gradients(output, [*tensors, *positions.parameters()])
 
 
-def assert_blocks_equal_whole(monkeypatch, rows, positions, tensors, **options):
+def assert_blocks_equal_whole(monkeypatch, positions, tensors, **options):
+    """In blocks of two queries."""
     whole, expected = run(positions, tensors, **options)
     blocks = []
     attend = relative._attend
@@ -83,9 +84,9 @@ def assert_blocks_equal_whole(monkeypatch, rows, positions, tensors, **options):
         return attend(query, *arguments)
 
     monkeypatch.setattr(relative, "_attend", counting)
-    monkeypatch.setattr(relative, "BLOCK_ELEMENTS", rows * tensors[1].shape[2] * BATCH * HEADS)
+    monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * tensors[1].shape[2] * BATCH * HEADS)
     actual, gradient = run(positions, tensors, **options)
-    forward = -(-QUERIES // rows)
+    forward = -(-QUERIES // 2)
     assert len(blocks) == 2 * forward  # scores are recomputed in the backward pass
     assert sum(blocks[:forward]) == QUERIES
     torch.testing.assert_close(actual, whole, atol=1e-6, rtol=1e-5)
@@ -95,24 +96,22 @@ def assert_blocks_equal_whole(monkeypatch, rows, positions, tensors, **options):
         torch.testing.assert_close(relative_attention(*tensors, positions, **options)[0], whole)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize(("beyond", "values", "heads"), OPTIONS)
-def test_blocks_equal_one_pass(monkeypatch, beyond, values, heads, rows):
+def test_blocks_equal_one_pass(monkeypatch, beyond, values, heads):
     """Of queries in the middle of the keys."""
     positions = make(2, beyond, values, heads)
-    assert_blocks_equal_whole(monkeypatch, rows, positions, inputs(7), query_offset=2)
+    assert_blocks_equal_whole(monkeypatch, positions, inputs(7), query_offset=2)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_blocks_with_masks_equal_one_pass(monkeypatch, mask):
     positions = make(2, values=True)
-    assert_blocks_equal_whole(monkeypatch, 2, positions, inputs(), **MASKS[mask])
+    assert_blocks_equal_whole(monkeypatch, positions, inputs(), **MASKS[mask])
 
 
-@pytest.mark.parametrize("values", [False, True])
-def test_dropout_in_blocks_is_the_same_when_recomputed(monkeypatch, values):
+def test_dropout_in_blocks_is_the_same_when_recomputed(monkeypatch):
     """Each block draws its own mask once: what the backward pass recomputes has the same one."""
-    positions, tensors = make(2, values=values), inputs()
+    positions, tensors = make(2, values=True), inputs()
     monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * ROW)
     torch.manual_seed(5)
     actual, _ = relative_attention(*tensors, positions, dropout=0.5)

@@ -171,11 +171,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("function", [read_audio, audio_seconds])
-def test_damaged_streams_are_refused(function, name):
+def test_damaged_streams_are_refused(name):
     data, message = BAD[name]
-    with pytest.raises(AudioError, match=message):
-        function(data)
+    for function in (read_audio, audio_seconds):
+        with pytest.raises(AudioError, match=message):
+            function(data)
 
 
 OPPOSITE = {
@@ -204,7 +204,7 @@ PLAIN = ["WAV", "RF64", "W64", "AU", "AIFF", "CAF", "NIST", "SVX", "VOC"]
 def test_damaged_recordings_are_read_or_an_audio_error(name):
     rng = np.random.default_rng(0)
     whole = np.frombuffer(encoded(NOISE[:8000], name), np.uint8)
-    for size in rng.integers(1, len(whole), 40):
+    for size in rng.integers(1, len(whole), 20):
         data = whole[:size].copy()
         places = rng.integers(0, min(size, 200), 3)
         data[places] = rng.integers(0, 256, 3)

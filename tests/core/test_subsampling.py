@@ -23,7 +23,7 @@ def subsampler(layers, bins=8):
 
 
 @pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
-@pytest.mark.parametrize("hop", [0.005, 0.0077, 0.010, 0.0133, 0.020])
+@pytest.mark.parametrize("hop", [0.0077, 0.020])
 def test_a_click_is_found_at_its_time(layers, hop):
     """The position of the output that a click changes most is the time of the click."""
     wave = torch.randn(RATE * 2, generator=torch.Generator().manual_seed(1)) * 1e-3

@@ -10,7 +10,6 @@ from cape_plugins import (
     PositionTable,
     build_position_encoder,
     coordinate_positions,
-    patch_positions,
     token_positions,
 )
 from tests.support.core import valid_mask
@@ -71,14 +70,6 @@ def test_a_half_precision_table_is_resized_in_float32():
     assert actual.dtype == torch.bfloat16
     expected = expected[0].flatten(1).T.to(torch.bfloat16)
     assert torch.equal(actual, expected)
-
-
-@pytest.mark.parametrize("size", [(2, 3), (4, 6), (3, 2), (1, 1)])
-def test_images_of_any_size_get_the_resized_table(size):
-    encoder = make_table_encoder("image", (2, 3))
-    result = encoder(patch_positions(*size))
-    assert result.shape == (1, size[0] * size[1], 5)
-    assert torch.equal(result[0], encoder.encoding.resize(*size))
 
 
 def test_weights_begin_with_the_deviation_asked_for():

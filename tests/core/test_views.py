@@ -84,7 +84,11 @@ def test_last_stage_is_what_training_encodes(name, domain):
 PAIR = "--architecture seq2seq --position-source-scale 1.5 --position-embedding"
 SHOWN = [
     f"{picture} --dim 16 {more} {PAIR} {name}"
-    for picture, more in {"augmentation": "", "coverage": "", "components": "--channels 1"}.items()
+    for picture, more in {
+        "augmentation": "",
+        "coverage": "--draws 5",
+        "components": "--channels 1",
+    }.items()
     for name in SAMPLED_TYPES
 ]
 

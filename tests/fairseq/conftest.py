@@ -16,6 +16,7 @@ from tests.support.fairseq_models import CLI_VARIANTS, lm_words, run_here, train
 
 SOURCE_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 TARGET_WORDS = ("eins", "zwei", "drei", "vier", "fuenf", "sechs", "sieben", "acht", "neun", "zehn")
+UPDATES = 40  # of a training, in its second epoch
 LONG = 1500  # tokens of the sentence that exceeds the tables of the stock models
 
 
@@ -78,7 +79,7 @@ def _write_text(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def corpus(shared_folder, run_cli) -> Corpus:
+def corpus(shared_folder) -> Corpus:
     def make(folder: Path) -> None:
         text = folder / "text"
         text.mkdir()
@@ -88,7 +89,7 @@ def corpus(shared_folder, run_cli) -> Corpus:
             "--validpref", text / "valid", "--testpref", f"{text / 'test'},{text / 'long'}",
         ]  # fmt: skip
         joined = ["--joined-dictionary", "--thresholdsrc", 5, "--destdir", folder / "binary"]
-        run_cli(*pair, *joined)
+        run_here(*pair, *joined)
         words = folder / "binary" / "dict.en.txt"
         known = ["--srcdict", words, "--tgtdict", words]
         run_here(*pair, *known, "--dataset-impl", "raw", "--destdir", folder / "raw")
@@ -103,19 +104,19 @@ def corpus(shared_folder, run_cli) -> Corpus:
 
 
 @pytest.fixture(scope="session")
-def trained(shared_folder, run_cli, corpus) -> Callable[[str], Path]:
+def trained(shared_folder, corpus) -> Callable[[str], Path]:
     """Function ``trained(NAME)``: a checkpoint of one of the variants, "stock" or "lm" (cape)."""
 
     def checkpoint(name: str) -> Path:
         def make(folder: Path) -> None:
             if name == "stock":
-                words = train_words(corpus.binary, folder, arch="transformer_tiny")
+                words = train_words(corpus.binary, folder, arch="transformer_tiny", updates=UPDATES)
             elif name == "lm":
                 words = lm_words(corpus.lm, folder)
             else:
-                updates = 60 if name in ("cape", "sinpos") else 20
+                updates = UPDATES if name in ("cape", "sinpos") else 20
                 words = train_words(corpus.binary, folder, *CLI_VARIANTS[name], updates=updates)
-            run_cli(*words, fresh=True) if name == "cape" else run_here(*words)
+            run_here(*words)
 
         return once(shared_folder / f"trained-{name}", make) / "checkpoint_last.pt"
 

@@ -47,19 +47,6 @@ def test_unprofiled_omegas_change_nothing():
     assert not torch.allclose(run(model, batch()), run(stock, batch()), atol=1e-3)
 
 
-def test_omegas_are_named_trainable_parameters():
-    model = build()
-    attach_admin(model)
-    names = [f"encoder.layers.{i}.admin.omega.{j}" for i in range(2) for j in range(2)]
-    names += [f"decoder.layers.{i}.admin.omega.{j}" for i in range(2) for j in range(3)]
-    assert list(omegas(model)) == names
-    assert set(names) <= set(model.state_dict())
-    loss_of(model, batch()).backward()
-    for omega in omegas(model).values():
-        assert omega.shape == (16,)
-        assert omega.grad.abs().sum() > 0
-
-
 def test_without_cross_attention_there_are_two_sublayers():
     model = build(no_cross_attention=True)
     attach_admin(model)

@@ -15,6 +15,7 @@ from fairseq_user_dir.models import NOT_RUNNABLE
 from tests.support.fairseq_models import (
     SAMPLED,
     START,
+    arguments,
     batch,
     build,
     build_lm,
@@ -159,7 +160,8 @@ def test_language_model_arch_trains_and_equals_stock(arch):
     previous = decoder_input()
     assert torch.equal(twin.eval()(previous)[0], stock.eval()(previous)[0])
 
-    model = build_language_model(f"cape_{arch}", read=configure).train()
+    read = arguments if "gpt" in arch else configure  # much slower
+    model = build_language_model(f"cape_{arch}", read=read).train()
     assert model.position_config.type == "cape"
     recorder = record(model.decoder)
     total([model(previous)[0]]).backward()

@@ -181,22 +181,6 @@ def test_models_that_have_no_mean_are_refused(files, tmp_path, entries, message)
     assert str(odd) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "message"),
-    [
-        ({"position_max_offset": 5}, {"position_max_offset": 8}, "position_max_offset: 8 and 5"),
-        ({}, {"position_embedding": "x"}, "position_embedding: x and unset"),
-    ],
-)  # fmt: skip
-def test_other_positional_settings_are_refused(tmp_path, ours, theirs, message):
-    paths = [
-        checkpoint(tmp_path / "a.pt", 1, lr=0.1, **ours),
-        checkpoint(tmp_path / "b.pt", 2, lr=0.2, **theirs),
-    ]
-    with pytest.raises(ValueError, match=f"different positional settings .*{message}"):
-        average_checkpoints(paths)
-
-
 def test_a_file_counts_once(files, tmp_path):
     (tmp_path / "link.pt").symlink_to(files[1])
     with pytest.raises(ValueError, match="given twice"):
@@ -263,20 +247,17 @@ def test_command_writes_the_average_or_nothing(files, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_averaged_checkpoint_decodes(run_cli, corpus, test_data, trained, tmp_path):
-    run_here(*train_words(corpus.binary, tmp_path, "--save-interval-updates", 10, updates=20))
+    run_here(*train_words(corpus.binary, tmp_path, "--save-interval-updates", 2, updates=4))
     average = tmp_path / "average.pt"
     run_cli(
         "python", "-m", "fairseq_user_dir.average", "--inputs", tmp_path,
         "--num-update-checkpoints", 2, "--output", average,
     )  # fmt: skip
-    first, second = (read_checkpoint(tmp_path / f"checkpoint_1_{i}.pt")["model"] for i in (10, 20))
+    first, second = (read_checkpoint(tmp_path / f"checkpoint_1_{i}.pt")["model"] for i in (2, 4))
     for name, value in read_checkpoint(average)["model"].items():
         torch.testing.assert_close(value, (first[name] + second[name]) / 2)
     assert differences(first, second)
     output = run_here(*generate_words(test_data, average))
     assert len(lines(output, "H")) == 24
-    tuning = ["--finetune-from-model", average]
-    log = run_here(*train_words(corpus.binary, tmp_path / "tuned", *tuning, updates=1))
-    assert "Loaded checkpoint" in log
     model, _ = load(average, test_data)
     assert model.position_config == load(trained("cape"), test_data)[0].position_config

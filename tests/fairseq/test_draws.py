@@ -21,7 +21,6 @@ from tests.support.fairseq_models import (
     VARIANTS,
     batch,
     build,
-    build_lm,
     build_variant,
     decoder_input,
     pad,
@@ -33,7 +32,6 @@ from tests.support.fairseq_speech import S2T, durations, make_model, make_task, 
 
 SHIFTS = {"max_offset", "max_global_shift"}
 RANDOM = [name for name in VARIANTS if build_variant(name).position_config.random]
-EVALUATED = [*RANDOM, *(name for name in VARIANTS if name not in RANDOM)]
 
 
 def coordinates(model, seed=0, left=True, random_seed=3):
@@ -149,20 +147,6 @@ def test_an_encoder_that_runs_alone_counts_for_itself():
     assert torch.equal(of_target[1], order[1, :12].sort().values)
 
 
-def test_language_model_draws_for_itself():
-    model = build_lm("--position-max-local-shift", 0, "--position-max-global-shift", 20)
-    recorder = record(model.decoder)
-    previous = decoder_input()
-    model(previous)
-    model(previous)
-    shifts = torch.stack([coords[:, 0, 0] - START for coords in recorder.seen])
-    assert shifts.unique().numel() == shifts.numel()
-    assert 5 < shifts.abs().max() <= 20
-    with random_numbers_untouched():
-        model.eval()(previous)
-    assert recorder.seen[-1].flatten().tolist() == [START + i for i in range(previous.shape[1])]
-
-
 # ------------------------------------------------------------------------------- half a model
 
 
@@ -208,7 +192,7 @@ def test_positions_in_training_without_a_draw_are_refused():
 # ---------------------------------------------------------------------------------- evaluation
 
 
-@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_evaluation_is_deterministic_and_draws_nothing(name):
     model = build_variant(name, dropout=0.1).eval()
     source, previous = batch()

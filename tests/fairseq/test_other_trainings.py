@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fairseq_user_dir.host.errors import SettingsError
+from tests.support.command_lines import _warm_python, environment, kill
 from tests.support.fairseq_models import (
     ROOT,
     TINY,
@@ -21,6 +22,7 @@ from tests.support.fairseq_models import (
     load,
     run_here,
 )
+from tests.support.warm_python import FAIRSEQ
 
 pytestmark = pytest.mark.slow
 
@@ -39,15 +41,24 @@ def hydra_words(arch, save_dir, *extra):
     ]  # fmt: skip
 
 
+def hydra_train(words, cwd):
+    """Runs such words in a fork of an interpreter that has imported fairseq: status, stdout and
+    stderr."""
+    python, words = _warm_python(FAIRSEQ, environment()), list(map(str, words))
+    status, out, err, _ = python.run(words, cwd, environment(), None, 300.0, kill)
+    return status, out, err
+
+
 def translation(data):
     return ["task=translation", f"task.data={data}", "task.source_lang=en", "task.target_lang=de"]
 
 
-def test_translation_model_of_hydra_decodes(run_cli, corpus, test_data, tmp_path):
+def test_translation_model_of_hydra_decodes(corpus, test_data, tmp_path):
     settings = ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
     settings += ["+model.position_relative_context=3", "common.bf16=true"]
     words = hydra_words("cape_transformer_tiny", tmp_path / "run", *settings)
-    run_cli(*words, *translation(corpus.binary), cwd=tmp_path)
+    status, _, err = hydra_train([*words, *translation(corpus.binary)], tmp_path)
+    assert status == 0, err
     checkpoint = tmp_path / "run" / "checkpoint_last.pt"
     state = torch.load(checkpoint, weights_only=True)
     assert state["optimizer_history"][-1]["num_updates"] == 10
@@ -67,12 +78,13 @@ def test_translation_model_of_hydra_decodes(run_cli, corpus, test_data, tmp_path
         torch.testing.assert_close(forced, scores, atol=1.5e-4, rtol=0)
 
 
-def test_language_model_of_hydra_by_radam_is_scored(run_cli, corpus, tmp_path):
+def test_language_model_of_hydra_by_radam_is_scored(corpus, tmp_path):
     settings = ["task=language_modeling", f"task.data={corpus.lm}", "task.tokens_per_sample=32"]
     settings += ["+model.position_embedding=cape", "+model.position_max_global_shift=7"]
     words = hydra_words("cape_transformer_lm", tmp_path / "run", *settings)
     words = ["+optimizer._name=radam" if word == "optimizer=adam" else word for word in words]
-    run_cli(*words, "+optimizer.adam_betas=[0.9,0.98]", cwd=tmp_path)
+    status, _, err = hydra_train([*words, "+optimizer.adam_betas=[0.9,0.98]"], tmp_path)
+    assert status == 0, err
     checkpoint = tmp_path / "run" / "checkpoint_last.pt"
     output = run_here(
         "fairseq-eval-lm", corpus.lm, "--user-dir", USER_DIR, "--path", checkpoint, "--cpu",
@@ -88,14 +100,14 @@ def test_language_model_of_hydra_by_radam_is_scored(run_cli, corpus, tmp_path):
     assert model.decoder.position_config.type == "cape"
 
 
-def test_bad_value_is_refused(run_cli, corpus, tmp_path):
+def test_bad_value_is_refused(corpus, tmp_path):
     settings = ["+model.position_embedding=cape", "+model.position_max_local_shift=0.9"]
     words = hydra_words("cape_transformer_tiny", tmp_path / "run", *settings)
-    result = run_cli(*words, *translation(corpus.binary), cwd=tmp_path, check=False)
-    assert result.returncode == 1
+    status, out, err = hydra_train([*words, *translation(corpus.binary)], tmp_path)
+    assert status == 1
     message = "--position-max-local-shift 0.9 is not allowed; allowed: 0 to 0.5 grid steps"
-    assert any(line.startswith(message) for line in result.stderr.splitlines())
-    assert "Traceback" not in result.stdout + result.stderr
+    assert any(line.startswith(message) for line in err.splitlines())
+    assert "Traceback" not in out + err
     assert list(tmp_path.rglob("*.pt")) == []
 
 

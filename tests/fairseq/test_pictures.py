@@ -30,7 +30,7 @@ def saved(path, model, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["abspos", "sinpos+source", "cape", "lm", "stock"])
+@pytest.mark.parametrize("name", ["abspos", "cape", "lm", "stock"])
 def test_what_is_read_is_what_the_model_adds(name, trained, corpus):
     path = trained(name)
     data = corpus.lm if name == "lm" else corpus.binary

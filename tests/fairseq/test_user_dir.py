@@ -1,12 +1,13 @@
-"""Proves that ``--user-dir`` takes both packages: by bare name in the repository, by path from
-elsewhere, and after they have been imported."""
+"""Proves that ``--user-dir`` takes both packages: by path from elsewhere, and after they have been
+imported. README's commands, in test_other_trainings.py, have the bare name in the repository."""
 
+import re
 from argparse import Namespace
 
 import pytest
 from fairseq import utils
 
-from tests.support.fairseq_models import ROOT, generate_words, lines, train_words
+from tests.support.fairseq_models import ROOT, train_words
 
 PACKAGES = ("cape_plugins", "fairseq_user_dir")
 
@@ -22,12 +23,11 @@ def test_user_dir_that_has_been_imported_is_taken(place, package, monkeypatch):
 
 
 @pytest.mark.slow
-def test_real_commands_from_the_repository_and_from_elsewhere(run_cli, corpus, tmp_path, test_data):
-    """The commands find the package by themselves: nothing else makes it importable."""
-    environment = {"PYTHONPATH": ""}
-    words = train_words(corpus.binary, tmp_path, "--user-dir", "cape_plugins", updates=1)
-    run_cli(*words, cwd=ROOT, env=environment)
-    checkpoint = tmp_path / "checkpoint_last.pt"
-    words = generate_words(test_data, checkpoint, "--user-dir", ROOT / "fairseq_user_dir")
-    output = run_cli(*words, cwd=tmp_path, env=environment).stdout
-    assert len(lines(output, "H")) == 24
+def test_real_command_from_elsewhere(run_cli, tmp_path):
+    """The command finds both packages by itself: nothing else makes them importable. It knows the
+    architecture, and tells in one line that there are no data."""
+    words = train_words("no-data", tmp_path, "--user-dir", ROOT / "cape_plugins")
+    result = run_cli(*words, cwd=tmp_path, env={"PYTHONPATH": ""}, check=False)
+    assert result.returncode == 1
+    (line,) = (text for text in result.stderr.splitlines() if "error: " in text)
+    assert re.match("fairseq-train: error: .*no-data", line)

@@ -41,12 +41,8 @@ def test_single_options_of_a_stored_configuration_change(tmp_path):
 
 BAD = [
     (CapeMarianConfig, {"type": "cape", "source_scale": "nan"}, ("source_scale='nan'", "> 0")),
-    (CapeMarianConfig, {"type": "rope"}, ("position_embedding='rope'", "cape")),
-    (CapeMarianConfig, {"type": "sinpos", "max_shift": 1}, ("max_shift", "max_global_shift")),
-    (CapeMarianConfig, {"type": "sinpos", "max_global_shift": 1}, ("max_global_shift", "cape")),
+    (CapeMarianConfig, {"type": "rotary"}, ("position_embedding='rotary'", "cape")),
     (CapeMarianConfig, "cape", ("position_embedding='cape'", "dict")),
-    (CapeViTConfig, {"type": "cape", "max_local_shift": 0.6}, ("max_local_shift=0.6", "0 to 0.5")),
-    (CapeViTConfig, {"type": "cape", "source_scale": 2}, ("source_scale='2'", "encoder")),
     (CapeSpeechConfig, {"type": "cape", "gamma": 2}, ("gamma=2", "Leave it out")),
     (CapeSpeech2TextConfig, {"type": "cape", "synchronize": True}, ("synchronize=True", "encoder")),
     (CapeViTConfig, {"type": None}, ("position_embedding=None", "cape")),

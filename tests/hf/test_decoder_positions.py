@@ -1,20 +1,14 @@
-"""Positions of a decoder whose caller gives them, or a mask of four dimensions."""
+"""Positions of a decoder whose caller gives them, or a mask of four dimensions. That the stock type
+computes with them what the stock model does, test_check_family.py shows."""
 
 import pytest
 import torch
 
+from hf_models.switching.modeling import decoder_positions
 from tests.support.hf import ALPHA, FAMILIES, PAD, sentences
-from tests.support.whisper import LABELS, WHOLE, make_stock, switched
+from tests.support.whisper import LABELS
 
 ROW, LENGTH = torch.arange(7), 5
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("ids", [ROW + 3, (ROW * 2).expand(3, -1), (ROW - 2).clamp(min=0)[None]])
-def test_stock_whisper_has_positions_of_the_caller(ids):
-    given = {"decoder_input_ids": LABELS, "decoder_position_ids": ids.view(-1, 7).expand(3, -1)}
-    expected = make_stock()(WHOLE, **given).logits
-    assert torch.equal(switched("sinpos")(WHOLE, **given).logits, expected)
 
 
 @torch.no_grad()
@@ -51,3 +45,16 @@ def test_cache_of_fixed_size_counts_prompts_padded_on_the_left(name, attention):
     alone = {key: value[1:] for key, value in source.items()}
     output = model.generate(**alone, decoder_input_ids=prompt[1:, 1:], **ways)
     torch.testing.assert_close(torch.stack(output.logits, 1)[0], logits[1][1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_of_four_dimensions_counts_up_to_each_token(dtype):
+    """Also where it shows what follows, as the mask of a prefix does."""
+    shown = (
+        torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()[:, None, None].expand(2, 1, 3, 5)
+    )
+    mask = (
+        shown if dtype == torch.bool else torch.zeros(shown.shape).masked_fill(~shown, -torch.inf)
+    )
+    positions = decoder_positions(3, 1, mask, mask.device)
+    assert positions.rows[..., 0].tolist() == [[0, 1, 2], [1, 2, 3]]

@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from tests.support.hf import FAMILIES, PAD, VARIANTS, sentences
+from tests.support.hf import FAMILIES, PAD, STACKS, VARIANTS, sentences
 
 GENERATING = [
     name
     for name, row in FAMILIES.items()
     if row.model.can_generate() and "input_ids" in row.batch()
 ]
-PAIRS = [(family, name) for family in GENERATING for name in VARIANTS[family]]
+# of the others, and against the stock model, in test_check_family.py
+PAIRS = [(family, name) for family in GENERATING if family in STACKS for name in VARIANTS[family]]
 TRANSLATORS = [name for name in GENERATING if FAMILIES[name].config().is_encoder_decoder]
 MODES = {
     "greedy": {"num_beams": 1},
@@ -21,48 +22,23 @@ ENDLESS = {"do_sample": False, "eos_token_id": None, "forced_eos_token_id": None
 ENDLESS |= {"no_repeat_ngram_size": 1, "suppress_tokens": [PAD]}
 
 
-@pytest.fixture(scope="module")
-def models():
-    """Function of a family and a type that makes a model once, with a table of 12 positions."""
-    made = {}
-
-    def make(family, name):
-        if (family, name) not in made:
-            made[family, name] = FAMILIES[family].build(VARIANTS[family][name], **short(family))
-        return made[family, name].eval()
-
-    return make
+def model_of(family, name):
+    """A model with a table of 12 positions; M2M100 needs a row for its padding."""
+    short = {} if family == "m2m_100" else {"max_position_embeddings": 12}
+    return FAMILIES[family].build(VARIANTS[family][name], **short)
 
 
-def short(family):
-    """Sizes with fewer positions than texts have; M2M100 needs a row for its padding."""
-    return {} if family == "m2m_100" else {"max_position_embeddings": 12}
-
-
-def prompts(family, left=None):
-    """Sources padded on the right, texts to go on with padded on the left, or as told."""
-    return sentences(family not in TRANSLATORS if left is None else left)
-
-
-@pytest.mark.parametrize("family", GENERATING)
-def test_stock_type_generates_what_stock_does(family):
-    row = FAMILIES[family]
-    stock = row.build_stock(seed=1)
-    ours = row.build({"type": row.stock_type}, seed=2)
-    ours.load_state_dict(stock.state_dict(), strict=False)
-    for mode in MODES.values():
-        options = {**prompts(family), **mode, **ENDLESS, "max_new_tokens": 10}
-        expected = stock.generate(**options)
-        assert len(set(expected.flatten().tolist())) > 4
-        assert torch.equal(ours.generate(**options), expected)
+def prompts(family):
+    """Sources padded on the right, texts to go on with padded on the left."""
+    return sentences(left=family not in TRANSLATORS)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("family", "name"), PAIRS)
-def test_generation_equals_teacher_forcing(family, name, mode, models):
+def test_generation_equals_teacher_forcing(family, name, mode):
     """Scores of the generated tokens, step by step from a cache, against one pass; beyond the last
     position of the stock model."""
-    model, inputs = models(family, name), prompts(family)
+    model, inputs = model_of(family, name), prompts(family)
     out = model.generate(
         **inputs, **MODES[mode], **ENDLESS, max_new_tokens=14,
         return_dict_in_generate=True, output_logits=True, output_scores=True,
@@ -89,23 +65,9 @@ def forced_continuation(model, inputs, sequences):
     return output.logits[:, -14:]
 
 
-@pytest.mark.parametrize(("family", "name"), PAIRS)
-def test_generation_does_not_depend_on_the_padding_side(family, name, models):
-    """Nor on the mates in the batch; a text that goes on is padded on the left only."""
-    model = models(family, name)
-    options = {**ENDLESS, "max_new_tokens": 10, "num_beams": 1}
-    together = model.generate(**prompts(family), **options)[:, -10:]
-    if family in TRANSLATORS:
-        other = model.generate(**prompts(family, left=True), **options)[:, -10:]
-        assert torch.equal(other, together)
-    for row, length in enumerate((9, 6, 4)):
-        alone = {key: value[row : row + 1, :length] for key, value in sentences().items()}
-        assert torch.equal(model.generate(**alone, **options)[0, -10:], together[row])
-
-
 @pytest.mark.parametrize("family", GENERATING)
-def test_generation_in_training_mode_equals_evaluation_mode(family, models):
-    model = models(family, "cape")
+def test_generation_in_training_mode_equals_evaluation_mode(family):
+    model = model_of(family, "cape")
     options = {**prompts(family), **ENDLESS, "max_new_tokens": 8, "num_beams": 2}
     expected = model.generate(**options)
     assert torch.equal(model.train().generate(**options), expected)

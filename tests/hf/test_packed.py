@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM
 
-import hf_models
 from cape_plugins.settings.registry import ROTARY_TYPES
 from hf_models.seams.rotary import number_texts
 from tests.support.hf import FAMILIES, VARIANTS, batch, families_of
@@ -103,11 +102,10 @@ def logits(model, seed=None, **inputs):
     return model(**inputs, use_cache=False).logits.detach()  # with gradients, or nothing is drawn
 
 
-@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
-def test_packed_texts_do_not_see_each_other(settings, training):
-    """Also where positions are moved: another first text changes nothing behind the border."""
-    model, (ids, positions) = model_of(settings).train(training), packed()
+def test_packed_texts_do_not_see_each_other(settings):
+    """Where positions are moved: another first text changes nothing behind the border."""
+    model, (ids, positions) = model_of(settings).train(), packed()
     other = ids.clone()
     other[0, : LENGTHS[0]] += 1
     first, second = (logits(model, 5, input_ids=i, position_ids=positions) for i in (ids, other))
@@ -150,16 +148,6 @@ def test_packed_texts_of_bidirectional_models_are_evaluated_as_unpacked_ones(
     assert (seen - together).abs().max() > 1e-2  # with a mask, it says what is seen
 
 
-@pytest.mark.parametrize("family", BIDIRECTIONAL)
-def test_one_text_with_positions_is_evaluated_as_the_stock_model_does(family):
-    row, (ids, _) = FAMILIES[family], packed()
-    stock, positions = row.build_stock(), torch.arange(3, 15)[None]
-    with torch.no_grad():
-        expected = stock(ids, position_ids=positions).logits
-        own = hf_models.switch(stock, {"type": row.stock_type})
-        assert torch.equal(own(ids, position_ids=positions).logits, expected)
-
-
 @pytest.mark.parametrize("family", families_of("seq2seq"))
 def test_packed_sources_of_a_decoder_are_refused(family):
     """Positions of the target alone come with the output of the encoder."""
@@ -196,7 +184,8 @@ def test_training_on_packed_texts_compiles_without_graph_breaks(settings):
     """Also where positions are drawn for each text, whose number the device alone knows."""
     model, (ids, positions) = model_of(settings, num_hidden_layers=1), packed()
     torch._dynamo.reset()
-    compiled = torch.compile(model.train(), fullgraph=True, backend="aot_eager")
+    backend = "aot_eager" if settings["type"] in SAMPLED else "eager"  # which has an operator
+    compiled = torch.compile(model.train(), fullgraph=True, backend=backend)
     gradients = []
     for call in (model, compiled):
         model.zero_grad()

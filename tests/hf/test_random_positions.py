@@ -67,13 +67,6 @@ def test_evaluation_and_generation_equal_sinpos(name):
     assert torch.equal(model.train().generate(**options), expected)
 
 
-def test_an_input_longer_than_the_range_is_refused():
-    model = MARIAN.build({"type": "randpos", "source_scale": 1, "max_position": 8}).train()
-    with pytest.raises(ValueError, match=r"max_position=8 .*9 positions"):
-        model(**batch("marian"))
-    model.eval()(**batch("marian"))
-
-
 @pytest.mark.parametrize("name", SAMPLED)
 @pytest.mark.parametrize("family", ["bert", "speech_ctc"])
 def test_evaluation_draws_where_that_is_asked_for(family, name):

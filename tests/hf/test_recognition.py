@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from transformers import (
     AutoProcessor,
@@ -117,17 +118,18 @@ def test_bad_recordings_are_refused(recording, options, message):
 SENTENCES = ["one two three", "four five six", "seven eight nine", "zero one four seven"]
 
 
+def train_subwords(folder, **special):
+    (folder / "text").write_text("\n".join(SENTENCES * 5))
+    files = {"input": str(folder / "text"), "model_prefix": str(folder / "spm")}
+    options = {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(**files, **options, **special)
+    return folder / "spm.model"
+
+
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory):
-    import sentencepiece
-
-    folder = tmp_path_factory.mktemp("spm")
-    (folder / "text").write_text("\n".join(SENTENCES * 5))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"), model_prefix=str(folder / "spm"), vocab_size=40, pad_id=0,
-        unk_id=1, bos_id=-1, eos_id=-1, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
-    return folder / "spm.model"
+    special = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
+    return train_subwords(tmp_path_factory.mktemp("spm"), **special)
 
 
 def test_subwords_are_encoded_and_decoded(spm, tmp_path):
@@ -167,12 +169,5 @@ def test_subwords_collapse_repeats_and_blanks(spm):
 
 
 def test_subwords_need_a_blank(tmp_path):
-    import sentencepiece
-
-    (tmp_path / "text").write_text("\n".join(SENTENCES * 5))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm"), vocab_size=40,
-        hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
     with pytest.raises(ValueError, match="no piece '<pad>' for the blank"):
-        CapeSpeechTokenizer(str(tmp_path / "spm.model"))
+        CapeSpeechTokenizer(str(train_subwords(tmp_path)))

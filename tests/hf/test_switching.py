@@ -1,15 +1,26 @@
-"""Switching the positions of a built stock model, and a family that no one has seen."""
-
-from unittest.mock import patch
+"""Switching the positions of a built stock model; what is refused leaves the model what it was."""
 
 import pytest
 import torch
+from accelerate import cpu_offload, dispatch_model
 from torch import nn
-from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+from transformers import ViTConfig, ViTForImageClassification
 
 import hf_models
 from cape_plugins.mathematics.binding import Bound
-from tests.support.hf import ALPHA, FAMILIES, batch
+from hf_models.families.bert import CapeBertModel
+from hf_models.seams import attention
+from hf_models.seams.text import TokenModel
+from tests.support.hf import ALPHA, FAMILIES, answer, batch, sentences
+
+SIZES = {"num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 12}
+IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def vit(width=12):
+    torch.manual_seed(0)
+    sizes = {**SIZES, "hidden_size": width, "image_size": 16, "patch_size": 8}
+    return ViTForImageClassification(ViTConfig(**sizes)).eval()
 
 
 def test_rows_of_special_tokens_are_kept_in_the_tokens():
@@ -34,9 +45,7 @@ def test_models_that_share_a_configuration_are_left_alone():
     ("model", "settings", "message"),
     [
         (nn.Linear(2, 2), {"type": "cape"}, r"Linear.*cannot be switched.*MarianMTModel"),
-        ("marian", {"type": "cap"}, r"'cap'.*allowed"),
         ("marian", {"type": "cape"}, r"source_scale='auto'.*cannot be counted"),
-        ("marian", {"type": "sinpos", "gamma": 2}, r"gamma"),
     ],
 )
 def test_what_cannot_be_switched_is_refused_and_unchanged(model, settings, message):
@@ -64,14 +73,6 @@ def test_new_tables_have_the_precision_of_the_model(name):
     assert {parameter.dtype for parameter in switched.parameters()} == {torch.bfloat16}
 
 
-def test_recorded_states_are_those_of_the_switched_parts():
-    """transformers knows by the name of a class what a part records."""
-    with patch.dict(_CAN_RECORD_REGISTRY, clear=True):  # where other tests have built such parts
-        model = hf_models.switch(FAMILIES["marian"].build_stock(), {"type": "sinpos"})
-        output = model(**batch("marian"), output_hidden_states=True)
-    assert len(output.encoder_hidden_states) == len(output.decoder_hidden_states) == 3
-
-
 def test_refused_attention_leaves_the_configuration_alone():
     row = FAMILIES["speech_to_text"]
     config = row.config(**{**row.sizes, "conv_kernel_sizes": [4, 4]}, position_embedding={})
@@ -79,3 +80,95 @@ def test_refused_attention_leaves_the_configuration_alone():
     with pytest.raises(ValueError, match="kernel size 4"):
         row.model(config)
     assert config._attn_implementation == "sdpa"
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def test_refused_setting_leaves_the_model_as_it_was():
+    model = vit(width=15)  # odd, which no sinusoid fits
+    expected, names, config = model(IMAGES).logits, list(model.state_dict()), model.config
+    with pytest.raises(ValueError, match="15"):
+        hf_models.switch(model, {"type": "cape"})
+    assert type(model) is ViTForImageClassification
+    assert model.config is config
+    assert list(model.state_dict()) == names
+    assert torch.equal(model(IMAGES).logits, expected)
+    assert type(hf_models.switch(model, {"type": "nopos"})).__name__.startswith("Cape")
+
+
+def test_failure_in_the_middle_leaves_the_model_as_it_was(monkeypatch):
+    model = FAMILIES["bert"].build_stock()
+    inputs = sentences()
+    expected = model(**inputs).logits
+
+    def fail(*args):
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(TokenModel, "install_positions", fail)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        hf_models.switch(model, {"type": "cape"})
+    assert type(model) is FAMILIES["bert"].stock_model
+    assert torch.equal(model(**inputs).logits, expected)
+
+
+def test_settings_that_are_no_dict_are_refused():
+    with pytest.raises(ValueError, match=r"position_embedding=.*is not allowed; allowed: a dict"):
+        hf_models.switch(vit(), "cape")
+
+
+@pytest.mark.parametrize("name", ["foo", "hidden_size"])
+def test_fields_that_the_stock_model_has_or_nobody_knows_are_refused(name):
+    with pytest.raises(ValueError, match=rf"{name}=64 cannot be set by switch.*drop_path_rate"):
+        hf_models.switch(vit(), {"type": "cape"}, **{name: 64})
+
+
+def test_family_without_relative_attention_refuses_it(monkeypatch):
+    monkeypatch.setattr("hf_models.seams.text.add_positions_to_attention", lambda *args: None)
+    model = FAMILIES["bert"].build_stock()
+    with pytest.raises(
+        ValueError, match=r"in attention.*have no effect.*add_positions_to_attention"
+    ):
+        hf_models.switch(model, {"type": "relpos"})
+    assert not isinstance(model.base_model, CapeBertModel)
+    assert callable(attention.add_positions_to_attention)
+
+
+def test_model_that_peft_has_wrapped_is_told_to_be_switched_before():
+    wrapped = torch.nn.Module()
+    wrapped.peft_config = {}
+    with pytest.raises(ValueError, match=r"Switch it before peft wraps it \(get_peft_model\)"):
+        hf_models.switch(wrapped, {"type": "cape"})
+
+
+@pytest.mark.parametrize("name", ["", "vit.embeddings"])
+def test_model_with_hooks_of_accelerate_is_refused(name):
+    model = vit()
+    dispatch_model(model.get_submodule(name), {"": "cpu"}, force_hooks=True)
+    with pytest.raises(ValueError, match=rf"ViT\w+ '{name}' has a forward.*Switch .* before"):
+        hf_models.switch(model, {"type": "cape"})
+    assert type(model) is ViTForImageClassification
+    assert model(IMAGES).logits.isfinite().all()
+
+
+# ---- attention functions and places of weights with which relative positions would be wrong ------
+
+
+@pytest.mark.parametrize("family", ["marian", "bert"])
+def test_attention_without_a_whole_mask_is_refused(family):
+    model = FAMILIES[family].build({"type": "relpos", "relative_context": 3})
+    expected = answer(model(**batch(family)))
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match=r"flash_attention_2.*allowed: eager, sdpa.*set_attn_impl"):
+        model(**batch(family))
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(answer(model(**batch(family))), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["marian", "vit"])
+def test_offloaded_tables_are_refused(family):
+    model = FAMILIES[family].build({"type": "relpos", "relative_context": 3})
+    cpu_offload(model, execution_device="cpu")
+    with pytest.raises(ValueError, match=r"device 'meta'.*allowed: cpu.*without offloading"):
+        model(**batch(family))

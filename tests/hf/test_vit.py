@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from tests.support.hf import FAMILIES, IMAGE, VIT, answer, make
+from tests.support.hf import FAMILIES, IMAGE, answer, make
 
 NAMES = list(IMAGE)
 
@@ -25,15 +25,6 @@ def test_images_of_any_size_need_no_flag(name, size):
     for row in range(2):
         alone = model(images[row : row + 1]).logits
         torch.testing.assert_close(alone[0], both[row], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("size", [(32, 32), (24, 56)])
-def test_learned_table_is_resized_as_in_stock(size):
-    stock = VIT.build_stock(seed=1)
-    ours = VIT.build({"type": "abspos"}, seed=2)
-    ours.load_state_dict(stock.state_dict())
-    _, images = logits(ours, *size)
-    assert torch.equal(ours(images).logits, stock(images, interpolate_pos_encoding=True).logits)
 
 
 COARSE = "alias on a grid of 4 x 4 patches"

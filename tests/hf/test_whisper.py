@@ -194,20 +194,16 @@ def test_checkpointing_repeats_masks_and_draws(settings):
 
 
 @pytest.mark.slow
-def test_compiled_model_has_the_same_gradients_and_evaluation():
+def test_compiled_model_has_the_same_gradients():
     model = switched("cape", "cape", encoder_layers=1, decoder_layers=1).train()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    inputs = {"attention_mask": MASK, "labels": LABELS}
     gradients = []
-    for call in (model, compiled):
+    for call in (model, torch.compile(model, backend="eager", fullgraph=True)):
         model.zero_grad()
         torch.manual_seed(0)
-        call(RAGGED, **inputs).loss.backward()
+        call(RAGGED, attention_mask=MASK, labels=LABELS).loss.backward()
         gradients.append([p.grad for p in model.parameters() if p.requires_grad])
     for pair in zip(*gradients, strict=True):
         torch.testing.assert_close(*pair)
-    model.eval()
-    torch.testing.assert_close(compiled(RAGGED, **inputs).logits, model(RAGGED, **inputs).logits)
 
 
 def test_wrong_inputs_are_refused():
@@ -243,9 +239,7 @@ def test_wrong_settings_are_refused(settings):
     "way",
     [
         {"language": "en", "return_timestamps": False},
-        {"return_timestamps": True},
         {"return_timestamps": True, "return_token_timestamps": True},
-        {"return_timestamps": True, "cache_implementation": "static"},
     ],
 )
 def test_recordings_in_segments_or_in_one_piece(way):
@@ -304,32 +298,14 @@ def test_spec_augment_leaves_the_shortest_recordings_alone():
         assert torch.equal(seen[-1], inputs) == (frames < 10)
 
 
-# ---- asked by keyword, by a configuration of generation, or by the model -------------------------
-
-PLACES = ["keyword", "argument", "model"]
-
-
-def asked_in(place, inputs, mask=None, hop=None, **asked):
-    """What a model writes that is `asked` in one of the places."""
-    model = switched("cape")
-    call = {"attention_mask": mask, "hop_nanoseconds": hop, "language": "en"}
-    if place == "keyword":
-        return model, lambda: model.generate(inputs, **call, **asked)
-    config = copy.deepcopy(model.generation_config) if place == "argument" else None
-    for name, value in asked.items():
-        setattr(config or model.generation_config, name, value)
-    return model, lambda: model.generate(inputs, config, **call)
-
-
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", ["keyword", "argument", "model"])
 def test_timestamps_need_frames_of_10_ms(place):
-    _, call = asked_in(place, RAGGED, MASK, hop=5_000_000, return_timestamps=True)
+    """Asked for by keyword, by a configuration of generation, or by that of the model."""
+    model = switched("cape")
+    config = copy.deepcopy(model.generation_config)
+    asked = {"keyword": {"return_timestamps": True}, "argument": {"generation_config": config}}
+    if place != "keyword":
+        (config if place == "argument" else model.generation_config).return_timestamps = True
+    call = {"attention_mask": MASK, "hop_nanoseconds": 5_000_000, "language": "en"}
     with pytest.raises(ValueError, match=r"return_timestamps=True.*need frames of 10 ms"):
-        call()
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_without_timestamps_a_recording_is_one_piece(place):
-    asked = {"return_timestamps": False, "max_new_tokens": 8}
-    model, call = asked_in(place, features(1, 2 * SEGMENT), **asked)
-    assert encoder_sizes(model, call) == [SEGMENT]
+        model.generate(RAGGED, **call, **asked.get(place, {}))

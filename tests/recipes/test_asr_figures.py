@@ -48,22 +48,15 @@ def positions(args):
     return config_from_args(args, "encoder", "audio")
 
 
-def assert_cape(args, shift=30.0, local=0.5, scale=1.0):
-    config = positions(args)
-    assert config.type == "cape"
-    assert config.mean_normalize
-    shown = (config.max_global_shift, config.max_local_shift, config.max_global_scale)
-    assert shown == (shift, local, scale)
-
-
-def assert_relpos(config, context, layers="all"):
-    """Learned keys alone, and nothing beyond the context, as in the released code."""
-    assert (config.type, config.relative_context, config.layers) == (
-        "relpos",
-        context,
-        layers,
-    )
-    assert (config.relative_beyond, config.relative_values) == ("zero", False)
+def shown(config):
+    """The type; of cape global shift, local shift and scale, of relpos context and layers."""
+    if config.type == "cape":
+        assert config.mean_normalize
+        return "cape", config.max_global_shift, config.max_local_shift, config.max_global_scale
+    if config.type == "relpos":  # learned keys, and nothing beyond the context: the released code
+        assert (config.relative_beyond, config.relative_values) == ("zero", False)
+        return "relpos", config.relative_context, config.layers
+    return config.type
 
 
 @pytest.mark.parametrize("study", run.STUDIES)
@@ -94,49 +87,70 @@ def test_flags_of_other_recipes_are_known(figure, recipe):
         assert {args.task for args in figure(recipe, study).values()} == {"cape_asr"}
 
 
+CAPE, RELPOS = ("cape", 30, 0.5, 1), ("relpos", 919, "all")
+
+
+def settings(models):
+    return {name: shown(positions(args)) for name, args in models.items()}
+
+
 @pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
 def test_figures_5_and_6(figure, recipe, scale, folder):
     """WSJ and TED-LIUM 3 by type."""
     words = ["--data", str(folder), "--recipe", recipe]
     assert run.parse_arguments(words).bins == (10, 15, 20)  # seconds
     models = figure(recipe, "types")
-    assert_cape(models["cape"], scale=scale)
+    expected = {name: name for name in ("nopos", "sinpos", "abspos")}
+    expected |= {"relpos": RELPOS, "cape": ("cape", 30, 0.5, scale)}
+    assert expected.items() <= settings(models).items()
     preset = {"wsj": "cape_wsj", "tedlium3": "cape_tedlium"}[recipe]
     assert positions(models["cape"]) == PositionConfig.preset(preset)
-    assert_relpos(positions(models["relpos"]), 919)
-    for name in ("nopos", "sinpos", "abspos"):
-        assert positions(models[name]).type == name
 
 
 @pytest.mark.parametrize("recipe", CORPORA)
 def test_figure_7(figure, recipe):
     """CAPE's global and local shifts, and SpecAugment."""
     models = figure(recipe, "augmentation")
-    assert {name: args.no_spec_augment for name, args in models.items()} == {
-        "baseline": True,
-        "+CAPE": True,
-        "+SpecAug": False,
-        "+CAPE +SpecAug": False,
-    }
-    for name in ("baseline", "+SpecAug"):
-        assert positions(models[name]).type == "sinpos"
-    for name in ("+CAPE", "+CAPE +SpecAug"):
-        assert_cape(models[name])
+    plain = {"baseline": "sinpos", "+CAPE": CAPE}
+    assert settings(models) == plain | {"+SpecAug": "sinpos", "+CAPE +SpecAug": CAPE}
+    assert {name for name, args in models.items() if args.no_spec_augment} == {*plain}
 
 
 @pytest.mark.parametrize("recipe", CORPORA)
 def test_figures_15_and_16(figure, recipe):
     """Padded batches and batches without padding, lambda 1."""
     models = figure(recipe, "batches")
-    assert {name: args.padding_free for name, args in models.items()} == {
-        "sinpos": False,
-        "sinpos (padding-free)": True,
-        "cape": False,
-        "cape (padding-free)": True,
+    padded, free = ({f"{a}{end}": b for a, b in (("sinpos", "sinpos"), ("cape", CAPE))}
+                    for end in ("", " (padding-free)"))  # fmt: skip
+    assert settings(models) == padded | free
+    assert {name for name, args in models.items() if args.padding_free} == {*free}
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figure_18(figure, recipe):
+    """Global shifts that cover 15, 30 and 60 seconds, lambda 1."""
+    expected = {f"covers-{2 * half:g}s": ("cape", half, 0.5, 1) for half in (7.5, 15, 30)}
+    assert settings(figure(recipe, "shift")) == expected
+
+
+@pytest.mark.parametrize("recipe", CORPORA)
+def test_figure_19(figure, recipe):
+    """With and without local shift, lambda 1."""
+    expected = {"global-and-local": CAPE, "global-only": ("cape", 30, 0, 1)}
+    assert settings(figure(recipe, "local")) == expected
+
+
+@pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
+def test_figures_20_and_21(figure, recipe, scale):
+    """Contexts of 27.6 and 6 seconds, the first layer, the scale of the corpus; all scales."""
+    assert settings(figure(recipe, "relpos")) == {
+        "relpos": RELPOS,
+        "relpos-6s": ("relpos", 199, "all"),
+        "relpos-first": ("relpos", 919, "first"),
+        "cape": ("cape", 30, 0.5, scale),
     }
-    for name, args in models.items():
-        if name.startswith("cape"):
-            assert_cape(args)
+    scales = [config[-1] for config in settings(figure(recipe, "scale")).values()]
+    assert scales == [1, 1.1, 1.4, 2, 3]
 
 
 def test_figure_17(folder, repo_root):
@@ -153,46 +167,12 @@ def test_figure_17(folder, repo_root):
     assert words[words.index("--compare") + 1].startswith("cape")
 
 
-@pytest.mark.parametrize("recipe", CORPORA)
-def test_figure_18(figure, recipe):
-    """Global shifts that cover 15, 30 and 60 seconds, lambda 1."""
-    models = figure(recipe, "shift")
-    assert list(models) == ["covers-15s", "covers-30s", "covers-60s"]
-    for args, half in zip(models.values(), (7.5, 15.0, 30.0), strict=True):
-        assert_cape(args, shift=half)
-
-
-@pytest.mark.parametrize("recipe", CORPORA)
-def test_figure_19(figure, recipe):
-    """With and without local shift, lambda 1."""
-    models = figure(recipe, "local")
-    assert_cape(models["global-and-local"])
-    assert_cape(models["global-only"], local=0)
-
-
-@pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())
-def test_figures_20_and_21(figure, recipe, scale):
-    """Contexts of 27.6 and 6 seconds, the first layer, the scale of the corpus; all scales."""
-    models = figure(recipe, "relpos")
-    assert_relpos(positions(models["relpos"]), 919)
-    assert_relpos(positions(models["relpos-6s"]), 199)
-    assert_relpos(positions(models["relpos-first"]), 919, "first")
-    assert_cape(models["cape"], scale=scale)
-    scales = [positions(args).max_global_scale for args in figure(recipe, "scale").values()]
-    assert scales == [1, 1.1, 1.4, 2, 3]
-
-
 def test_figure_22(figure):
     """Dropout and layer drop of nopos, on WSJ."""
     models = figure("wsj", "dropout")
-    assert {name: positions(args).type for name, args in models.items()} == {
-        "nopos": "nopos",
-        "nopos-dropout-0.1": "nopos",
-        "cape": "cape",
-    }
-    assert_cape(models["cape"], scale=1.1)
-    drop = {name: args.encoder_layerdrop for name, args in models.items()}
-    assert drop == {"nopos": 0.4, "nopos-dropout-0.1": 0.1, "cape": 0.4}
+    expected = {"nopos": "nopos", "nopos-dropout-0.1": "nopos", "cape": ("cape", 30, 0.5, 1.1)}
+    assert settings(models) == expected
+    assert [args.encoder_layerdrop for args in models.values()] == [0.4, 0.1, 0.4]
 
 
 def test_figure_23(figure):
@@ -213,8 +193,8 @@ def test_figure_23(figure):
         assert (args.decoder_layerdrop, args.encoder_layerdrop) == (0.2, 0.2)
         assert (args.feature_dropout, args.lr, args.max_tokens) == (0.1, [0.02], 5000)
         assert (args.frequency_mask_width, args.time_mask_width) == (30, 50)
-        assert_relpos(decoder_config_from_args(args), 320)
+        assert shown(decoder_config_from_args(args)) == ("relpos", 320, "all")
     for name in ("ctc-relpos", "decoder-relpos"):
-        assert_relpos(positions(models[name]), 919)
+        assert shown(positions(models[name])) == RELPOS
         assert 919 * models[name].conv_stride * HOP_SECONDS == pytest.approx(27.6, abs=0.05)
-    assert_cape(models["decoder-cape"], scale=2.0)
+    assert shown(positions(models["decoder-cape"])) == ("cape", 30, 0.5, 2)

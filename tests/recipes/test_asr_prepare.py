@@ -308,12 +308,8 @@ def test_preparing_again_that_fails_leaves_what_there_was(libri, tmp_path):
 
 
 @pytest.mark.slow
-def test_commands_prepare_and_stretch(ted, tmp_path, run_cli):
+def test_command_prepares(ted, tmp_path, run_cli):
     words = ("tedlium3", ted, "--output", tmp_path / "out")
     done = run_cli("python", "-m", "recipes.asr.prepare", *words, fresh=True)
     assert "train data: 2 of 4 skipped" in done.stdout
-    table = tmp_path / "out" / "valid.tsv"
-    run_cli("python", "-m", "recipes.asr.stretch", table, "--seconds", 2, fresh=True)
-    assert texts(tmp_path / "out", "valid_2s") == {
-        "AlGore_2009-0000": "last year i don't know what's that"
-    }
+    assert len(texts(tmp_path / "out", "valid")) == 2

@@ -6,9 +6,9 @@ import pytest
 pytest.importorskip("soundfile")
 from recipes.asr import evaluate, run
 from recipes.asr.report import Text, by_duration, in_training, rates
-from recipes.asr.run import BATCHES, STUDIES
-from recipes.lab import steps
+from recipes.asr.run import STUDIES
 from recipes.lab.steps import CommandError
+from tests.support.command_lines import warm_fairseq
 from tests.support.fairseq_speech import durations, write_manifest
 from tests.support.plots import COLOURS, assert_lines
 from tests.support.tables import read_csv
@@ -89,66 +89,45 @@ def test_types_beside_the_study_have_the_settings_of_the_recipe():
 # ---- commands ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def children(monkeypatch, run_cli):
-    """Child processes by `run_cli`, which starts those of fairseq sooner."""
-
-    def run_module(module, *args, log, env=None, on_line=None):
-        done = run_cli(module.replace("fairseq_cli.", "fairseq-"), *args)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(done.stdout + done.stderr)
-        for line in done.stderr.splitlines() if on_line else ():
-            on_line(line)
-
-    for module in (steps, evaluate):
-        monkeypatch.setattr(module, "run_module", run_module)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("children")
 def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.executable", warm_fairseq())
     monkeypatch.chdir(tmp_path)
     command = ["--data", str(folder), "--compare", "cape", "--updates", "3", "--bins", "1"]
-    command += ["--batches", *BATCHES, "--seeds", "2", "--hops", "10", "16", "--curve", "2"]
+    command += ["--batches", "padding-free", "--seeds", "2", "--hops", "10", "16", "--curve", "2"]
     command += ["--", *map(str, SMALL)]
     run.main(command)
     out = tmp_path / "results/asr/types"
     rows = read_csv(out / "scores.csv")
-    names = {"cape", "cape (padding-free)"}
-    assert {(row["model"], row["seed"]) for row in rows} == {(name, "2") for name in names}
+    model = {"model": "cape (padding-free)", "seed": "2"}
+    assert all(model.items() <= row.items() for row in rows)
     assert {row["duration"] for row in rows} == {"0-1 s", "over 1 s", "all"}
     assert all(float(row["wer"]) > 0 for row in rows)
     text = (out / "scores.md").read_text()
     assert "--padding-free" in text
     assert text.count(str(tmp_path.parent)) == 1, "in the command, as it was typed"
-    hops = read_csv(out / "hops.csv")
-    assert [(row["model"], row["seed"], row["hop_ms"]) for row in hops] == [
-        (name, "2", hop) for name in sorted(names) for hop in ("10", "16")
-    ]
+    hops, curve = read_csv(out / "hops.csv"), read_csv(out / "curve.csv")
+    assert all(model.items() <= row.items() for row in (*hops, *curve))
+    assert [row["hop_ms"] for row in hops] == ["10", "16"]
     assert all(float(row["audio_seconds_per_second"]) > 0 for row in hops)
-    curve = read_csv(out / "curve.csv")
-    assert [(row["model"], row["seed"], row["updates"]) for row in curve] == [
-        (name, "2", updates) for name in sorted(names) for updates in "23"
-    ]
+    assert [row["updates"] for row in curve] == ["2", "3"]
     longest = max(durations(16, 0))
     within = sum(seconds <= longest for seconds in durations(9, 2))
     assert {row["count"] for row in curve} == {str(within)}, "no longer than those of training"
-    # in one colour: neither model has learned anything, so that one hides the other
     assert_lines(out / "scores.png", COLOURS[:1])
     assert_lines(out / "hops.png", COLOURS[:1])
     # the same decoding, of a checkpoint alone
-    checkpoint = tmp_path / "build/asr/types/runs/cape-seed2/checkpoint_last.pt"
+    checkpoint = tmp_path / "build/asr/types/runs/cape-(padding-free)-seed2/checkpoint_last.pt"
     evaluate.main(
         ["--model", str(checkpoint), "--data", str(folder), "--bins", "1", "--output", "again"]
     )
     alone = read_csv(tmp_path / "again/test/scores.csv")
     again = [(row["duration"], row["wer"]) for row in alone]
     assert {(row["seed"], row["train_seconds"]) for row in alone} == {("", "")}, "not known"
-    first = [(r["duration"], r["wer"]) for r in rows if r["model"] == "cape"]
-    assert again == first
+    assert again == [(row["duration"], row["wer"]) for row in rows]
     capsys.readouterr()
     run.main(command)  # all is reused
-    assert "2 trainings" in capsys.readouterr().out
+    assert "1 trainings of" in capsys.readouterr().out
     command[command.index("--curve") + 1] = "1"
     with pytest.raises(CommandError, match="--curve 1: .*seed2 is at update 3 already"):
         run.main(command)

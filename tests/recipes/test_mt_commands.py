@@ -81,6 +81,19 @@ def test_table_1_swaps_ten_thousand_training_lines(swap):
     assert len(sources) == len(references) == 10_000
 
 
+def test_page_of_the_swap_has_the_loss_of_bleu(words_of, tmp_path, monkeypatch):
+    """By a translator that writes training lines again, in their own order."""
+    write_lines(tmp_path / "subwords", "train", 20, "a b c d <sep> e f g h")
+    monkeypatch.setattr(Experiment, "open_selected", lambda self: SimpleNamespace(plain=str))
+    monkeypatch.setattr(experiment, "translations", lambda *given: list(given[-2]))
+    (words,) = words_of("SH Table 1", "recipes.mt.run")
+    recipe.main([*words, "--work", str(tmp_path), "--device", "cpu"])
+    page = (tmp_path / "runs/shape/swap.md").read_text("utf-8")
+    numbers = map(float, re.findall(r"-?\d+\.\d+", page)[:4])
+    assert [*numbers] == pytest.approx([100, 100, 0, 100])
+    assert "20 of training" in page
+
+
 def test_beam_search_of_shapes_rows_has_its_length_penalty(words_of, swap):
     """Four hypotheses (table 4), and no penalty: the paper names none, OpenNMT-py has none."""
     decoding = swap[0].args[1]

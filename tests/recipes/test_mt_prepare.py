@@ -75,6 +75,7 @@ def test_cleaning_says_how_many_pairs_it_removed_and_why(write, capsys):
     source[20] = target[20] = " ".join("a" * 81)
     target[30] = " ".join("a" * 70)
     given(write, source, target)
+    write(test_en=source, test_de=target)
     run("wmt14_en_de")
     said = capsys.readouterr().out
     assert (
@@ -82,6 +83,15 @@ def test_cleaning_says_how_many_pairs_it_removed_and_why(write, capsys):
         " words on a side, 1 more than 9 times as long on one side)" in said
     )
     assert f"train: cleaning by subwords removed none of {PAIRS - 4} pairs" in said
+    assert Path("work/subwords/test.reference").read_text() == Path("test.de").read_text()
+
+
+def test_other_files_are_not_mixed_with_prepared_ones(write):
+    given(write)
+    run("multi30k_small")
+    given(write, source=sentences(words=5))
+    with pytest.raises(CommandError, match="made with other settings.*train.en.*--work"):
+        run("multi30k_small")
 
 
 FRENCH = ("--target-lang", "fr")
@@ -169,26 +179,15 @@ def test_numbers_are_spelled_in_each_language():
     assert spell((99,), "fr") == "quatre-vingt-dix-neuf"
 
 
-def test_training_lists_are_short_with_all_numbers_and_tests_long(splits):
-    assert {len(numbers) for numbers in splits["train"]} == {1, 2, 3, 4}
-    assert {len(numbers) for numbers in splits["valid"]} == {1, 2, 3, 4}
-    assert {len(numbers) for numbers in splits["test"]} == set(range(1, 13))
-    assert {n for numbers in splits["train"] for n in numbers} == set(range(MAX_NUMBER + 1))
-
-
-def test_splits_are_disjoint_and_held_out_lists_distinct(splits):
+def test_training_lists_are_short_and_all_others_new(splits):
+    """Training has all numbers, also alone; lengths of the test are equally frequent."""
     train, valid, test = (set(splits[name]) for name in ("train", "valid", "test"))
-    assert not train & test
-    assert not train & valid
-    assert not valid & test
-    assert len(test) == len(splits["test"])
-    assert len(valid) == len(splits["valid"])
-
-
-def test_training_keeps_lists_of_one_number_and_longer_tests_are_equally_many(splits):
-    assert len({numbers for numbers in splits["train"] if len(numbers) == 1}) >= 60
-    counts = [sum(len(numbers) == n for numbers in splits["test"]) for n in range(2, 13)]
-    assert counts == [20] * 11
+    assert {*map(len, train)} == {*map(len, valid)} == {1, 2, 3, 4}
+    assert {n for numbers in train for n in numbers} == set(range(MAX_NUMBER + 1))
+    assert sum(len(numbers) == 1 for numbers in train) >= 60
+    assert [sum(len(numbers) == n for numbers in test) for n in range(2, 13)] == [20] * 11
+    assert not train & test | train & valid | valid & test
+    assert (len(test), len(valid)) == (SIZES["test"], SIZES["valid"])
     assert make_number_lists(seed=2, sizes=SIZES) != splits
 
 

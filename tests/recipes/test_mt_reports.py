@@ -1,6 +1,5 @@
 """Pages over all trainings of a translation recipe: scores by file, sweeps, learning curves."""
 
-import csv
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from recipes.mt.catalog import RECIPES, sampled
 from recipes.mt.experiment import Experiment
 from recipes.mt.reports import option_swept, read_curve, time_table, write_all_scores, write_curves
 from recipes.mt.run import main
-from tests.support.command_lines import warm_fairseq
+from tests.support.tables import read_csv
 
 LOG = """
 2026-01-02 10:00:00 | INFO | fairseq_cli.train | num. shared model params: 1,234,567 (num. trained: 1)
@@ -72,8 +71,7 @@ def test_curves_of_seeds_share_a_line(tmp_path):
     lines = write_curves(tmp_path, trainings, {"Command": "x"})
     assert "| sinpos | 1234567 | 150 | 210.0 ± 0.0 |".replace(".0", "") in lines[2]
     assert "71.50 ± 0.71" in lines[2]
-    with open(tmp_path / "curves.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / "curves.csv")
     assert len(rows) == 9
     assert rows[2] == {
         "type": "sinpos", "seed": "1", "update": "150", "seconds": "210.000", "loss": "5.000",
@@ -108,10 +106,6 @@ def test_best_is_chosen_on_validation_text(tmp_path, capsys):
     assert "| shape:max_offset=40 | 23.00 ± 0.00 |\n| shape:max_offset=100 |" in ranking
     assert "![sacreBLEU by max_offset](sweep.png)" in page
     assert (tmp_path / "sweep.png").stat().st_size > 5000
-    with open(tmp_path / "scores.csv") as file:
-        means = [row for row in csv.DictReader(file) if row["test set"] == "mean of all"]
-    assert float(means[0]["sacreBLEU"]) == pytest.approx((22 + 20 + 35) / 3, abs=1e-3)
-    assert len(means) == 6
 
 
 def test_mean_of_all_is_the_average_of_table_5(tmp_path):
@@ -119,8 +113,7 @@ def test_mean_of_all_is_the_average_of_table_5(tmp_path):
     years = {"v10": 24.22, "v11": 21.98, "v12": 22.20, "v13": 26.06}
     rows = scored("sinpos", 1, **years, t14=26.95, t15=29.98, t16=34.46)
     write_all_scores(tmp_path, rows, {"sinpos": {"type": "sinpos"}}, {})
-    with open(tmp_path / "scores.csv") as file:
-        (mean,) = [row for row in csv.DictReader(file) if row["test set"] == "mean of all"]
+    (mean,) = [r for r in read_csv(tmp_path / "scores.csv") if r["test set"] == "mean of all"]
     assert round(float(mean["sacreBLEU"]), 2) == 26.55
 
 
@@ -160,10 +153,8 @@ def test_validation_files_stay_apart(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_all_stages_of_a_comparison(tmp_path, monkeypatch):
+def test_all_stages_of_a_comparison(run_cli, tmp_path):
     """Types side by side in another language than the recipe's, from text to tables."""
-    monkeypatch.setattr("sys.executable", warm_fairseq())
-    monkeypatch.chdir(tmp_path)
     words = ("one", "two", "three", "four", "five", "six", "seven")
     for name, count in (("train", 600), ("v10", 8), ("v11", 9), ("t14", 10)):
         lines = [" ".join(words[(n + k) % 7] for k in range(9 + n % 9)) for n in range(count)]
@@ -171,10 +162,11 @@ def test_all_stages_of_a_comparison(tmp_path, monkeypatch):
             (tmp_path / f"{name}.{code}").write_text("".join(f"{line}.\n" for line in lines))
     split = {"train": "--train", "v10": "--valid", "v11": "--valid", "t14": "--test"}
     files = [w for name, flag in split.items() for w in (flag, f"{name}.en", f"{name}.fr")]
-    stages = ["all", "validate", "curve", "analyze"]
+    stages = ["all", "validate", "curve", "stack", "analyze", "--select", "best"]
     compared = ["--compare", "sinpos", "cape:max_global_shift=2", "--jobs", "2", "--threads", "1"]
     how = ["--sample", "--target-lang", "fr", "--work", "work", "--device", "cpu"]
-    main(["multi30k_study", *stages, *files, *compared, *how])
+    command = ["python", "-m", "recipes.mt.run", "multi30k_study", *stages, *files, *compared, *how]
+    run_cli(*command, "--dropout", "0.25", cwd=tmp_path, timeout=1200, warm_children=True)
     work = tmp_path / "work"
     page = (work / "scores.md").read_text()
     assert "| type | v10 | v11 | validation mean | t14 | mean of all |" in page
@@ -187,8 +179,16 @@ def test_all_stages_of_a_comparison(tmp_path, monkeypatch):
     stacked = (work / "analysis/length-stacked.md").read_text()
     assert "BLEU by number of stacked sentences" in stacked
     assert "1: 10, 2: 5, 3: 3, 4: 2, 5: 2, 6: 1, all: 23" in stacked
+    run = work / "runs/cape-max_global_shift-2"
     title = "# Multi30k English-German by a small model, 4800 updates (no paper), here en to fr"
-    assert (work / "runs/sinpos/scores.md").read_text("utf-8").startswith(title)
+    assert (run / "scores.md").read_text("utf-8").startswith(title)
+    assert [int(row["epoch"]) for row in read_csv(run / "selection.csv")] == [1, 2]
+    log = (run / "train.log").read_text()
+    assert "'dropout': 0.25" in log or "dropout=0.25" in log
+    assert "max_global_shift=2.0" in log
+    positions = (run / "stacked.csv").read_text().splitlines()
+    assert positions[0] == "position,mean_nll,count,tail"
+    assert len(positions) > 40
     assert (work / "binary/dict.fr.txt").exists()
     assert not list(work.rglob("*.de*"))
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 
+from recipes.lab.runs import SEED_STEP
 from recipes.mt.run import main
 
 SHARED = {
@@ -178,7 +179,10 @@ def test_positions_are_those_of_the_column_of_the_table(words, capsys):
 
 def test_dry_run_names_each_training_and_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    lines = printed(capsys, "wmt14_en_de", "--seeds", "1", "2")
+    lines = printed(capsys, "wmt14_en_de", "--seeds", "1", "2", "--lr", "1")
     named = [line.partition(":")[0] for line in lines if line.startswith("# cape")]
     assert named == ["# cape-seed1", "# cape-seed2"]
+    flags = [flags_of(line) for line in lines if line.startswith("fairseq-train")]
+    assert [own["--seed"] for own in flags] == [str(n * SEED_STEP) for n in (1, 2)]
+    assert {own["--lr"] for own in flags} == {"1"}, "the last value counts"
     assert not list(tmp_path.iterdir())

@@ -26,7 +26,7 @@ TINY = (
 @pytest.mark.slow
 def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = [*map(str, TINY), "--compare", "sinpos"]
+    command = [*map(str, TINY), "--compare", "sinpos", "--conditions", "inc", "exc"]
     run.main(command)
     first = capsys.readouterr().out
     output = tmp_path / "results" / "phones"
@@ -35,9 +35,9 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
         *tables,
         *("results.md", "nopos", "sinpos"),
     }
-    assert len(read_csv(output / "measurements.csv")) == 4 * 5
+    assert len(read_csv(output / "measurements.csv")) == 2 * 5
     page = (output / "results.md").read_text("utf-8")
-    for words in ("Machine", "torch", "| sinpos M-inc-scram |", "| sinpos M-exc |", "type3"):
+    for words in ("Machine", "torch", "| sinpos M-inc |", "| sinpos M-exc |", "type3"):
         assert words in page
     for link in page.split("](")[1:]:
         assert (output / link.partition(")")[0]).read_bytes().startswith(b"\x89PNG")
@@ -47,7 +47,7 @@ def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, ca
     assert set(models.values()) == {len(table[0]) - 6}  # a row a class; a shared model once
     assert {name for name, *_ in models} == {"nopos", "sinpos"}
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("build/phones/*/model.pt")}
-    assert len(stamps) == 4
+    assert len(stamps) == 2
     monkeypatch.setattr(pictures, "save", lambda figure, path: path.touch())
     run.main(command)
     assert capsys.readouterr().out == first

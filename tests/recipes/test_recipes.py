@@ -1,10 +1,7 @@
-"""The translation recipes: each from its text to an update, one of each kind to its score."""
+"""The translation recipes: each from its text to an update."""
 
-import csv
-import re
-from dataclasses import astuple, field, fields, make_dataclass, replace
+from dataclasses import astuple, fields, replace
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,9 +17,6 @@ from recipes.mt import prepare
 from recipes.mt.catalog import RECIPES, Text, sampled
 from recipes.mt.experiment import Experiment
 from recipes.mt.run import main, parse_arguments, train_flags
-from tests.support.command_lines import warm_fairseq
-
-SCORE_ROW = re.compile(r"\| (test\d*) \| (\d+) \| (\d+\.\d+) \| (\d+\.\d+) \|")
 
 
 def preprocess(module, *words, **how):
@@ -89,97 +83,6 @@ def test_sample_comes_from_its_text_to_an_update(text_of, tmp_path, name):
         assert max(len(line.split()) for line in source) <= row.max_subwords
 
 
-@pytest.fixture(scope="module")
-def recipe():
-    """The program in this process, whose children are forks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.executable", warm_fairseq())
-        yield lambda *words: main([*map(str, words), "--threads", "1", "--device", "cpu"])
-
-
-@pytest.mark.slow
-def test_best_epoch_by_the_command_line(run_cli, tmp_path):
-    command = ("python", "-m", "recipes.mt.run", "wmt14_en_de", "all", "--sample", "--threads", 1)
-    out = run_cli(*command, cwd=tmp_path, timeout=1200, warm_children=True).stdout
-    run = tmp_path / "build/wmt14_en_de-sample/runs/cape"
-    assert SCORE_ROW.search(out)
-    assert "nrefs:1" in (run / "scores.md").read_text()
-    assert (run / "checkpoint_selected.pt").exists()
-    assert "max_global_shift" in (run / "train.log").read_text()
-    with open(run / "selection.csv") as file:
-        assert [int(line["epoch"]) for line in csv.DictReader(file)] == [1, 2]
-
-
-@pytest.mark.slow
-def test_joined_sentences_with_their_probes(recipe, tmp_path, capsys):
-    recipe("wmt16_en_de_interpolate", "all", "stack", "swap", "--sample", "--work", tmp_path)
-    out, run = capsys.readouterr().out, tmp_path / "runs/shape"
-    assert SCORE_ROW.search(out)
-    assert "nats" in out
-    positions = (run / "stacked.csv").read_text().splitlines()
-    assert positions[0] == "position,mean_nll,count,tail"
-    assert len(positions) > 40
-    original, swapped, drop = re.findall(r"-?\d+\.\d+", (run / "swap.md").read_text())[:3]
-    assert float(drop) == pytest.approx(float(original) - float(swapped), abs=0.011)
-
-
-@pytest.fixture(scope="module")
-def prepared(recipe, tmp_path_factory):
-    """Own files with two test sets, and one training pair that is unfit."""
-    folder = tmp_path_factory.mktemp("recipe")
-    words = ["one", "two", "three", "four", "five", "six", "seven"]
-    for split, count in (("train", 400), ("valid", 12), ("test", 8), ("test1", 6)):
-        lines = [" ".join(words[(n + k) % 7] for k in range(1 + n % 10)) for n in range(count)]
-        if split == "train":
-            lines[5] = "one " * 300  # longer than any recipe keeps
-        for language in ("en", "de"):
-            (folder / f"{split}.{language}").write_text("".join(f"{line}.\n" for line in lines))
-    files = {
-        s: (folder / f"{s}.de", folder / f"{s}.en") for s in ("train", "valid", "test", "test1")
-    }
-    args = ["--train", *files["train"], "--valid", *files["valid"]]
-    args += ["--test", *files["test"], "--test", *files["test1"]]
-    recipe("iwslt14_de_en", "prepare", "--sample", *args, "--work", folder / "work")
-    return folder, args
-
-
-@pytest.mark.slow
-def test_own_files_are_cleaned_only_in_training(prepared):
-    work = prepared[0] / "work"
-    assert len((work / "text/train.en").read_text().splitlines()) == 400
-    assert len((work / "subwords/train.en").read_text().splitlines()) == 399
-    assert len((work / "subwords/valid.en").read_text().splitlines()) == 12
-    for split, count in (("test", 8), ("test1", 6)):
-        reference = (work / f"subwords/{split}.reference").read_text()
-        assert reference == (prepared[0] / f"{split}.en").read_text()
-        assert len(reference.splitlines()) == count
-
-
-@pytest.mark.slow
-def test_average_of_epochs_where_extra_flags_reach_fairseq(prepared, recipe, capsys):
-    folder, _ = prepared
-    common = ("--sample", "--work", folder / "work", "--position-embedding", "cape")
-    extra = ("--position-max-global-shift", "7", "--dropout", "0.25")
-    recipe("iwslt14_de_en", "train", "select", "decode", "score", *common, *extra)
-    out = capsys.readouterr().out
-    assert [row[:2] for row in SCORE_ROW.findall(out)] == [("test", "8"), ("test1", "6")]
-    assert "| mean | 14 |" in out
-    log = (folder / "work/runs/cape/train.log").read_text()
-    assert "max_global_shift=7.0" in log
-    assert "'dropout': 0.25" in log or "dropout=0.25" in log
-    with pytest.raises(CommandError, match="made with other settings.*--name"):
-        recipe("iwslt14_de_en", "train", *common)
-
-
-@pytest.mark.slow
-def test_other_files_are_not_mixed_with_prepared_ones(prepared, recipe):
-    folder, args = prepared
-    (folder / "other.en").write_text("a b\n" * 400)
-    other = [folder / "other.en" if path == folder / "train.en" else path for path in args]
-    with pytest.raises(CommandError, match="other.en.*--work"):
-        recipe("iwslt14_de_en", "prepare", "--sample", "--work", folder / "work", *other)
-
-
 STEPS = ("text", "tokenised", "subwords", "binary")
 OTHER = {"languages": ("en", "fr"), "segmentation": "sentencepiece", "clean": (2, 9)}
 OTHER |= {"max_subwords": 99}
@@ -195,23 +98,6 @@ def test_steps_with_another_option_are_not_reused(text_of, name):
     with pytest.raises(CommandError, match=rf"made with other settings .*{name} .*--work"):
         prepare_again(replace(row, **{name: other}), work)
     assert before == {path: path.stat().st_mtime_ns for path in work.rglob("*")}
-
-
-def test_new_options_of_the_text_are_recorded_without_being_named(text_of, monkeypatch):
-    row = sampled(RECIPES["wmt14_en_de"])
-    work = text_of(row)
-    accents = [("accents", str, field(default="kept"))]
-    monkeypatch.setattr(
-        prepare, "Text", make_dataclass("Text", accents, bases=(Text,), frozen=True, kw_only=True)
-    )
-    made_with = {name: recorded(work / name) for name in STEPS}
-    for name in STEPS:
-        with pytest.raises(CommandError, match=rf"{name} was made .*accents None, now 'gone'"):
-            prepare_again(SimpleNamespace(**vars(row), accents="gone"), work)
-        steps.record(work / name, {**made_with[name], "accents": "gone"})
-    prepare_again(SimpleNamespace(**vars(row), accents="gone"), work)
-    for name in STEPS:
-        steps.record(work / name, made_with[name])
 
 
 BAD_INPUTS = [

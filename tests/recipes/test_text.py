@@ -10,7 +10,7 @@ import pytest
 from cape_plugins.speech.manifest import read_manifest
 from fairseq_user_dir.asr.manifest import read_config
 from recipes.asr import corpora
-from recipes.lab.steps import CommandError, matches, read_written, record, step, write_lines
+from recipes.lab.steps import CommandError, matches, read_written, record, write_lines
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.lm.data import read_texts
 from recipes.mt import scoring
@@ -21,17 +21,13 @@ from recipes.mt.analysis.stack import (
     stack_for,
     stack_sentences,
 )
-from recipes.mt.analysis.swap import first_to_end, last_to_front
 from recipes.mt.corpus import (
-    SEPARATOR,
     Moses,
-    join_neighbours,
     map_columns,
     read_lines,
     read_pairs,
     split_pairs,
 )
-from recipes.mt.prepare import Cleaning
 from recipes.mt.reports import read_curve
 from recipes.mt.scoring import score, token_accuracy
 from recipes.phones.data import LabelError, parse_phn, read_labels
@@ -80,13 +76,6 @@ def test_split_off_pairs_do_not_stay_in_training():
 
 
 # ---- steps -------------------------------------------------------------------------------------
-
-
-def test_a_finished_step_is_kept(tmp_path):
-    made = []
-    for _ in range(2):
-        step(tmp_path / "data", {"size": 1}, made.append)
-    assert len(made) == 1
 
 
 def test_other_settings_are_an_error_that_says_which(tmp_path):
@@ -155,31 +144,6 @@ def test_impossible_vocabulary_is_named(tmp_path):
     with pytest.raises(CommandError, match="--vocab-size 5"):
         SentencePiece.train([tmp_path / "text"], tmp_path / "model", 5)
     assert not (tmp_path / "model").exists()
-
-
-# ---- filters -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("pair", "why"),
-    [
-        (("a b c", "a b"), ""),
-        (("a b c d", "a b"), "of more than 3 words on a side"),
-        (("a b", "a b c d"), "of more than 3 words on a side"),
-        (("", "a"), "empty on a side"),
-        (("a", "a b c"), "more than 2 times as long on one side"),
-    ],
-)
-def test_length_filter_has_limits_and_a_ratio(pair, why):
-    assert Cleaning("train", "words", 1, 3, 2.0).why_unfit(pair) == why
-
-
-def test_neighbours_are_joined_without_losing_any():
-    rows = [(f"s{n}", f"t{n}") for n in range(7)]
-    joined = list(join_neighbours(rows, 3))
-    assert joined[0] == (f"s0 {SEPARATOR} s1 {SEPARATOR} s2", f"t0 {SEPARATOR} t1 {SEPARATOR} t2")
-    assert joined[-1] == ("s6", "t6")
-    assert len(joined) == 3
 
 
 # ---- scores ------------------------------------------------------------------------------------
@@ -290,20 +254,6 @@ def test_a_carriage_return_in_a_bare_cell_of_metadata_is_named(recordings):
         read_folder(recordings / "metadata.csv")
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_lines_of_a_manifest_end_at_line_feeds_alone(recordings, encoding):
-    table = f"audio\ttgt_text\r\na.wav\t{ODD}\r\nb.wav\tnull\r\n"
-    (recordings / "train.tsv").write_bytes(table.encode(encoding))
-    texts = [item.text for item in read_manifest(recordings / "train.tsv")]
-    assert texts == ["a b c d e f", "null"], "all of these are white space"
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_parallel_text_is_read_by_its_mark(tmp_path, encoding):
-    (tmp_path / "train.de").write_bytes(f"grün\n{ODD}\r\n".encode(encoding))
-    assert list(read_lines(tmp_path / "train.de", "--train")) == ["grün", ODD]
-
-
 def test_lines_of_labels_end_at_line_feeds_alone():
     assert [phone.name for phone in parse_phn("0 100 a\x0c\r\n100 200 b\n", 16000)] == ["a", "b"]
     with pytest.raises(LabelError, match="line 2, "):
@@ -380,11 +330,3 @@ def test_stacks_reach_their_length_in_the_subwords_of_every_model():
     assert first[1] == "t0 , t1 , t2 , t3 ."  # the words, of which there are fewer than letters
     assert second[0] == "s4 , s5 , s6 , s7 ."
     assert stack_for(models[:1], pairs, 8)[0][1] == "t0 , t1 ."
-
-
-def test_swapping_there_and_back_gives_the_text():
-    text = f" {SEPARATOR} ".join(["a b", "c", "d e"])
-    swapped = f" {SEPARATOR} ".join(["c", "d e", "a b"])
-    assert first_to_end(text) == swapped
-    assert last_to_front(swapped) == text
-    assert last_to_front("no separator") == "no separator"

@@ -3,8 +3,6 @@
 import argparse
 import pickle
 import random
-import re
-import shlex
 import sys
 import types
 
@@ -16,8 +14,6 @@ pytest.importorskip("transformers")
 import torch
 from PIL import Image
 
-from recipes.lab.command_line import settings_to_compare
-from recipes.lab.hf_checkpoints import make_config
 from recipes.lab.steps import CommandError
 from recipes.vit import evaluate
 from recipes.vit import finetune_hf as vit
@@ -254,19 +250,3 @@ def test_patches_alone_are_scaled():
     embedded = models[0].vit.embeddings.patch_embeddings(torch.randn(4, 3, 32, 32))
     assert embedded.shape == (4, 16 * 16, 64)
     assert 0.8 < embedded.std().item() < 1.25
-
-
-def test_commands_for_cifar_compare_the_types_of_the_results(repo_root):
-    studied = {"nopos", "abspos", "sinpos", "relpos", "shape", "cape"}  # later types have no rows
-    page = (repo_root / "recipes/vit/README.md").read_text("utf-8").replace("\\\n", " ")
-    section = page.partition("## CIFAR-10")[2].partition("\n## ")[0]
-    commands = re.findall(r"^ +(?:python|accelerate launch) \S+finetune_hf\.py (.*)", section, re.M)
-    assert len(commands) == 3
-    for command in commands:
-        words = [word for word in shlex.split(command) if word != "--bf16"]  # not on each CPU
-        args, training, recipe = vit.read_options(words)
-        compared = settings_to_compare(args, "image", (), recipe.settings)
-        types = {settings["type"] for settings in compared.values()}
-        assert args.univit or types == studied
-        assert (len(args.seeds), training.num_train_epochs >= 10) == (3, True)
-        assert make_config(vit.CapeViTConfig, vit.model_sizes(args, recipe)).patch_size == 2

@@ -34,8 +34,7 @@ def shares(sampler, world, per_device, split, drop_last):
     return [list(BatchSamplerShard(sampler, world, rank, split)) for rank in range(world)]
 
 
-@pytest.mark.parametrize("images", [50, 5])
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("images", "split"), [(50, False), (50, True), (5, False)])
 @pytest.mark.parametrize("drop_last", [False, True])  # as ImageTrainer has it, and as recipe deit
 def test_sizes_agree_over_processes_and_micro_batches(images, split, drop_last):
     world, per_device, accumulation = 3, 2, 2
@@ -83,27 +82,6 @@ def test_repeated_augmentation_keeps_the_length_of_the_epoch():
     assert len({request.place for request in requests}) == 30  # copies are augmented differently
 
 
-def test_resized_learned_table_keeps_class_token_and_own_size():
-    """Identity at its own size; the row of the class token stays."""
-    torch.manual_seed(0)
-    config = CapeViTConfig(**TINY, position_embedding={"type": "abspos"})
-    model = CapeViTForImageClassification(config).eval()
-    images = torch.randn(2, 3, 32, 24)
-    before = model.vit.embeddings.position_embeddings.detach().clone()
-    expected = model(images).logits
-    model.vit.resize_images(16, 16)
-    assert torch.equal(model.vit.embeddings.position_embeddings, before)
-    model.vit.resize_images(32, 24)
-    after = model.vit.embeddings.position_embeddings
-    assert after.shape == (1, 1 + 4 * 3, 16)
-    assert after.requires_grad
-    assert torch.equal(after[:, 0], before[:, 0])
-    assert torch.equal(model(images).logits, expected)
-    assert model.config.image_size == (32, 24)
-    with pytest.raises(ValueError, match="smaller than a patch"):
-        model.vit.resize_images(4, 4)
-
-
 @pytest.mark.slow
 def test_finetuning_at_a_higher_size_and_several_seeds(tmp_path, monkeypatch, capsys):
     """Digits at 16, then at 32 pixels; finished runs are taken as they are."""
@@ -123,6 +101,7 @@ def test_finetuning_at_a_higher_size_and_several_seeds(tmp_path, monkeypatch, ca
 
     second = ["--max_steps", "3", "--model", "first/abspos-seed4", "--train-sizes", "32"]
     second += ["--position-embedding", "abspos", "--learning_rate", "1e-9", "--drop-path", "0.1"]
+    second += ["--test-sizes", "32"]
     vit.main([*second, "--output", "second"])
     model = CapeViTForImageClassification.from_pretrained(tmp_path / "second/abspos")
     assert (model.config.image_size, model.config.drop_path_rate) == (32, 0.1)

@@ -4,7 +4,6 @@ length, in an interpreter that has the engine alone; and what is refused."""
 import json
 import re
 import shutil
-from collections import Counter
 
 import pytest
 import torch
@@ -120,20 +119,6 @@ def test_settings_of_generation_are_options_in_the_readme(saved, tmp_path):
     assert readme.count("repetition_penalty") == 1
     assert "target_prefix=[['__de__']] * len(sentences)" in readme
     assert "suppress_sequences=[['<pad>', '▁f']]" in readme
-
-
-def test_banned_tokens_are_never_chosen(saved, tmp_path):
-    source = saved("marian", TEXT["sinpos"])
-    host, _ = both(source, export(source, tmp_path / "free"), sentences(10))
-    (word, _), *_ = Counter(token for row in host for token in row.tokens).most_common()
-    number = AutoTokenizer.from_pretrained(source).convert_tokens_to_ids(word)
-    path = source / "generation_config.json"
-    settings = json.loads(path.read_text("utf-8"))
-    settings["bad_words_ids"].append([number])
-    path.write_text(json.dumps(settings), "utf-8")
-    host, engine = both(source, export(source, tmp_path / "out"), sentences(10))
-    assert_same(host, engine, least=8)
-    assert not any(word in hypothesis.tokens for hypothesis in engine)
 
 
 def test_source_and_target_may_have_vocabularies_of_their_own(corpus, tmp_path):
@@ -288,11 +273,6 @@ def test_positions_that_do_not_fit_are_refused(settings, told, saved, tmp_path, 
     error = refusal(capsys, "ctranslate2", saved("marian", settings), tmp_path / "out")
     assert told in error
     assert "allowed" in error
-
-
-def test_dictionaries_of_fairseq_are_refused(marian, tmp_path, capsys):
-    error = refusal(capsys, "ctranslate2", marian[0], tmp_path / "out", "--data", "bin")
-    assert "--data bin is not allowed" in error
 
 
 def test_configuration_of_another_model_is_refused(marian, tmp_path, capsys):

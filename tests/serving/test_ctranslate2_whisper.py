@@ -248,15 +248,6 @@ def test_the_program_writes_texts_as_long_as_the_model_does(endless, tmp_path, m
     assert len(names["result"].sequences_ids[0]) == 448 - 4  # tokens before the text
 
 
-def test_conversion_to_int8_leaves_the_model_as_it_was(trained, tmp_path):
-    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(trained).eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    recognition = exporter.Recognition(model, AutoProcessor.from_pretrained(trained).tokenizer)
-    exporter.write_recognition(recognition, tmp_path, {"source": 50, "target": 50}, "int8")
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]), name
-
-
 def test_positions_that_are_drawn_in_evaluation_are_refused(stock, tmp_path, capsys):
     with_positions(stock, tmp_path / "model", {"type": "randpos", "random_evaluation": True})
     error = refusal(capsys, "ctranslate2", tmp_path / "model", tmp_path / "out")

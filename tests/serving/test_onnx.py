@@ -14,8 +14,8 @@ from tests.support.whisper import GENERATION, LENGTHS, MASK, RAGGED, SPECIAL, sw
 
 pytestmark = pytest.mark.slow
 IMAGE_SIZES = ((8, 8), (8, 40), (9, 17), (97, 50), (128, 128))
-FRAMES = (1, 3, 7, 300)
-STEPS = 60
+FRAMES = (1, 7, 300)
+STEPS = 50
 SENTENCES = (3, 1, 9, 30, 17, 90, 2, 25, 12, 44)
 
 
@@ -63,7 +63,7 @@ def test_recordings_of_any_length(ctc, frames):
         actual = run(out, "model", **given)
         assert_close(actual["logits"], expected)
         assert actual["lengths"].tolist() == [-(-int(n) // 3) for n in lengths[:rows]]
-    if frames > 3:
+    if frames > 1:
         other = run(out, "model", **{**given, "hop_nanoseconds": hop[1:2]})
         assert (other["logits"] - actual["logits"]).abs().max() > 1e-3
 
@@ -87,30 +87,34 @@ def test_programs_of_the_readme_need_nothing_but_the_engine(vit, ctc, tmp_path):
     assert run_program(program_of(out), cwd=out)  # as it stands
 
 
-@pytest.mark.parametrize("family", ["bert", "speech_to_text"])
-def test_check_runs_both_at_other_sizes(family, tmp_path, capsys):
-    out = export_saved(small(family, "cape"), tmp_path, "--check")
+def test_check_runs_both_at_other_sizes(tmp_path, capsys):
+    out = export_saved(small("bert", "cape"), tmp_path, "--check", "--opset", "18")
     report = capsys.readouterr().out
-    for path in out.glob("*.onnx"):
-        assert f"{path.name}: differs by at most" in report
-        assert not any(name in path.read_bytes() for name in (b".py", b"stack_trace"))
-    assert "in 18 batches" in report or "in 12 batches" in report
+    assert "model.onnx: differs by at most" in report
+    assert "in 18 batches" in report
+    graph = (out / "model.onnx").read_bytes()
+    assert not any(name in graph for name in (b".py", b"stack_trace"))
+
+
+def test_frames_of_any_length_enter_an_encoder_with_a_stock_front_end(tmp_path):
+    encoder, _ = onnx.graphs(small("speech_to_text", "cape").eval())
+    onnx.write(encoder, tmp_path / "encoder.onnx", 20)
+    session = onnxruntime.InferenceSession(tmp_path / "encoder.onnx")
+    assert "in 12 batches" in onnx.compared(encoder, session, [encoder.sample, *encoder.others])
 
 
 def test_plain_exporter_takes_a_model_with_relative_positions(tmp_path):
     """By torch.onnx.export, which transformers.exporters call as well."""
-    model, sample = small("vit", "cape+relative"), torch.randn(2, 3, 24, 40)
-    path = tmp_path / "model.onnx"
-    sizes = {0: "batch", 2: "height", 3: "width"}
-    torch.onnx.export(
-        *(model, (sample,), path), dynamo=True, dynamic_shapes={"pixel_values": sizes}
-    )
+    model, path = small("bert", {"type": "relpos", "relative_context": 3}), tmp_path / "model.onnx"
+    given = sentences(True, (27, 12))
+    sizes = {name: {0: "batch", 1: "length"} for name in given}
+    torch.onnx.export(model, (), path, kwargs=given, dynamo=True, dynamic_shapes=sizes)
     session = onnxruntime.InferenceSession(path)
-    for size in IMAGE_SIZES:
-        images = torch.randn(1, 3, *size)
-        (actual, *_) = session.run(None, {"pixel_values": images.numpy()})
+    for lengths in ((1,), (90, 7, 30)):
+        given = sentences(True, lengths)
+        (actual, *_) = session.run(None, {name: value.numpy() for name, value in given.items()})
         with torch.no_grad():
-            assert_close(torch.from_numpy(actual), model(images).logits)
+            assert_close(torch.from_numpy(actual), model(**given).logits)
 
 
 # ---- encoder and decoder -------------------------------------------------------------------------
@@ -125,7 +129,7 @@ def translation(tmp_path_factory):
     with torch.no_grad():
         model.final_logits_bias[0, EOS] = 6.0
     model.generation_config.update(forced_eos_token_id=None, bad_words_ids=[[PAD]])
-    return model, export_saved(model, tmp_path_factory.mktemp("marian"), "--opset", "18")
+    return model, export_saved(model, tmp_path_factory.mktemp("marian"))
 
 
 def generated(model, steps=STEPS, **given):
@@ -135,8 +139,8 @@ def generated(model, steps=STEPS, **given):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_greedy_translations_are_those_of_the_model(translation, side):
-    """Of a batch with padding, and of its sentences alone: the table begins anew, and distances go
-    on."""
+    """Of a batch with padding, and of some of its sentences alone: the table begins anew, and
+    distances go on."""
     model, out = translation
     given = sentences(side == "left", SENTENCES)
     expected = generated(model, **given)
@@ -144,8 +148,9 @@ def test_greedy_translations_are_those_of_the_model(translation, side):
     assert len({*map(tuple, expected)}) > 8
     assert sum(0 < len(tokens) < STEPS for tokens in expected) > 4  # ended by themselves
     assert max(map(len, expected)) > 40
-    for ids, mask, tokens in zip(*given.values(), expected, strict=True):
-        ids = ids[mask.bool()][None]
+    for number in (1, 5) if side == "left" else ():
+        ids, mask = (values[number] for values in given.values())
+        tokens, ids = expected[number], ids[mask.bool()][None]
         alone = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         assert greedy(out, alone, [PAD], EOS, STEPS, never=[PAD]) == [tokens]
 
@@ -202,12 +207,15 @@ def test_texts_go_on_as_those_of_the_model(language_model):
     expected = generated(model, 20, **given)
     expected = [tokens[8:] for tokens in expected]
     assert len({*map(tuple, expected)}) == 3
+    session = onnxruntime.InferenceSession(out / "model.onnx")
+    names = [output.name for output in session.get_outputs()]
     new, mask = given["input_ids"], given["attention_mask"]
     cache = dict.fromkeys(("past_0_key", "past_0_value"), torch.zeros(3, 2, 0, 8))
     seen, chosen = mask[:, :0], []
     for _ in range(20):
         state = {"input_ids": new, "attention_mask": mask, "cache_mask": seen, **cache}
-        output = run(out, "model", **state)
+        values = session.run(None, {name: value.numpy() for name, value in state.items()})
+        output = dict(zip(names, map(torch.from_numpy, values), strict=True))
         cache = {name: output[name.replace("past", "present")] for name in cache}
         new = output["logits"][:, -1:].argmax(-1)
         seen, mask = torch.cat((seen, mask), 1), torch.ones_like(new)

@@ -70,7 +70,7 @@ def place(corpus, tmp_path_factory):
     (folder / "test.en").write_text("\n".join(lines) + "\n", encoding="utf-8")
     copy_to_hugging_face(folder, folder / "checkpoint_best.pt", folder / "marian")
     start_with_padding(folder / "marian")
-    VIT.build({"type": "cape"}).save_pretrained(folder / "vit")
+    VIT.build({"type": "cape"}, num_hidden_layers=1).save_pretrained(folder / "vit")
     # the model takes images of any size
     ViTImageProcessor(do_resize=False).save_pretrained(folder / "vit")
     save_with_processor(folder / "whisper-stock")
@@ -94,8 +94,9 @@ def save_models_of_fairseq(corpus, folder):
         dictionary.add_symbol(piece)
     for name in ("dict.en.txt", "dict.de.txt", "dict.txt"):
         dictionary.save(str(binary / name))
-    flags = ("--position-embedding", "cape", "--position-source-scale", "1.25")
-    path = save_fairseq(folder, folder / "checkpoint_best.pt", *flags, "--dropout", 0)
+    flags = ("--position-embedding", "cape", "--position-source-scale", "1.25", "--dropout", 0)
+    flags += ("--encoder-layers", 1, "--decoder-layers", 1)
+    path = save_fairseq(folder, folder / "checkpoint_best.pt", *flags)
     state = torch.load(path, weights_only=True)
     torch.save({**state, "model": train(path, folder, updates=100)}, path)
     words = ("--position-embedding", "shape")

@@ -4,7 +4,6 @@ gives the same, and the programs of the READMEs do without this package."""
 import io
 import json
 import re
-import shutil
 import sys
 
 import pytest
@@ -94,6 +93,8 @@ def test_images_of_another_size(name, tmp_path):
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     out = export("stock", folder, tmp_path / "out", "--image-size", 24, 40)
     assert json.loads((out / "config.json").read_text())["image_size"] == [24, 40]
+    names = {path.name for path in out.iterdir()}
+    assert names == {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"}
     size = {"height": 24, "width": 40}
     saved = json.loads((out / "preprocessor_config.json").read_text())
     assert saved == {**settings, "size": size, "crop_size": size}
@@ -215,6 +216,7 @@ def test_other_heads_are_exported(family, head, name, tmp_path, capsys, monkeypa
 @pytest.mark.parametrize(
     ("family", "settings", "options", "told"),
     [
+        ("bert", None, (), "a stock BertForMaskedLM already"),
         ("marian", TEXT["cape+relative"], (), "relative_context=3 cannot be that of a MarianMT"),
         ("m2m_100", TEXT["cape"], (), "ignores tables in its file"),
         ("speech_ctc", {"type": "cape"}, (), "no stock class"),
@@ -230,8 +232,9 @@ def test_other_heads_are_exported(family, head, name, tmp_path, capsys, monkeypa
     ],
 )
 def test_refusals(family, settings, options, told, tmp_path, capsys):
-    FAMILIES[family].build(settings).save_pretrained(tmp_path / "model")
-    capsys.readouterr()
+    row = FAMILIES[family]
+    model = row.build(settings) if settings else row.build_stock()
+    model.save_pretrained(tmp_path / "model")
     error = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out", *options)
     assert told in error.replace("--position-relative-context 3", "relative_context=3")
 
@@ -260,28 +263,3 @@ def test_weights_that_the_configuration_unties_are_kept():
     stock = build_stock(model, MarianMTModel)
     assert not torch.equal(model.lm_head.weight, model.model.shared.weight)
     torch.testing.assert_close(stock(**inputs).logits, model(**inputs).logits)
-
-
-def test_a_stock_model_is_refused(tmp_path, capsys):
-    FAMILIES["bert"].build_stock().save_pretrained(tmp_path / "model")
-    assert "a stock BertForMaskedLM already" in refusal(
-        capsys, "stock", tmp_path / "model", tmp_path / "out"
-    )
-
-
-@pytest.mark.slow
-def test_the_command_writes_a_whole_folder(tmp_path, run_cli):
-    row = FAMILIES["bert"]
-    row.build({"type": "cape"}).save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "vocab.txt").write_text("[PAD]\n")
-    done = run_cli(
-        *("python", "-m", "cape_plugins", "export", "stock", "model", "out", "--max-tokens", 12),
-        cwd=tmp_path,
-        fresh=True,
-    )
-    assert "BertForMaskedLM of transformers, tables: " in done.stdout
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"README.md", "config.json", "model.safetensors", "vocab.txt"} == names
-    shutil.rmtree(tmp_path / "model")
-    model = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out")
-    assert model.config.max_position_embeddings == 12

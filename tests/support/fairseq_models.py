@@ -9,9 +9,9 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 import fairseq_user_dir  # noqa: F401 registers the architectures
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.settings.config import applies, option_fields
+from tests.support.core import random_numbers_untouched  # noqa: F401 used by the tests of fairseq
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "cape_plugins"
@@ -218,14 +219,6 @@ def record(stack: Any) -> Recorder:
     encoder = stack.embed_positions.encoder
     encoder.encoding = Recorder(encoder.encoding)
     return encoder.encoding
-
-
-@contextmanager
-def random_numbers_untouched() -> Iterator[None]:
-    """Fails if torch's global random numbers are consumed inside."""
-    before = torch.get_rng_state()
-    yield
-    assert torch.equal(before, torch.get_rng_state()), "random numbers were consumed"
 
 
 # --------------------------------------------------------------------------------- command lines

@@ -1,4 +1,4 @@
-"""The share of right tokens that one model scores higher than another (SHAPE figure 4).
+"""The share of right tokens that the first model scores higher than the second (SHAPE figure 4).
 
 Both models see the right tokens before (teacher forcing). The share counts tokens to which the
 first --model gives a higher log probability than the second, among all tokens of the test text
