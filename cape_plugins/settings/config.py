@@ -211,7 +211,7 @@ class PositionConfig(OptionFields):
                 remedy="Set that, or leave this option out.",
             )
         is_grid = bool(DOMAINS[self.domain].grid)
-        if self.draw_positions != "none" and is_grid:
+        if self._draws_positions and is_grid:
             raise OptionError(
                 "draw_positions",
                 self.draw_positions,
@@ -251,7 +251,8 @@ class PositionConfig(OptionFields):
     @property
     def _draws_positions(self) -> bool:
         """Whether the type or the option ``draw_positions`` draws positions."""
-        return bool(self._row.sampling) or self.draw_positions != "none"
+        off = OPTION_FIELDS["draw_positions"].metadata["off"]
+        return bool(self._row.sampling) or self.draw_positions != off
 
     @property
     def in_attention(self) -> bool:

@@ -13,7 +13,7 @@ from transformers import (
 )
 from transformers.models.bert.modeling_bert import BertEmbeddings
 
-from hf_models.seams.text import TokenEmbeddings, TokenModel
+from hf_models.seams.tokens import TokenEmbeddings, TokenModel
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import FamilyClasses, add_parts
 from hf_models.switching.modeling import PositionModelMixin

@@ -21,13 +21,8 @@ from transformers.utils import can_return_tuple
 from cape_plugins import PRESETS, Draw
 from cape_plugins.settings.options import choose
 from cape_plugins.speech.ctc import ctc_loss
-from hf_models.seams.speech import (
-    SpeechEncoder,
-    Subsampler,
-    check_seconds,
-    encoder_lengths,
-    values_to_check,
-)
+from hf_models.seams.frames import check_seconds, values_to_check
+from hf_models.seams.speech import SpeechEncoder, Subsampler, encoder_lengths
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import FamilyClasses, add_parts
 from hf_models.switching.modeling import PositionModelMixin, build_positions, draw_positions

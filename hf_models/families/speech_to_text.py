@@ -15,12 +15,12 @@ from transformers.models.speech_to_text.modeling_speech_to_text import (
 )
 
 from cape_plugins import PositionConfig
+from hf_models.seams.frames import check_seconds
 from hf_models.seams.speech import (
     EncodesSpeech,
     RecognitionModel,
     SpeechEncoder,
     Subsampler,
-    check_seconds,
     takes_frames,
 )
 from hf_models.seams.text import TargetStack

@@ -20,6 +20,7 @@ from transformers.models.whisper import modeling_whisper as stock
 from cape_plugins.mathematics.binding import Bound
 from cape_plugins.settings.domains import HOP_SECONDS
 from hf_models.processors.recognition import BinsFirstPipeline, recognise_as
+from hf_models.seams.frames import hop_in_seconds
 from hf_models.seams.natural_length import (
     ClassifiesRecordings,
     MaskedDecoder,
@@ -29,7 +30,7 @@ from hf_models.seams.natural_length import (
     RecognisesRecordings,
     join_mask,
 )
-from hf_models.seams.speech import hop_in_seconds, takes_frames
+from hf_models.seams.speech import takes_frames
 from hf_models.seams.text import TargetStack
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import FamilyClasses, LearnedTable, add_parts

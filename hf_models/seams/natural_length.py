@@ -19,10 +19,8 @@ from transformers.utils.output_capturing import capture_outputs
 from cape_plugins import Draw
 from hf_models.host import drops_layer
 from hf_models.seams.attention import add_positions_to_attention
-from hf_models.seams.speech import (
+from hf_models.seams.frames import (
     Frames,
-    MaskedOutput,
-    RecognitionModel,
     add_positions,
     attention_arguments,
     check_mask,
@@ -30,6 +28,7 @@ from hf_models.seams.speech import (
     hop_in_seconds,
     values_to_check,
 )
+from hf_models.seams.speech import MaskedOutput, RecognitionModel
 from hf_models.switching.install import PositionHost, PositionSlot
 from hf_models.switching.modeling import (
     InitializesPositions,

@@ -20,8 +20,8 @@ from cape_plugins.serving.ctranslate2_tables import (
     relative_rows,
 )
 from hf_models.convert import copy_other_files
+from hf_models.seams.frames import Frames, add_positions
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
-from hf_models.seams.speech import Frames, add_positions
 from hf_models.serving.source_folder import banned_tokens
 
 # Acts like minus infinity before a softmax, and is a number in half precision, too.

@@ -17,7 +17,8 @@ from hf_models.seams import attention as relative
 from hf_models.seams import text
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.rotary import RotaryModel
-from hf_models.seams.text import TokenEmbeddings, TokenModel, TranslationModel
+from hf_models.seams.text import TranslationModel
+from hf_models.seams.tokens import TokenEmbeddings, TokenModel
 from hf_models.switching import install as switching
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import PARTS, FamilyClasses, LearnedTable

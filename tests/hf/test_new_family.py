@@ -12,7 +12,7 @@ import hf_models
 from cape_plugins import ENCODINGS, TYPES, token_positions
 from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row
 from hf_models import convert
-from hf_models.seams.text import TokenTable
+from hf_models.seams.tokens import TokenTable
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import PARTS, FamilyClasses, PositionHost, PositionSlot
 from hf_models.switching.modeling import (

@@ -6,7 +6,7 @@ import torch
 
 from cape_plugins.mathematics import encodings
 from hf_models.host import ALWAYS_DRAWS
-from hf_models.seams.speech import check_mask
+from hf_models.seams.frames import check_mask
 from tests.support import whisper
 from tests.support.hf import ALL, FAMILIES, OF_FAMILY, ROTARY, batch, families_of, loss
 from tests.support.operations import operations

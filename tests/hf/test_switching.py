@@ -10,7 +10,7 @@ import hf_models
 from cape_plugins.mathematics.binding import Bound
 from hf_models.families.bert import CapeBertModel
 from hf_models.seams import attention
-from hf_models.seams.text import TokenModel
+from hf_models.seams.tokens import TokenModel
 from tests.support.hf import ALPHA, FAMILIES, answer, batch, sentences
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 12}
@@ -124,7 +124,7 @@ def test_fields_that_the_stock_model_has_or_nobody_knows_are_refused(name):
 
 
 def test_family_without_relative_attention_refuses_it(monkeypatch):
-    monkeypatch.setattr("hf_models.seams.text.add_positions_to_attention", lambda *args: None)
+    monkeypatch.setattr("hf_models.seams.tokens.add_positions_to_attention", lambda *args: None)
     model = FAMILIES["bert"].build_stock()
     with pytest.raises(
         ValueError, match=r"in attention.*have no effect.*add_positions_to_attention"
