@@ -125,6 +125,13 @@ class Layer(nn.Module):
         return mixed.transpose(1, 2).flatten(2), weights
 
 
+def stack_positions(config: PositionConfig, sizes: Sizes) -> cape_plugins.StackPositions | None:
+    """Positions for the attention of all layers; None if the type has none. Raises a ValueError if
+    the heads cannot be turned."""
+    head_dim = (BANDS + sizes.dim) // sizes.heads
+    return cape_plugins.build_stack_positions(config, head_dim, sizes.heads, HOP_SECONDS)
+
+
 class PhoneClassifier(nn.Module):
     """Predicts classes of frames; a learned position table has `table_size` rows, one for a frame.
 
@@ -151,9 +158,7 @@ class PhoneClassifier(nn.Module):
             table_size=table_size,
             table_std=0.5**0.5,  # as large as sines are
         )
-        self.in_attention = cape_plugins.build_stack_positions(
-            config, width // sizes.heads, sizes.heads, HOP_SECONDS
-        )
+        self.in_attention = stack_positions(config, sizes)
         for number, layer in enumerate(self.layers):
             if config.in_layer(number):
                 layer.learn_positions(config)

@@ -15,12 +15,13 @@ from fairseq import checkpoint_utils
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.data import Dictionary, LanguagePairDataset
 
+from cape_plugins import TYPES, PositionConfig, build_position_encoder, token_positions
 from cape_plugins.checkpoints.families import FAMILY_ROWS
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt.analysis.options import open_translator
 from recipes.mt.analysis.similarity import similarities
 from recipes.mt.analysis.stack import position_rows
-from recipes.mt.analysis.translators import Decoding, Running, batches
+from recipes.mt.analysis.translators import Decoding, Running, batches, shifted
 from recipes.mt.corpus import SEPARATOR, Segmentation, Segmented, open_segmentation
 from tests.support.translation_models import (
     TinyModels,
@@ -175,6 +176,18 @@ def test_offset_reaches_incremental_decoding(work, host):
             prefix = choices[best]
     (hypothesis,) = moved.translate(sources[:1], replace(GREEDY, max_len_a=0.0, max_len_b=4))
     assert hypothesis == subwords.decode(dictionary.string(prefix))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_an_offset_moves_what_is_added_and_nothing_in_attention(name):
+    config = PositionConfig(name)
+    if config.encoding.counts:
+        pytest.skip("a table has no rows for moved positions")
+    encoder = build_position_encoder(config, 8).eval()
+    before = encoder.coordinates(token_positions(torch.ones(1, 5, dtype=torch.bool)))
+    with shifted(encoder, config, 700):
+        moved = encoder.coordinates(token_positions(torch.ones(1, 5, dtype=torch.bool)))
+    assert (moved - before).unique().tolist() == [700.0 if config.encoding.adds else 0.0]
 
 
 WITHOUT = """
