@@ -178,11 +178,10 @@ def test_offset_reaches_incremental_decoding(work, host):
     assert hypothesis == subwords.decode(dictionary.string(prefix))
 
 
-@pytest.mark.parametrize("name", TYPES)
+# a table that counts has no rows for moved positions
+@pytest.mark.parametrize("name", [n for n in TYPES if not PositionConfig(n).encoding.counts])
 def test_an_offset_moves_what_is_added_and_nothing_in_attention(name):
     config = PositionConfig(name)
-    if config.encoding.counts:
-        pytest.skip("a table has no rows for moved positions")
     encoder = build_position_encoder(config, 8).eval()
     before = encoder.coordinates(token_positions(torch.ones(1, 5, dtype=torch.bool)))
     with shifted(encoder, config, 700):
