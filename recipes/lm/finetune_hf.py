@@ -42,7 +42,13 @@ from recipes.lab.hf_training import batches, make_parser, parse, report, share, 
 from recipes.lab.steps import CommandError, run_main
 from recipes.lab.tables import Row
 from recipes.lm.data import IGNORED, TASKS, Task, blocks, encode, exercises, read_texts
-from recipes.lm.measure import LOSS, by_position, stretches, trained_ranges
+from recipes.lm.measure import (
+    LOSS,
+    by_position,
+    positions_reaching,
+    stretches,
+    trained_ranges,
+)
 
 COMPARED = ("rope", "nopos", "cape", "randpos", "rfs")
 MODEL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
@@ -222,6 +228,16 @@ def exam_of_texts(args: argparse.Namespace, tokenizer: Any, size: int) -> Exam:
     return Exam(make_train_set, data, max(length, *ends), trained_ranges(ends, length), measure)
 
 
+def models(args: argparse.Namespace, longest: int) -> dict[str, dict[str, Any]]:
+    """Position embeddings to train, by name; positions drawn in training reach as far as the
+    test."""
+    rows = {
+        name: {"max_position": longest} for name, row in types_of(ROTARY).items() if row.sampling
+    }
+    compared = settings_to_compare(args, "text", COMPARED, rows, ROTARY)
+    return {name: positions_reaching(row, longest) for name, row in compared.items()}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     args, training, task = read_options(argv)
     if args.model:
@@ -235,13 +251,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         exam = exam_of_exercises(args, task, tokenizer, size)
     else:
         exam = exam_of_texts(args, tokenizer, size)
-    # positions drawn in training reach as far as the test
-    defaults = {
-        name: {"max_position": exam.longest}
-        for name, row in types_of(ROTARY).items()
-        if "max_position" in row.options
-    }
-    compared = settings_to_compare(args, "text", COMPARED, defaults, ROTARY)
+    compared = models(args, exam.longest)
     train_set = exam.make_train_set()
     collate = transformers.DataCollatorForSeq2Seq(tokenizer)
 

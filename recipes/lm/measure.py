@@ -1,6 +1,6 @@
 """Loss by position on texts, for the language models of both hosts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +8,14 @@ from torch import Tensor
 from recipes.lm.data import blocks
 
 LOSS = {"loss": "Loss in nats per token"}
+
+
+def positions_reaching(settings: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """Settings of a position embedding. Positions that the option ``draw_positions`` draws reach
+    as far as the longest test, where the settings say nothing else."""
+    if settings.get("draw_positions", "none") == "none":
+        return dict(settings)  # no effect on positions that are counted
+    return {"max_position": longest, **settings}
 
 
 def ranges(ends: Sequence[int]) -> list[str]:

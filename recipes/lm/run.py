@@ -48,7 +48,13 @@ from recipes.lab.steps import (
 )
 from recipes.lab.tables import Row, flags_and_times, how_made, shown_command
 from recipes.lm.data import TASKS, blocks, read_texts
-from recipes.lm.measure import LOSS, by_position, stretches, trained_ranges
+from recipes.lm.measure import (
+    LOSS,
+    by_position,
+    positions_reaching,
+    stretches,
+    trained_ranges,
+)
 
 PACKAGES = ("torch", "fairseq-fixed")
 ARCHITECTURE = "decoder"
@@ -125,13 +131,14 @@ def settings_of_types(train_length: int, longest: int) -> dict[str, dict[str, An
     follow = {
         "max_offset": beyond,
         "max_global_shift": float(beyond),
-        "max_position": max(train_length, longest),
         "relative_context": CONTEXT,
     }
-    return {
-        name: {option: value for option, value in follow.items() if option in row.options}
-        for name, row in types_of(ARCHITECTURE, "text").items()
-    }
+    rows = {}
+    for name, row in types_of(ARCHITECTURE, "text").items():
+        rows[name] = {option: value for option, value in follow.items() if option in row.options}
+        if row.sampling:
+            rows[name]["max_position"] = max(train_length, longest)
+    return rows
 
 
 class Model(NamedTuple):
@@ -142,8 +149,12 @@ class Model(NamedTuple):
 
 def models(args: argparse.Namespace) -> list[Model]:
     rows = settings_of_types(args.train_length, args.test_lengths[-1])
+    longest = max(args.train_length, args.test_lengths[-1])
     compared = command_line.settings_to_compare(args, "text", COMPARED, rows, ARCHITECTURE)
-    flags = {name: command_line.position_flags(settings) for name, settings in compared.items()}
+    flags = {
+        name: command_line.position_flags(positions_reaching(settings, longest))
+        for name, settings in compared.items()
+    }
     return [Model(name, flags[name], seed) for name in flags for seed in args.seeds]
 
 

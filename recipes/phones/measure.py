@@ -196,7 +196,7 @@ def trained_alone(config: PositionConfig, conditions: Sequence[str]) -> list[str
 
 
 def has_positions(config: PositionConfig) -> bool:
-    return config.encoding.adds or config.relative_context > 0
+    return config.encoding.adds or config.in_attention
 
 
 def conditions_of(config: PositionConfig) -> list[str]:

@@ -6,7 +6,6 @@ Without positions the d channels are zero, and the model has the same size.
 """
 
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -55,18 +54,51 @@ class Layer(nn.Module):
         self.expand = nn.Linear(width, sizes.ffn)
         self.contract = nn.Linear(sizes.ffn, width)
         self.ffn_norm = nn.LayerNorm(width)
+        self.relative = self.layer_bias = None
+
+    def learn_positions(self, config: PositionConfig) -> None:
+        """Adds the parameters of positions that act in the attention of this layer."""
+        head_dim = self.mix.in_features // self.heads
+        self.relative = cape_plugins.build_relative_positions(config, head_dim, self.heads)
+        self.layer_bias = cape_plugins.build_layer_bias(config, self.heads, unit=HOP_SECONDS)
 
     def forward(
         self,
         x: Tensor,
-        relative: cape_plugins.RelativePositions | None,
+        positions: bool,
         need_weights: bool,
         padding: Tensor | None = None,
+        in_attention: cape_plugins.AttentionPositions | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Frames ``[B, T, width]``, and weights if `need_weights`; `padding` is True on padding."""
+        """Frames ``[B, T, width]``, and weights ``[B, H, T, T]`` if `need_weights`.
+
+        Args:
+            x: ``[B, T, width]``.
+            positions: Whether positions act in the attention of this layer.
+            need_weights: Whether to return the weights of attention.
+            padding: ``[B, T]``, True on padding.
+            in_attention: Positions of types that turn queries and keys or bias their scores.
+        """
+        if not positions:
+            in_attention = None
+        relative = self.relative if positions else None
+        mixed, weights = self._attend(x, relative, in_attention, need_weights, padding)
+        dropout = self.dropout if self.training else 0.0
+        x = self.attention_norm(x + F.dropout(self.mix(mixed), dropout))
+        hidden = F.dropout(self.expand(x).relu(), dropout)
+        return self.ffn_norm(x + F.dropout(self.contract(hidden), dropout)), weights
+
+    def _attend(
+        self,
+        x: Tensor,
+        relative: cape_plugins.RelativePositions | None,
+        in_attention: cape_plugins.AttentionPositions | None,
+        need_weights: bool,
+        padding: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
         heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        dropout, weights = self.dropout if self.training else 0.0, None
+        dropout, weights, bias = self.dropout if self.training else 0.0, None, None
         if relative is not None:
             mixed, weights = cape_plugins.relative_attention(
                 query,
@@ -77,19 +109,27 @@ class Layer(nn.Module):
                 need_weights=need_weights,
                 key_padding_mask=padding,
             )
-        elif need_weights:
+            return mixed.transpose(1, 2).flatten(2), weights
+        if in_attention is not None:
+            query, key = in_attention.turn(query, key)
+            bias = in_attention.bias_of(self.layer_bias, query, key)
+        if padding is not None:
+            bias = query.new_zeros(()) if bias is None else bias
+            bias = bias.masked_fill(padding[:, None, None], -torch.inf)
+        if need_weights:
             scores = query @ key.mT * key.shape[-1] ** -0.5
-            if padding is not None:
-                scores = scores.masked_fill(padding[:, None, None], -torch.inf)
-            weights = scores.softmax(-1)
+            weights = (scores if bias is None else scores + bias).softmax(-1)
             mixed = F.dropout(weights, dropout) @ value
         else:
-            mask = None if padding is None else ~padding[:, None, None]
-            mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout)
-        mixed = self.mix(mixed.transpose(1, 2).flatten(2))
-        x = self.attention_norm(x + F.dropout(mixed, dropout))
-        hidden = F.dropout(self.expand(x).relu(), dropout)
-        return self.ffn_norm(x + F.dropout(self.contract(hidden), dropout)), weights
+            mixed = F.scaled_dot_product_attention(query, key, value, bias, dropout_p=dropout)
+        return mixed.transpose(1, 2).flatten(2), weights
+
+
+def stack_positions(config: PositionConfig, sizes: Sizes) -> cape_plugins.StackPositions | None:
+    """Positions for the attention of all layers; None if the type has none. Raises a ValueError if
+    the heads cannot be turned."""
+    head_dim = (BANDS + sizes.dim) // sizes.heads
+    return cape_plugins.build_stack_positions(config, head_dim, sizes.heads, HOP_SECONDS)
 
 
 class PhoneClassifier(nn.Module):
@@ -105,7 +145,7 @@ class PhoneClassifier(nn.Module):
         self, num_classes: int, config: PositionConfig, sizes: Sizes, table_size: int
     ) -> None:
         super().__init__()
-        self.dim, width = sizes.dim, BANDS + sizes.dim
+        self.config, self.dim, width = config, sizes.dim, BANDS + sizes.dim
         self.project = nn.Linear(width, width)
         self.layers = nn.ModuleList(Layer(width, sizes) for _ in range(sizes.layers))
         self.classify = nn.Linear(width, num_classes)
@@ -118,10 +158,10 @@ class PhoneClassifier(nn.Module):
             table_size=table_size,
             table_std=0.5**0.5,  # as large as sines are
         )
-        self.relative = nn.ModuleList(
-            cape_plugins.build_relative_positions(config, width // sizes.heads, sizes.heads)
-            for _ in range(sizes.layers if config.relative_context else 0)
-        )
+        self.in_attention = stack_positions(config, sizes)
+        for number, layer in enumerate(self.layers):
+            if config.in_layer(number):
+                layer.learn_positions(config)
 
     def embed(
         self,
@@ -133,8 +173,14 @@ class PhoneClassifier(nn.Module):
         embeddings. Each sample has its own augmentation; `lengths` ``[B]`` are the samples' lengths
         without padding (default: one sample without padding)."""
         lengths = torch.tensor([length], device=device) if lengths is None else lengths.to(device)
-        frames = cape_plugins.frame_positions(lengths, HOP_SECONDS, max_frames=length)
-        return self.positions(frames, self.positions.draw(len(lengths), device))
+        return self.positions(*self._frames(lengths, length))
+
+    def _frames(
+        self, lengths: Tensor, longest: int
+    ) -> tuple[cape_plugins.Positions, cape_plugins.Draw | None]:
+        """Positions of frames in natural order, and the augmentation of each sample."""
+        frames = cape_plugins.frame_positions(lengths, HOP_SECONDS, max_frames=longest)
+        return frames, self.positions.draw(len(lengths), lengths.device)
 
     def forward(
         self,
@@ -159,19 +205,26 @@ class PhoneClassifier(nn.Module):
         padding = None
         if (lengths < longest).any():
             padding = (torch.arange(longest) >= lengths[:, None]).to(features.device)
-        embedding = self.embed(longest, features.device, lengths) if positions else None
+        embedding = in_attention = None
+        if positions:
+            frames, draw = self._frames(lengths.to(features.device), longest)
+            embedding = self.positions(frames, draw)
+            if self.in_attention is not None:
+                random = self.positions.draws
+                in_attention = self.in_attention(self.positions, frames, draw, random=random)
         samples = torch.arange(len(features), device=features.device)[:, None]
         if embedding is not None and order is not None:
             embedding = embedding.expand(count, -1, -1)[samples, order]
         x = self.project(cape_plugins.combine(features, embedding, "concat", self.dim))
-        # relative attention counts rows, so the frames stand in the order of their positions there
-        moved = order is not None and positions and len(self.relative) > 0
+        # positions in attention are those of rows, so the frames stand in the order of their
+        # positions there
+        moved = order is not None and positions and self.config.in_attention
         if moved:
             x = x[samples, order.argsort()]
         all_weights = []
-        relative = self.relative if positions else ()
-        for layer, of_layer in zip_longest(self.layers, relative):
-            x, weights = layer(x, of_layer, need_weights, padding)
+        for number, layer in enumerate(self.layers):
+            acts = positions and self.config.in_layer(number)
+            x, weights = layer(x, acts, need_weights, padding, in_attention)
             if weights is not None:
                 all_weights.append(_reordered(weights, order) if moved else weights)
         return Output(self.classify(x[samples, order] if moved else x), all_weights)

@@ -29,7 +29,7 @@ from recipes.lab.tables import how_made, shown_command
 from recipes.phones import report
 from recipes.phones.data import join_and_cut, read_folder, synthetic
 from recipes.phones.measure import conditions_of, run_lengths, run_type, trained_alone
-from recipes.phones.model import Sizes
+from recipes.phones.model import Sizes, stack_positions
 from recipes.phones.train import CONDITIONS, OPTIMIZERS, Experiment, Training
 
 BUILTIN_SIZES = {"train_size": 2000, "dev_size": 60, "test_size": 200}  # utterances
@@ -219,6 +219,11 @@ def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
             raise CommandError(f"{option}: {name} has no positions to put in; give exc")
         if args.test_lengths and not trained_alone(config, args.conditions):
             raise CommandError(f"{option}: {name} is tested with positions; give inc")
+        try:
+            stack_positions(config, sizes_of(args))
+        except ValueError as error:
+            sizes = f"--dim {args.dim} --heads {args.heads}"
+            raise CommandError(f"{sizes}: {name}: {error}") from None
     return configs
 
 

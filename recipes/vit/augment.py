@@ -27,9 +27,10 @@ from recipes.vit.data import Request
 RANDAUGMENT_DRAWS, RANDAUGMENT_CHANCE = 2, 0.5
 ERASED_AREA, ERASED_ASPECT, ERASING_TRIES = (0.02, 1 / 3), 0.3, 10
 # Weight decay is for parameters that are multiplied with inputs, not for added parameters: biases
-# and norms (the Trainer and DeiT), and these (DeiT). CAPE's released code decays biases and norms,
+# and norms (the Trainer and DeiT), and these (DeiT); learned biases of attention (fire) are added
+# to scores, as relative keys are. CAPE's released code decays biases and norms,
 # but not the first two parameters, which are class token and patches without positions.
-WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.")
+WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.", ".layer_bias.")
 
 Color = int | tuple[int, ...]
 Pixels = Callable[[Image.Image, random.Random], Image.Image]

@@ -46,7 +46,7 @@ def test_what_is_compared_without_being_named():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("rope",), "--compare rope is unknown; allowed: nopos, .*, cape-still; choose one"),
+        (("rotary",), "--compare rotary is unknown; allowed: nopos, .*, cape-still; choose one"),
         (("cape", "cape"), "--compare cape is given twice"),
         (("cape:max_offset=1,max_offset=2",), "=1,max_offset=2: 'max_offset' is given twice"),
         (("cape-still:colour",), "'colour' is no option=value"),

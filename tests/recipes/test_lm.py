@@ -106,6 +106,17 @@ def test_files_of_text_are_read(tmp_path):
     assert data.read_texts({"train": train, "test": test}) == {"train": "one two", "test": "three"}
 
 
+def test_drawn_positions_reach_as_far_as_the_test():
+    for name in types_of(ROTARY):
+        args = lm.read_options(["--compare", name])[0]
+        sampled = bool(types_of(ROTARY)[name].sampling)
+        assert ("max_position" in lm.models(args, 27)[name]) == sampled
+    (drawn,) = lm.models(
+        lm.read_options(["--compare", "rope:draw_positions=subset"])[0], 27
+    ).values()
+    assert drawn == {"type": "rope", "draw_positions": "subset", "max_position": 27}
+
+
 OF_THIS_FILE = ["--task", "text", "--train-file", __file__, "--train-length", "90000"]
 BAD = [
     (["--task", "sorting"], "--task"),

@@ -51,11 +51,25 @@ def test_settings_follow_from_the_lengths():
     known = parsed(*LENGTHS)
     assert [name for name, _ in known] == [*TYPES]
     for (name, seed), args in known.items():
-        options = FOLLOWING.keys() & TYPES[name].options
+        options = FOLLOWING.keys() & TYPES[name].options.keys()
+        if not TYPES[name].sampling:
+            options -= {"max_position"}  # positions are counted
         settings = {option: FOLLOWING[option] for option in options}
         expected = PositionConfig(name, "text", "decoder", **settings)
         assert (config(args), seed) == (expected, 1)
         assert not getattr(expected, "mean_normalize", False), "shifts cover half as much then"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TYPES if "draw_positions" in TYPES[name].options]
+)
+def test_positions_drawn_by_an_option_reach_the_longest_test(name):
+    words = [f"{name}:draw_positions=uniform{more}" for more in ("", ",max_position=2000")]
+    known = [config(args) for args in parsed(*LENGTHS, "--compare", *words).values()]
+    assert [(row.draw_positions, row.max_position) for row in known] == [
+        ("uniform", 1024),
+        ("uniform", 2000),
+    ]
 
 
 def test_trainings_are_those_of_the_hugging_face_recipe():
@@ -184,7 +198,7 @@ def test_own_text_from_training_to_figure(tmp_path, monkeypatch, run_cli):
 
 OF_THIS_FILE = ["--train-file", __file__, "--train-length", "900000"]
 BAD = [
-    (["--compare", "rope"], "--compare rope is unknown; allowed: nopos, sinpos"),
+    (["--compare", "rotary"], "--compare rotary is unknown; allowed: nopos, sinpos"),
     (["--compare", "sinpos:max_offset=1"], "position embedding sinpos:max_offset=1"),
     (["--test-lengths", "8", "4"], "--test-lengths 8 4: the numbers must increase"),
     (["--test-lengths", "1", "4"], "length 1 has no token to predict"),

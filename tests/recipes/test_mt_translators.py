@@ -17,11 +17,12 @@ pytest.importorskip("transformers")
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 
+from cape_plugins import TYPES, PositionConfig, build_position_encoder, token_positions
 from cape_plugins.checkpoints.families import FAMILY_ROWS
 from recipes.lab.subwords import SentencePiece, SubwordNMT
 from recipes.mt.analysis.options import open_translator
 from recipes.mt.analysis.similarity import similarities
-from recipes.mt.analysis.translators import Decoding, Running, batches
+from recipes.mt.analysis.translators import Decoding, Running, batches, shifted
 from recipes.mt.corpus import SEPARATOR, Segmentation, Segmented, open_segmentation
 from tests.support.translation_models import (
     TinyModels,
@@ -155,6 +156,17 @@ def test_offset_reaches_incremental_decoding(work, host):
             prefix = choices[best]
     (hypothesis,) = moved.translate(sources[:1], replace(GREEDY, max_len_a=0.0, max_len_b=4))
     assert hypothesis == subwords.decode(dictionary.string(prefix))
+
+
+# a table that counts has no rows for moved positions
+@pytest.mark.parametrize("name", [n for n in TYPES if not PositionConfig(n).encoding.counts])
+def test_an_offset_moves_what_is_added_and_nothing_in_attention(name):
+    config = PositionConfig(name)
+    encoder = build_position_encoder(config, 8).eval()
+    before = encoder.coordinates(token_positions(torch.ones(1, 5, dtype=torch.bool)))
+    with shifted(encoder, config, 700):
+        moved = encoder.coordinates(token_positions(torch.ones(1, 5, dtype=torch.bool)))
+    assert (moved - before).unique().tolist() == [700.0 if config.encoding.adds else 0.0]
 
 
 PACKAGES = {"fairseq": "fairseq_user_dir", "transformers": "hf_models"}

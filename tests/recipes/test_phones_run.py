@@ -107,6 +107,10 @@ LITTLE = "--train-size 3 --dev-size 1 --test-size 1"
     [
         (f"--dim 90 {LITTLE}", "--dim 90: 40 features and 90 position channels make 130"),
         (f"--dim 3 --heads 43 {LITTLE}", "--dim 3: allowed: even numbers"),
+        (
+            f"--paper --position-embedding rope {LITTLE}",
+            "--dim 768 --heads 8: rope: a head of 101 channels cannot be turned",
+        ),
         ("--data nowhere", "--data nowhere: no such folder"),
         ("--data nowhere --train-size 3", "--train-size is for the built-in speech"),
         ("--tier phones", "--tier needs --data"),

@@ -177,7 +177,8 @@ def test_targets_are_smoothed_as_in_deit(tmp_path):
 
 
 def test_weight_decay_leaves_out_what_is_added(tmp_path):
-    for settings in ({"type": "abspos"}, {"type": "relpos", "relative_context": 3}):
+    learned = ({"type": "abspos"}, {"type": "relpos", "relative_context": 3}, {"type": "fire"})
+    for settings in learned:
         trainer = make_trainer(tmp_path, settings)
         names = dict(trainer.model.named_parameters())
         decayed = set(trainer.get_decay_parameter_names(trainer.model))

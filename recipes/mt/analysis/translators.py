@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cape_plugins import PositionConfig, PositionEncoder
+from cape_plugins import ENCODINGS, TYPES, PositionConfig, PositionEncoder
 from recipes.lab.steps import CommandError, progress
 from recipes.mt.corpus import Pair
 
@@ -154,16 +154,17 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
 
     The hosts pass on a draw in training only, so the offset is set in the position encoder, which
     all calls use, incremental decoding included. Types that add nothing to the tokens ignore the
-    offset.
+    offset: only distances count there, and large coordinates would be rounded.
     """
     if offset and (config is None or config.encoding.counts):
+        without = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].adds]
         what = "a learned table has" if config else "this architecture has"
         raise CommandError(
             f"offset {offset}: {what} no positions that could be moved; give models with sinusoids"
-            " (sinpos, shape, cape) or without absolute positions (nopos, relpos)"
+            f" (sinpos, shape, cape) or without absolute positions ({', '.join(without)})"
         )
     encoders = (module for module in model.modules() if isinstance(module, PositionEncoder))
-    starts = {encoder: encoder.start for encoder in encoders}
+    starts = {encoder: encoder.start for encoder in encoders if encoder.config.encoding.adds}
     try:
         for encoder, start in starts.items():
             encoder.start = start + offset
