@@ -95,7 +95,8 @@ def load(source: Path) -> Any:
                 "allowed: models whose positions are fixed there. Take that setting out of its "
                 "config.json."
             )
-    return model.float().eval()
+    # torch exports attention otherwise if a learned bias among its arguments wants a gradient
+    return model.float().eval().requires_grad_(False)
 
 
 def graphs(model: Any) -> list[Graph]:
