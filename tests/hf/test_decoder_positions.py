@@ -4,15 +4,19 @@ computes with them what the stock model does, test_check_family.py shows."""
 import pytest
 import torch
 
+from cape_plugins import ENCODINGS, TYPES
 from hf_models.switching.modeling import decoder_positions
 from tests.support.hf import ALPHA, FAMILIES, PAD, sentences
 from tests.support.whisper import LABELS
 
 ROW, LENGTH = torch.arange(7), 5
+# ways to compute positions, and every type in attention
+NAMES = ["sinpos", "cape", "abspos"]
+NAMES += [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["sinpos", "cape", "abspos"])
+@pytest.mark.parametrize("name", NAMES)
 def test_positions_of_the_caller_are_those_of_the_text(name):
     settings = {"type": name, **({"source_scale": ALPHA} if name == "cape" else {})}
     model = FAMILIES["marian"].build(settings).model
@@ -26,7 +30,7 @@ def test_positions_of_the_caller_are_those_of_the_text(name):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["sinpos", "cape", "abspos"])
+@pytest.mark.parametrize("name", NAMES)
 def test_cache_of_fixed_size_counts_prompts_padded_on_the_left(name, attention):
     settings = {"type": name, **({"source_scale": ALPHA} if name == "cape" else {})}
     model = FAMILIES["marian"].build(settings, attn_implementation=attention)
