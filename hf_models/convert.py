@@ -268,7 +268,9 @@ def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
     patches = (module for module in cape.eval().modules() if isinstance(module, PatchEmbeddings))
     embeddings = next(patches, None)
     changes = _changes(_settings(cape.config), _stock_settings(cape.config, vars(cape.config)))
-    if embeddings is not None:  # the table of one image size can hold all that is added
+    in_attention = any(row.in_attention for row in _settings(cape.config).values())
+    if embeddings is not None and not in_attention:
+        # the table of one image size can hold all that is added
         table_options = ("type", "gamma", "mean_normalize")
         changes = {
             key: change for key, change in changes.items() if key.split()[1] not in table_options
@@ -276,7 +278,8 @@ def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
     if changes:
         raise ValueError(
             f"{source} cannot become a stock {name}, whose output would differ: "
-            f"{'; '.join(changes.values())}. Keep the cape checkpoint."
+            f"{'; '.join(changes.values())}. Keep the cape checkpoint; `cape-plugins export onnx` "
+            "takes it, and --self-contained writes its code beside it."
         )
     model = build_stock(cape, stock)
     if embeddings is not None:

@@ -1,5 +1,6 @@
-"""Positions in the form of ctranslate2, for both hosts: which models have a table of positions, and
-relative keys and values of attention. Does not import ctranslate2.
+"""Positions in the form of ctranslate2, for both hosts: which models have a table of positions,
+relative keys and values of attention, turned queries and keys, and what the engine lacks. Does not
+import ctranslate2.
 
 Facts about the engine come from trials with ctranslate2 4.8.5; see docs/decisions.md, Serving.
 """
@@ -7,12 +8,16 @@ Facts about the engine come from trials with ctranslate2 4.8.5; see docs/decisio
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins.settings.config import PositionConfig
+from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.options import OptionError
+from cape_plugins.settings.registry import types_of
 
 _IDENTITY_WIDTH = 8  # a multiple of the block size of kernels for int8
 
@@ -25,16 +30,74 @@ def relative_rows(table: Tensor, clip: bool) -> Tensor:
     return rows.contiguous() if clip else F.pad(rows, (0, 0, 1, 1))
 
 
+def rotary_options(config: PositionConfig) -> dict[str, Any]:
+    """Arguments of the engine's specification of attention that turns all channels, in halves."""
+    return {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rotary_base}
+
+
+def refuse_missing(config: PositionConfig, has_encoder: bool, remedy: str) -> None:
+    """Refuses positions that the engine does not compute.
+
+    Args:
+        config: Settings of a stack.
+        has_encoder: Whether the model has an encoder.
+        remedy: Ways that work, a sentence.
+
+    Raises:
+        OptionError: names the option.
+    """
+    missing = missing_in_engine(config, has_encoder)
+    if missing is not None:
+        option, problem, allowed = missing
+        value = config.type if option == "position_embedding" else getattr(config, option)
+        raise OptionError(option, value, problem, allowed, remedy)
+
+
+def missing_in_engine(config: PositionConfig, has_encoder: bool) -> tuple[str, str, str] | None:
+    """Name of an option that the engine does not compute, the reason, and allowed values; None if
+    there is none. For the arguments see :func:`refuse_missing`."""
+    if config.random_evaluation:
+        return (
+            "random_evaluation",
+            "is not allowed for ctranslate2, which has the same positions in each call",
+            "False, with which the model can be loaded and saved",
+        )
+    missing = _type_missing(config, has_encoder)
+    if missing:
+        types = types_of(config.architecture, config.domain)
+        configs = (PositionConfig(name, config.domain, config.architecture) for name in types)
+        fitting = [row.type for row in configs if not _type_missing(row, has_encoder)]
+        return "position_embedding", f"is not allowed for {missing}", ", ".join(fitting)
+    if config.encoding.in_attention and config.gamma != 1:
+        return "gamma", "is not allowed for ctranslate2, which turns by whole positions", "1.0"
+    if config.encoding.biases and config.layers != "all":
+        return "layers", "is not allowed for ctranslate2, which biases all layers", "all"
+    return None
+
+
+def _type_missing(config: PositionConfig, has_encoder: bool) -> str:
+    """Why the engine does not compute an encoding in attention; "" if it does."""
+    encoding = config.encoding
+    if encoding.turns and DOMAINS[config.domain].rotary_speed != 1:
+        return f"ctranslate2, which turns by numbers of positions, not by {config.domain} units"
+    if encoding.biases and encoding.learned:
+        return "ctranslate2, which has no learned bias of the distance"
+    if encoding.biases and has_encoder:
+        return "a model with an encoder, whose attention has no biases in ctranslate2"
+    return ""
+
+
 def has_table(config: PositionConfig) -> bool:
-    """Whether positions are rows of a table, which limits the length; relative keys have no limit.
-    Models without positions have a table of zeros: without a table the engine adds sinusoids."""
-    return config.encoding.adds or not config.relative_context
+    """Whether positions are rows of a table, which limits the length; positions in attention have
+    no limit. Models whose first layer has no positions have a table of zeros: without a table the
+    engine adds sinusoids."""
+    return config.encoding.adds or not config.in_layer(0)
 
 
 def needs_identity(config: PositionConfig) -> bool:
     """Whether positions are added to the content beside relative keys in the first layer. The
     engine leaves such positions out."""
-    return bool(config.encoding.adds and config.relative_context)
+    return config.encoding.adds and config.in_layer(0)
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """Models of fairseq as folders for ctranslate2: ``cape-plugins export ctranslate2 CHECKPOINT``.
 
 ctranslate2's converter for fairseq sets the weights of stock layers. This file and folding.py write
-the parts that the converter refuses or leaves out: tables of positions, the BOS hint, ADMIN,
-relative attention.
+the parts that the converter refuses or leaves out: tables of positions, the BOS hint, ADMIN, and
+positions in attention.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ from cape_plugins.serving.ctranslate2_tables import (
     has_table,
     needs_identity,
     put_identity_first,
+    refuse_missing,
     relative_rows,
+    rotary_options,
 )
 from cape_plugins.serving.output import Exported
 from cape_plugins.settings.arguments import FAIRSEQ
@@ -55,6 +57,7 @@ from fairseq_user_dir.serving.source_checkpoint import translate as translate_by
 
 _PAD = "<blank>"  # ctranslate2's name of padding
 _LONGEST = 200  # fairseq-generate's --max-len-b
+_REMEDY = "Serve it by fairseq-generate, or train a Hugging Face model and export that to onnx."
 
 
 def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
@@ -71,7 +74,8 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     is_translation = "encoder" in loaded.stacks
     config = loaded.model.decoder.position_config
     title = f"{type(loaded.model).__name__}, position embedding {config.type}"
-    report = [f"ctranslate2: {title}, {_size(folder)}"]
+    size = (folder / "model.bin").stat().st_size / 2**20
+    report = [f"ctranslate2: {title}, {size:.1f} MiB"]
     report += precision_notes(args.quantization, ctranslate2.get_supported_compute_types("cpu"))
     if sentences:
         check = check_translations if is_translation else check_scores
@@ -96,10 +100,11 @@ def write_model(
         Rows of each side of the model; None without a table and a limit.
 
     Raises:
-        ValueError: for relative attention that the engine lacks, and for too many rows.
+        ValueError: for positions that the engine lacks, and for too many rows.
     """
     sides = {"encoder": "source", "decoder": "target"}
     for name, stack in source.stacks.items():
+        refuse_missing(stack.position_config, "encoder" in source.stacks, _REMEDY)
         _check_relative(name, stack)
         refuse_large_table(f"--max-{sides[name]}-tokens", rows[sides[name]], width_of(stack))
     plain = folded(source.model, rows["source"], rows["target"]).requires_grad_(False)
@@ -126,17 +131,17 @@ def _fit(stack: nn.Module, rows: int) -> int | None:
 def _check_relative(side: str, stack: nn.Module) -> None:
     """Refuses relative attention that the engine lacks."""
     config = stack.position_config
-    first = layers_of(stack)[0]
-    tables = getattr(first.self_attn, "relative", None)
-    if tables is None:
+    layers = layers_of(stack)
+    tables = [layer.self_attn.relative for layer in layers if hasattr(layer.self_attn, "relative")]
+    if not tables:
         return
-    if tables.keys.shape[0] > 1:
+    if tables[0].keys.shape[0] > 1:
         raise SettingsError(
             f"--position-relative-heads {config.relative_heads} is not in ctranslate2, whose heads "
             "share one table; allowed: shared. Serve the model by fairseq-generate, or train with "
             "--position-relative-heads shared."
         )
-    if config.encoding.adds and not first.normalize_before:
+    if needs_identity(config) and not layers[0].normalize_before:
         raise SettingsError(
             f"--position-relative-context {config.relative_context} beside --position-embedding "
             f"{config.type} is not in ctranslate2 for a post-LN model: it adds nothing to the "
@@ -245,23 +250,32 @@ def _finish(spec: Any, stack: nn.Module, limit: int | None) -> None:
     """Sets the values that ctranslate2's converter does not know."""
     if limit is None:
         spec.position_encodings.encodings = model_spec.OPTIONAL
-    for layer_spec, layer in zip(spec.layer, layers_of(stack), strict=True):
+    config = stack.position_config
+    if config.encoding.biases:
+        spec.alibi = True
+    for index, layer in enumerate(layers_of(stack)):
         tables = getattr(layer.self_attn, "relative", None)
         if tables is not None:
-            _set_relative(layer_spec, tables)
+            _set_relative(spec.layer[index], tables)
+        elif config.encoding.turns and config.in_layer(index):
+            _change_attention(spec.layer[index], **rotary_options(config))
+
+
+def _change_attention(layer_spec: Any, **options: Any) -> MultiHeadAttentionSpec:
+    """Gives a layer another specification of self-attention with the same weights."""
+    plain = layer_spec.self_attention
+    layer_spec.self_attention = MultiHeadAttentionSpec(self_attention=True, **options)
+    layer_spec.self_attention.layer_norm = plain.layer_norm
+    layer_spec.self_attention.linear = plain.linear
+    return layer_spec.self_attention
 
 
 def _set_relative(layer_spec: Any, tables: RelativePositions) -> None:
-    plain = layer_spec.self_attention
-    attention = MultiHeadAttentionSpec(self_attention=True, relative_position=True)
-    attention.layer_norm, attention.linear = plain.layer_norm, plain.linear
+    attention = _change_attention(layer_spec, relative_position=True)
     attention.relative_position_keys = relative_rows(tables.keys, tables.clip).numpy()
-    attention.relative_position_values = (
-        model_spec.OPTIONAL
-        if tables.values is None
-        else relative_rows(tables.values, tables.clip).numpy()
-    )
-    layer_spec.self_attention = attention
+    attention.relative_position_values = model_spec.OPTIONAL
+    if tables.values is not None:
+        attention.relative_position_values = relative_rows(tables.values, tables.clip).numpy()
 
 
 def _vocabulary(dictionary: Dictionary) -> list[str]:
@@ -355,10 +369,6 @@ def _check_symbols(dictionary: Dictionary, lines: Sequence[Sequence[str]]) -> No
                     f"--check: a sentence has the symbol {word}, which host and engine may read as "
                     f"different things; allowed: words. Leave {', '.join(sorted(special))} out."
                 )
-
-
-def _size(folder: Path) -> str:
-    return f"{(folder / 'model.bin').stat().st_size / 2**20:.1f} MiB"
 
 
 def _readme(

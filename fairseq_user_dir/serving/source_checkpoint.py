@@ -33,6 +33,8 @@ _KNOWN = re.compile(
     r"|(layernorm_embedding|layer_norm|project_in_dim|project_out_dim)\.\w+"
     r"|layers\.\d+\.((self_attn_|encoder_attn_|final_)layer_norm|fc1|fc2|admin\.omega)\.\w+"
     r"|layers\.\d+\.(self_attn|encoder_attn)\.(\w_proj|out_proj|relative)\.\w+"
+    # which no engine has, and refuses by the name of the type
+    r"|layers\.\d+\.self_attn\.layer_bias\.[\w.]+"
 )
 _BATCH = 100
 

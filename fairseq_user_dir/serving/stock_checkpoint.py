@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import SHORTEST
+from cape_plugins.serving.ctranslate2_tables import missing_in_engine
 from cape_plugins.serving.output import Exported
 from cape_plugins.serving.templates import fill
 from cape_plugins.settings.arguments import FAIRSEQ, PREFIX, TYPE_ARG
@@ -122,11 +123,16 @@ def load(source: Path, data: str | None) -> Trained:
             "cape_transformer_lm). Serve it with fairseq-generate and this package, or train "
             "speech as a Hugging Face model and export that."
         )
-    if config.relative_context:
+    if config.in_attention:
+        part = f"position embedding {config.type!r} in attention"
+        if config.relative_context:
+            part = f"relative attention (context {config.relative_context})"
+        remedy = "`cape-plugins export ctranslate2` takes it"
+        if missing_in_engine(config, hasattr(model, "encoder")):
+            remedy = "fairseq-generate serves it with this package"
         raise ValueError(
-            f"SOURCE {source} has relative attention (context {config.relative_context}), which no "
-            "stock model has; allowed: types that add to the tokens, or nopos. "
-            "`cape-plugins export ctranslate2` takes it."
+            f"SOURCE {source} has {part}, which no stock model has; allowed: types that add to the "
+            f"tokens, or nopos. {remedy}."
         )
     data_folder = Path(utils.split_paths(data or cfg.task.data)[0])
     container = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)

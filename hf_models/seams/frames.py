@@ -74,7 +74,8 @@ def _positions_and_draw(
     )
     draw = frames.draw
     if draw is None and not encoder.training:  # for types that draw in evaluation, too
-        draw = encoder.draw(len(frames.lengths), frames.lengths.device, process_generator)
+        # not len, which would fix the size in exported programs
+        draw = encoder.draw(frames.lengths.shape[0], frames.lengths.device, process_generator)
     return positions, draw
 
 

@@ -17,7 +17,9 @@ from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.ctranslate2_tables import (
     has_table,
     needs_identity,
+    refuse_missing,
     relative_rows,
+    rotary_options,
 )
 from hf_models.convert import copy_other_files
 from hf_models.seams.frames import Frames, add_positions
@@ -154,13 +156,18 @@ class RecognitionLoader(TablesInPlace, stock.WhisperLoader):
 
 
 def make_room(spec: Any, stack: Any) -> None:
-    """Gives layers with relative positions a place for these positions; CTranslate2 has relative
-    positions in all layers or in none."""
-    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
-        if hasattr(layer.self_attn, "relative"):
-            layer_spec.self_attention = attention_spec.MultiHeadAttentionSpec(
-                self_attention=True, relative_position=True
-            )
+    """Gives layers with positions in attention a place for these positions; CTranslate2 has them
+    in all layers or in none."""
+    config = stack.positions.config
+    for index, layer in enumerate(stack.layers):
+        options = {}
+        if getattr(layer.self_attn, "relative", None) is not None:
+            options = {"relative_position": True}
+        elif config.encoding.turns and config.in_layer(index):
+            options = rotary_options(config)
+        if options:
+            attention = attention_spec.MultiHeadAttentionSpec(self_attention=True, **options)
+            spec.layer[index].self_attention = attention
 
 
 def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
@@ -211,7 +218,7 @@ def refuse_large_tables(model: Any, rows: Mapping[str, int]) -> None:
 
 
 def refuse_unfit(stack: Any, beside: bool) -> None:
-    """Raises for positions that neither a table nor relative keys of CTranslate2 can hold.
+    """Raises for positions that CTranslate2 does not have.
 
     Args:
         stack: Encoder or decoder.
@@ -222,14 +229,9 @@ def refuse_unfit(stack: Any, beside: bool) -> None:
     """
     config = stack.positions.config
     remedy = "serve this model by transformers, or by `cape-plugins export onnx`"
-    if config.random_evaluation:
-        raise ValueError(
-            f"random_evaluation={config.random_evaluation} is not allowed for ctranslate2, which "
-            "has the same positions in each call; allowed: False. Load the model with that and "
-            f"save it, or {remedy}."
-        )
-    relative = getattr(stack.layers[0].self_attn, "relative", None)
-    if relative is not None and relative.keys.shape[0] > 1:
+    refuse_missing(config, True, f"Otherwise {remedy}.")
+    tables = (getattr(layer.self_attn, "relative", None) for layer in stack.layers)
+    if any(table is not None and table.keys.shape[0] > 1 for table in tables):
         raise ValueError(
             f"relative_heads={config.relative_heads!r} is not allowed for ctranslate2, whose heads "
             f"share one table; allowed: 'shared'. Train with it, or {remedy}."

@@ -58,7 +58,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         cape, stock_type = _load(source)
     # both compute in float32, so no difference is rounding; the file keeps the stored precision
     stored, cape = cape.dtype, cape.float()
-    _refuse_relative(cape, stock_type)
+    _refuse_in_attention(cape, stock_type)
     limit = _set_size(cape, args)
     stock = build_stock(cape, stock_type)
     parts = parts_of(cape, stock)
@@ -144,15 +144,17 @@ def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
     return None if images else limit
 
 
-def _refuse_relative(cape: PreTrainedModel, stock_type: type) -> None:
+def _refuse_in_attention(cape: PreTrainedModel, stock_type: type) -> None:
     for field in cape.config.position_fields:
         settings = cape.config.position_settings(field)
-        if settings.relative_context:
+        if settings.in_attention:
+            context = settings.relative_context
+            more = f" with relative_context={context}" if context else ""
             raise ValueError(
-                f"{field} {settings.type!r} with relative_context={settings.relative_context} "
-                f"cannot be that of a {stock_type.__name__}, whose attention has no relative "
-                "positions; allowed: what is added to the content. `cape-plugins export onnx` "
-                "takes it, and of models of fairseq `cape-plugins export ctranslate2`."
+                f"{field} {settings.type!r}{more} cannot be that of a {stock_type.__name__}, whose "
+                "attention has no such positions; allowed: what is added to the content. "
+                "`cape-plugins export onnx` takes it, and `python -m hf_models.convert "
+                "--self-contained` writes its code beside it."
             )
 
 

@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 
-from cape_plugins import TYPES
+from cape_plugins import TYPES, PositionConfig
 from tests.support.engines import export, program_of, refusal, run_program
 from tests.support.fairseq_models import PAD, encode, forced_scores, load
 from tests.support.served_fairseq import (
@@ -35,12 +35,32 @@ LN2 = math.log(2)
 RELPOS, CAPE, SINPOS = TYPE_FLAGS["relpos"], TYPE_FLAGS["cape"], TYPE_FLAGS["sinpos"]
 RELATIVE = ("--position-relative-context", "3", "--position-relative-values", "true")
 
+# The engine has no learned biases of the distance, and biases in language models only.
+BIASES = [name for name in TYPES if PositionConfig(name).encoding.biases]
+LEARNED_BIASES = [name for name in BIASES if PositionConfig(name).encoding.learned]
+
 # name to norm, flags, and what the tests' checkpoints can be besides
 SETTINGS = {
     **{
         name: (("post-LN", "pre-LN")[number % 2], TYPE_FLAGS[name], {})
         for number, name in enumerate(TYPES)
+        if name not in BIASES
     },
+    "turned in some layers, other base": (
+        "pre-LN",
+        (*TYPE_FLAGS["rope"], "--position-rotary-base", "500", "--position-layers", "not:2"),
+        {},
+    ),
+    "turned behind the first layer": (
+        "post-LN",
+        (*TYPE_FLAGS["rope"], "--position-layers", "every:2"),
+        {},
+    ),
+    "relative behind the first layer, beside sinusoids": (
+        "post-LN",
+        (*SINPOS, *RELATIVE, "--position-layers", "every:2"),
+        {},
+    ),
     "relative values, clipped, first layer": (
         "post-LN",
         (*RELPOS, "--position-relative-values", "true", "--position-layers", "first"),
@@ -188,7 +208,7 @@ def test_attention_is_that_of_the_layer_and_heads_that_were_aligned(models, tmp_
 # ---- language models -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(TYPES))
+@pytest.mark.parametrize("name", [name for name in TYPES if name not in LEARNED_BIASES])
 def test_language_models_score_as_in_fairseq(name, models, text, tmp_path, capsys):
     norm = ("--decoder-normalize-before",) if len(name) % 2 else ()
     flags = (*flags_of(name, "decoder"), *norm)
@@ -260,6 +280,21 @@ def test_parts_that_the_engine_does_not_have(flags, told, models, tmp_path, caps
     shared = not {"--decoder-output-dim", "cape_nonautoregressive_transformer"} & {*flags}
     checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *flags, shared=shared)
     assert told in refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_biases_that_the_engine_does_not_have(name, models, tmp_path, capsys):
+    flags, out = TYPE_FLAGS[name], tmp_path / "out"
+    checkpoint = save_fairseq(models.data, tmp_path / "model.pt", *flags)
+    error = refusal(capsys, "ctranslate2", checkpoint, out)
+    assert f"--position-embedding {name} is not allowed" in error
+    allowed = error.partition("allowed: ")[2].partition(".")[0].split(", ")
+    assert sorted(allowed) == sorted(set(TYPES) - {*BIASES})
+    if name not in LEARNED_BIASES:
+        flags = (*flags, "--position-layers", "first")
+    checkpoint = save_language_model(models.lm_data, tmp_path / "lm.pt", *flags)
+    error = refusal(capsys, "ctranslate2", checkpoint, out)
+    assert ("--position-embedding" if name in LEARNED_BIASES else "--position-layers") in error
 
 
 @pytest.mark.parametrize(

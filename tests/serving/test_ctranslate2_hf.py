@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from tests.support import engines
 from tests.support.engines import program_of, refusal, run_program
-from tests.support.hf import FAMILIES, TEXT
+from tests.support.hf import FAMILIES, TEXT, config_of
 from tests.support.served import build, pairs
 
 pytest.importorskip("ctranslate2")
@@ -23,7 +23,12 @@ from hf_models.serving import ctranslate2 as exporter
 from hf_models.serving.ctranslate2_loaders import TranslationLoader, write_tokenizer
 
 ROWS, LONGEST = 300, 40  # of a table; tokens of a translation
-FIT = [name for name, row in TEXT.items() if not {"type", "relative_context"} < row.keys()]
+FIT = [
+    name
+    for name, row in TEXT.items()
+    if not {"type", "relative_context"} < row.keys()
+    and not config_of("marian", name).encoding.biases
+]
 FIT += ["relpos+first"]
 # families with norms before their blocks have relative keys beside cape
 OTHERS = [("bart", "cape"), *((name, "cape+relative") for name in ("m2m_100", "mbart", "pegasus"))]
@@ -266,6 +271,12 @@ def test_stock_models_damaged_ones_and_those_without_tokenizer_are_refused(
         (
             {"type": "relpos", "relative_context": 2, "relative_heads": "separate"},
             "whose heads share one table; allowed: 'shared'",
+        ),
+        ({"type": "rope", "gamma": 0.5}, "--position-gamma 0.5 is not allowed for ctranslate2"),
+        *(
+            (row, f"--position-embedding {row['type']} is not allowed")
+            for name, row in TEXT.items()
+            if config_of("marian", name).encoding.biases
         ),
     ],
 )

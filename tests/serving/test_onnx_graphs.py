@@ -22,6 +22,8 @@ from hf_models.serving.onnx_readme import Described, readme
 
 MODELS = {
     "marian": lambda: small("marian", "cape"),
+    "marian, turned": lambda: small("marian", "rope"),
+    "marian, biased": lambda: small("marian", "fire"),
     "speech_to_text": lambda: small("speech_to_text", "cape"),
     "whisper": lambda: switched("cape"),
     "whisper of segments": lambda: switched("cape", natural_length=False),
@@ -31,7 +33,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_encoder_and_decoder_have_the_scores_of_the_model(name):
     model = MODELS[name]().eval()
-    if name == "marian":
+    if name.startswith("marian"):
         model.final_logits_bias.normal_()
     encoder, decoder = onnx.graphs(model)
     for padding in encoder.paddings:

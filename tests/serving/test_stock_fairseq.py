@@ -15,6 +15,7 @@ import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from omegaconf import OmegaConf
 
+from cape_plugins import TYPES, PositionConfig
 from fairseq_user_dir.serving import stock_checkpoint
 from fairseq_user_dir.serving.folding import folded
 from fairseq_user_dir.serving.source_checkpoint import encoded, load_source, score
@@ -183,6 +184,11 @@ def checkpoint(corpus, tmp_path):
     [
         (("--position-relative-context", "3"), (), "relative attention (context 3)"),
         (("--arch", "transformer"), (), "is a stock TransformerModel already"),
+        *(
+            (TYPE_FLAGS[name], (), f"position embedding {name!r} in attention")
+            for name in TYPES
+            if PositionConfig(name).encoding.in_attention
+        ),
         ((), ("--image-size", 8, 8), "--image-size 8 8 is not allowed"),
         ((), ("--max-tokens", 7), "8 or more"),
         ((), ("--data", "nowhere"), "--data DIR"),

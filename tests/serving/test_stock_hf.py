@@ -15,9 +15,10 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import MarianMTModel
 
 import hf_models
+from hf_models import convert
 from hf_models.switching.built import build_stock
 from tests.support.engines import export, program_of, refusal
-from tests.support.hf import ALPHA, FAMILIES, IMAGE, TEXT, answer
+from tests.support.hf import ALPHA, FAMILIES, IMAGE, TEXT, answer, config_of
 from tests.support.stock import run_without_package
 from tests.support.translation_models import TinyModels
 from tests.support.whisper import SEGMENT, features, switched
@@ -25,16 +26,23 @@ from tests.support.whisper import SEGMENT, features, switched
 # every family, and all types of one stack of tokens, one of patches and one beside words
 CASES = [
     *((family, "cape") for family in ("bart", "mbart", "pegasus", "bert")),
-    *(("marian", name) for name in TEXT if "rel" not in name),
+    *(("marian", name) for name in TEXT if not config_of("marian", name).in_attention),
     *((family, "cape") for family in ("deit", "dinov2", "dinov2_with_registers", "beit")),
     *((family, "cape") for family in ("siglip", "siglip_vision_model")),
-    *(("vit", name) for name in IMAGE if "rel" not in name),
+    *(("vit", name) for name in IMAGE if not config_of("vit", name).in_attention),
     *((family, "cape") for family in ("llama", "qwen2", "modernbert")),
     ("m2m_100", "shape"),
     ("speech_to_text", "shape"),
 ]
 PROGRAMS = ("vit", "bert", "llama", "bart", "whisper")
 SETTINGS = {**TEXT, **IMAGE}
+# of images convert --stock writes what is added, too
+IN_ATTENTION = [
+    (family, name)
+    for family, names in (("marian", TEXT), ("vit", IMAGE))
+    for name in names
+    if config_of(family, name).encoding.in_attention
+]
 
 
 def settings_of(family, name):
@@ -237,6 +245,19 @@ def test_refusals(family, settings, options, told, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
     error = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out", *options)
     assert told in error.replace("--position-relative-context 3", "relative_context=3")
+
+
+@pytest.mark.parametrize(("family", "name"), IN_ATTENTION)
+def test_positions_in_attention_are_refused(family, name, tmp_path, capsys):
+    """As convert refuses them; with the ways that work."""
+    FAMILIES[family].build(SETTINGS[name]).save_pretrained(tmp_path / "model")
+    error = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out")
+    assert f"position_embedding {SETTINGS[name]['type']!r} cannot be that of a" in error
+    assert convert.main([str(tmp_path / "model"), str(tmp_path / "out"), "--stock"]) == 2
+    assert not (tmp_path / "out").exists()
+    for told in (error, capsys.readouterr().err):
+        assert "export onnx" in told
+        assert "--self-contained" in told
 
 
 def test_a_head_that_cannot_be_given_the_hint_is_refused(tmp_path, capsys):
