@@ -188,11 +188,6 @@ def checkpoint(corpus, tmp_path):
     ("flags", "options", "told"),
     [
         (("--position-relative-context", "3"), (), "relative attention (context 3)"),
-        *(
-            (TYPE_FLAGS[name], (), f"position embedding {name!r} in attention")
-            for name in TYPES
-            if PositionConfig(name).encoding.in_attention
-        ),
         ((), ("--image-size", 8, 8), "--image-size 8 8 is not allowed"),
         ((), ("--max-tokens", 7), "8 or more"),
         ((), ("--data", "nowhere"), "--data DIR"),
@@ -206,6 +201,18 @@ def test_refusals(flags, options, told, corpus, tmp_path, capsys):
     path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE, *flags, shared=TIED not in flags)
     error = refusal(capsys, "stock", path, tmp_path / "new" / "refused", *options)
     assert told in error
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TYPES if PositionConfig(name).encoding.in_attention]
+)
+def test_types_in_attention_are_refused(name, corpus, tmp_path, capsys):
+    """With the way that takes the type."""
+    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *TYPE_FLAGS[name])
+    error = refusal(capsys, "stock", path, tmp_path / "new" / "refused")
+    assert f"position embedding {name!r} in attention, which no stock model has" in error
+    way = "fairseq-generate" if PositionConfig(name).encoding.biases else "export ctranslate2"
+    assert way in error
 
 
 def test_a_stock_checkpoint_is_refused(corpus, tmp_path, capsys):
