@@ -68,8 +68,6 @@ def missing_in_engine(config: PositionConfig, has_encoder: bool) -> tuple[str, s
         configs = (PositionConfig(name, config.domain, config.architecture) for name in types)
         fitting = [row.type for row in configs if not _type_missing(row, has_encoder)]
         return "position_embedding", f"is not allowed for {missing}", ", ".join(fitting)
-    if config.encoding.in_attention and config.gamma != 1:
-        return "gamma", "is not allowed for ctranslate2, which turns by whole positions", "1.0"
     if config.encoding.biases and config.layers != "all":
         return "layers", "is not allowed for ctranslate2, which biases all layers", "all"
     return None

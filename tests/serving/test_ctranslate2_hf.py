@@ -272,7 +272,6 @@ def test_stock_models_damaged_ones_and_those_without_tokenizer_are_refused(
             {"type": "relpos", "relative_context": 2, "relative_heads": "separate"},
             "whose heads share one table; allowed: 'shared'",
         ),
-        ({"type": "rope", "gamma": 0.5}, "--position-gamma 0.5 is not allowed for ctranslate2"),
         *(
             (row, f"--position-embedding {row['type']} is not allowed")
             for name, row in TEXT.items()

@@ -184,11 +184,6 @@ def checkpoint(corpus, tmp_path):
     [
         (("--position-relative-context", "3"), (), "relative attention (context 3)"),
         (("--arch", "transformer"), (), "is a stock TransformerModel already"),
-        *(
-            (TYPE_FLAGS[name], (), f"position embedding {name!r} in attention")
-            for name in TYPES
-            if PositionConfig(name).encoding.in_attention
-        ),
         ((), ("--image-size", 8, 8), "--image-size 8 8 is not allowed"),
         ((), ("--max-tokens", 7), "8 or more"),
         ((), ("--data", "nowhere"), "--data DIR"),
@@ -215,6 +210,18 @@ def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path, caps
         capsys, "stock", path, tmp_path / "new" / "refused", "--to", "hugging-face"
     )
     export("stock", path, tmp_path / "out", "--max-tokens", 8)  # of fairseq there is one
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TYPES if PositionConfig(name).encoding.in_attention]
+)
+def test_types_in_attention_are_refused(name, corpus, tmp_path, capsys):
+    """With the way that takes the type."""
+    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *TYPE_FLAGS[name])
+    error = refusal(capsys, "stock", path, tmp_path / "new" / "refused")
+    assert f"position embedding {name!r} in attention, which no stock model has" in error
+    way = "fairseq-generate" if PositionConfig(name).encoding.biases else "export ctranslate2"
+    assert way in error
 
 
 def test_a_stock_model_that_computes_otherwise_is_not_written(
