@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cape_plugins.settings.options import OPTION_FIELDS
 from recipes.lm.data import blocks
 
 LOSS = {"loss": "Loss in nats per token"}
@@ -13,7 +14,8 @@ LOSS = {"loss": "Loss in nats per token"}
 def positions_reaching(settings: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """Settings of a position embedding. Positions that the option ``draw_positions`` draws reach
     as far as the longest test, where the settings say nothing else."""
-    if settings.get("draw_positions", "none") == "none":
+    counted = OPTION_FIELDS["draw_positions"].metadata["off"]
+    if settings.get("draw_positions", counted) == counted:
         return dict(settings)  # no effect on positions that are counted
     return {"max_position": longest, **settings}
 
