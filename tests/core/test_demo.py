@@ -145,7 +145,7 @@ def test_every_domain_trains(domain, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "messages"),
     [
-        (("--compare", "rope"), ("--compare rope is unknown", "choose one")),
+        (("--compare", "rotary"), ("--compare rotary is unknown", "choose one")),
         (("--compare", "cape:max_offset=1"), ("position embedding cape:max_offset=1", "no effect")),
         (("--compare", "cape", "--position-max-global-shift", "1"), ("leave it out to train one",)),
         (("--seeds", "0"), ("--seeds", "'0'", "at least 1")),

@@ -14,7 +14,7 @@ from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_fam
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.doctor import head_of
 from hf_models.seams import attention as relative
-from hf_models.seams import text
+from hf_models.seams import text, tokens
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.rotary import RotaryModel
 from hf_models.seams.text import TranslationModel
@@ -129,7 +129,7 @@ def without_query_offset(monkeypatch):
 
 
 def without_a_draw_in_training(monkeypatch):
-    monkeypatch.setattr(text, "draw_positions", lambda *_: None)
+    monkeypatch.setattr(tokens, "draw_positions", lambda *_: None)
 
 
 def with_a_weight_that_is_not_saved(monkeypatch):

@@ -183,7 +183,10 @@ def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypa
         (["gpt2"], "no cape counterpart. Give a model that has one"),
         (["bert", "--position-embedding", "sinpos"], "dimension 33 is not"),
         (["empty"], "config.json"),
-        (["llama", "--position-embedding", "alibi"], "--position-embedding alibi is no type"),
+        (
+            ["marian", "--position-embedding", "relpos", "--position-relative-context", "0"],
+            "--position-relative-context 0 leaves",
+        ),
         (["marian", "--position-gamma", "-1"], "--position-gamma"),
         (["marian", "--data", "x"], "--data x is not allowed"),
     ],
