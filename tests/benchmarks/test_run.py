@@ -19,6 +19,7 @@ from benchmarks import (
     run,
     serving,
     speech,
+    vision,
 )
 from benchmarks.memory import peak_resident
 from cape_plugins import ENCODINGS, TYPES
@@ -154,7 +155,7 @@ def test_vision_table_has_every_type_and_size(results):
     """UniViT, types at two sizes, and images per second at each size."""
     rows = read_rows(only(results, "vision-cpu-torch*.csv"))
     timed = {(row["case"], row["variant"]) for row in rows if row["ratio"]}
-    types = ("nopos", "abspos", "sinpos", "cape")
+    types = vision.TYPES
     parts = [f"{part}, {size} px" for part in ("training", "embedding layer") for size in (32, 48)]
     expected = {("UniViT", "all 32"), ("UniViT", "UniViT")}
     assert timed == expected | {(part, name) for part in parts for name in types}
