@@ -34,9 +34,9 @@ __all__ = [
 
 
 def _accept_fallback_path() -> None:
-    """Lets fairseq accept this package if it was imported before. fairseq finds an installed
-    ``--user-dir NAME`` as ``<fairseq>/../NAME`` and, if NAME was imported before, accepts only
-    exactly this spelling of the path."""
+    """Lets fairseq accept this package if it was imported before. fairseq looks for an installed
+    ``--user-dir NAME`` at ``<fairseq>/../NAME``. If NAME was imported before, fairseq accepts only
+    exactly this spelling of its path."""
     for name, paths in (("cape_plugins", cape_plugins.__path__), ("fairseq_user_dir", __path__)):
         spelling = os.path.join(os.path.dirname(fairseq.utils.__file__), "..", name)
         known = spelling in paths or not os.path.isdir(spelling)

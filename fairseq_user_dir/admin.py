@@ -11,12 +11,11 @@ measures how the variance of the residual stream grows with depth. Each omega st
 
     s_1 = 1,   omega_i := s_i,   s_{i+1} = sqrt(Var(s_i * x_i) + Var(f_i(x_i)))
 
-separately for encoder and decoder. The authors' program measures in a separate run and passes the
-numbers on in a file, which inference needs as well. In this module the omegas are parameters of the
-model, profiled when the model is built and stored in checkpoints; nothing else is needed.
+separately for encoder and decoder. The authors' program measures in a separate run and writes the
+numbers to a file, which inference needs as well. In this module the omegas are parameters of the
+model: they are profiled when the model is built, and stored in checkpoints.
 
-The layers stay fairseq's layers, of any class, and may already be wrapped for activation
-checkpointing.
+The layers may be of any class of fairseq, and may already be wrapped for activation checkpointing.
 """
 
 from __future__ import annotations
@@ -85,9 +84,9 @@ class AdminResidual(nn.Module):
     def enter(self, index: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Forward pre-hook of the module that opens sub-layer ``index``.
 
-        The branch that was entered last sets which omega is due. A count would be wrong after an
-        exception, when a layer is recomputed for its gradients (which runs no hooks of the layer),
-        or if a sub-layer is left out.
+        The sub-layer that was entered last decides which omega :meth:`combine` uses. Counting calls
+        of :meth:`combine` would go wrong after an exception, when a layer is recomputed for its
+        gradients (which runs no hooks of the layer), or if a sub-layer is left out.
         """
         self.current = index
 
@@ -102,7 +101,7 @@ def attach_admin(model: nn.Module) -> None:
     Each layer gets a submodule ``admin``, so the state dict gains keys such as
     ``encoder.layers.0.admin.omega.0``. All omegas are one at first, so the model computes the same
     as before, up to rounding. Call this function when the layers are complete: an attention module
-    exchanged later would not announce itself.
+    that replaces another one later has no hook.
 
     Args:
         model: has ``encoder.layers`` and ``decoder.layers`` with fairseq's transformer layers.
@@ -135,7 +134,8 @@ def attach_admin(model: nn.Module) -> None:
 
 
 def _layers(model: nn.Module, side: str) -> list[nn.Module]:
-    """The layers of one stack; by index, because iterating a stack with layer drop skips layers."""
+    """The layers of one stack, read by index, because iterating over a stack with layer drop skips
+    layers."""
     layers = getattr(getattr(model, side, None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise SettingsError(
@@ -153,7 +153,7 @@ def _check_layer(name: str, layer: nn.Module) -> None:
             "connections; drop the flag, or the option that adds such layers (--base-layers)"
         )
     if hasattr(layer, "admin"):
-        raise SettingsError(f"{_FLAG}: {name} has its residual weights already; attach them once")
+        raise SettingsError(f"{_FLAG}: {name} has residual weights already; attach them only once")
     if layer.normalize_before:
         side = name.split(".")[0]
         raise SettingsError(
@@ -163,7 +163,7 @@ def _check_layer(name: str, layer: nn.Module) -> None:
     if getattr(layer, "w_resid", None) is not None:
         raise SettingsError(
             f"{_FLAG}: {name} scales its residual already (--scale-resids is True, ADMIN needs "
-            "False); drop one of the two"
+            "False); drop one of the two options"
         )
 
 
@@ -212,7 +212,7 @@ def profile_admin(
     layers = [layer for stack in stacks for layer in stack]
     if not all(isinstance(getattr(layer, "admin", None), AdminResidual) for layer in layers):
         raise SettingsError(
-            f"{_FLAG}: {type(model).__name__} has no ADMIN weights; attach them first"
+            f"{_FLAG}: {type(model).__name__} has no ADMIN weights; call attach_admin first"
         )
     devices = {str(parameter.device) for parameter in model.parameters()}
     if devices - {"cpu"}:
@@ -263,7 +263,8 @@ def _fill(omegas: Sequence[Tensor], constants: Sequence[float]) -> None:
 
 @contextlib.contextmanager
 def _training_mode(model: nn.Module) -> Iterator[None]:
-    """All modules in training mode, without layer drop: a dropped layer cannot be measured."""
+    """Puts all modules into training mode, without layer drop: a dropped layer cannot be
+    measured."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.train()
@@ -277,15 +278,15 @@ def _training_mode(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_seed(seed: int) -> Iterator[None]:
-    """Seeds random numbers of the CPU; the caller's random state is restored afterwards."""
+    """Seeds the random numbers of the CPU, and restores the caller's random state at the end."""
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would seed the GPUs too, and nothing would set them back
+        # torch.manual_seed would also seed the GPUs, whose state is not restored here
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def _of_first_rank(values: list[float]) -> list[float]:
-    """The list of rank 0, in every process."""
+    """Returns the list of rank 0 in every process."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return values
     on_gpu = torch.distributed.get_backend() == "nccl"
@@ -299,7 +300,8 @@ def profiling_batch(task: Any, max_tokens: int = 4096) -> ProfilingBatch | None:
     """Read one training batch of a translation task, the same batch in every process and run.
 
     The batch is taken from the first 10 000 pairs of the training data, in the first data folder.
-    Among these pairs it has lengths around the median, so it has little padding, like a real batch.
+    The batch holds the pairs whose lengths are nearest to the median, so it has little padding,
+    like a batch of training.
 
     Args:
         task: a task with the fields of fairseq's ``TranslationConfig`` in ``cfg``.
@@ -307,10 +309,10 @@ def profiling_batch(task: Any, max_tokens: int = 4096) -> ProfilingBatch | None:
 
     Returns:
         The batch, padded on the sides that the task pads on; None if there are no training data, as
-        when a trained model is only used.
+        when a trained model is loaded for inference.
 
     Raises:
-        SettingsError: if no pair at all is short enough for ``max_tokens`` and the task.
+        SettingsError: if no pair is short enough for ``max_tokens`` and the task.
     """
     cfg = getattr(task, "cfg", None)
     prefix = None if cfg is None else _train_prefix(cfg)
@@ -359,7 +361,8 @@ def _train_prefix(cfg: Any) -> str | None:
 
 
 def _choose_rows(sizes: Sequence[np.ndarray], limits: Sequence[int], max_tokens: int) -> np.ndarray:
-    """Rows of a batch of similar length: as many around the median as ``max_tokens`` allows.
+    """Rows of a batch of similar length: as many rows around the median length as ``max_tokens``
+    allows.
 
     Args:
         sizes: number of tokens of each sentence, [N] per side.

@@ -1,6 +1,6 @@
 """Positions in self-attention of fairseq layers: relative keys, turned queries and keys, biases.
 
-Checkpoints of stock attention fit: tables and learned biases are additional parameters.
+Checkpoints of stock attention can be loaded: tables and learned biases are additional parameters.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 
 
 class PositionSelfAttention(MultiheadAttention):
-    """fairseq's self-attention with positions. The whole forward is replaced, because positions act
-    on queries, keys, scores or values of single heads."""
+    """fairseq's self-attention with positions. This class replaces the whole forward, because
+    positions act on queries, keys, scores or values of single heads."""
 
     def forward(
         self,
@@ -99,8 +99,8 @@ class PositionSelfAttention(MultiheadAttention):
         key_padding_mask: Tensor | None,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Queries ``[B, H, T, d]``, keys and values ``[B, H, S, d]`` to outputs ``[B, H, T, d]``
-        and weights ``[B, H, T, S]``, if they are needed."""
+        """Maps queries ``[B, H, T, d]``, keys and values ``[B, H, S, d]`` to outputs ``[B, H, T,
+        d]`` and, with `need_weights`, weights ``[B, H, T, S]``."""
         raise NotImplementedError
 
     @property
@@ -170,11 +170,11 @@ class RelativeSelfAttention(PositionSelfAttention):
 
 
 class CoordinateSelfAttention(Bound, PositionSelfAttention):
-    """Self-attention with turned queries and keys or a bias of the distance; holds the
-    :class:`AttentionPositions` of a forward.
+    """Self-attention with turned queries and keys, or with a bias that depends on the distance;
+    holds the :class:`AttentionPositions` of a forward.
 
     Attributes:
-        layer_bias: A learned bias; None if the layers share a bias or have none.
+        layer_bias: A learned bias; None if the layers share one bias or have no learned bias.
     """
 
     layer_bias: nn.Module | None
@@ -192,7 +192,7 @@ class CoordinateSelfAttention(Bound, PositionSelfAttention):
         if positions is None:
             raise ValueError(
                 "this layer got no positions; allowed: a call through the whole encoder or "
-                "decoder, which computes them. Call that."
+                "decoder, which computes positions. Call the encoder or decoder."
             )
         query, key = positions.turn(query, key)
         mask = positions.bias_of(self.layer_bias, query, key)
@@ -204,7 +204,7 @@ class CoordinateSelfAttention(Bound, PositionSelfAttention):
             mask = query.new_zeros(is_padding.shape) if mask is None else mask
             mask = mask.masked_fill(is_padding, float("-inf"))
         if mask is not None:
-            # the least number rather than -inf: a query on padding may have no key at all
+            # the lowest finite number rather than -inf: a query on padding may have no key at all
             mask = mask.clamp(min=torch.finfo(mask.dtype).min)
         if not need_weights:
             output = F.scaled_dot_product_attention(query, key, value, mask, self._dropout)
@@ -216,9 +216,10 @@ class CoordinateSelfAttention(Bound, PositionSelfAttention):
 
 
 class CoordinateLayer:
-    """Mixin over a layer: hands positions to its self-attention. fairseq's layers take no further
-    arguments, and what is bound to a stack is gone when activation checkpointing calls a layer
-    again; so each call of the layer reads the positions, and its forward takes them as an argument.
+    """Mixin over a layer: hands positions to its self-attention. The stock stack gives its layers
+    no positions, and the positions that a stack holds are gone when activation checkpointing runs a
+    layer again. So ``__call__`` reads the positions from the stack, and passes them to ``forward``
+    as an argument.
 
     Attributes:
         stack_attention: The module of the stack that holds the positions.
@@ -247,7 +248,7 @@ class StackAttention(Bound, nn.Module):
 
     Args:
         encoder: Position encoder of the stack, which adds nothing to the content.
-        stack_positions: Computes what all layers share.
+        stack_positions: Module that computes the positions that all layers share.
         padding_idx: Index of padding, of a stack of tokens.
     """
 
@@ -268,7 +269,7 @@ class StackAttention(Bound, nn.Module):
         self, tokens: Tensor, draw: Draw | None, incremental_state: Any | None = None
     ) -> AttentionPositions:
         """Positions of tokens ``[B, T]``; in incremental decoding the tokens are the whole prefix,
-        without padding, and the last is the query."""
+        without padding, and the last token is the query."""
         if incremental_state is None:
             return self.of(token_positions(tokens.ne(self.padding_idx)), draw)
         length, device = tokens.shape[1], tokens.device
@@ -290,27 +291,28 @@ def add_positions_to_attention(
     encoder: PositionEncoder | None,
     padding_idx: int = 0,
 ) -> StackAttention | None:
-    """Gives the self-attention of the layers that the settings name positions; does nothing if no
+    """Adds positions to the self-attention of the layers that the settings name. Does nothing if no
     position acts in attention.
 
-    Exchanges the classes of built layers and of their attention, and overrides no builder of
-    layers: layers may already be wrapped for activation checkpointing, but not their attention.
-    Stock initialisation, names of parameters and dropout settings stay.
+    Exchanges the classes of built layers and of their attention, instead of overriding methods that
+    build layers. Layers may already be wrapped for activation checkpointing, but their attention
+    may not. Stock initialisation, names of parameters and dropout settings stay.
 
     Args:
         layers: Layers of a stack.
         config: Settings.
-        encoder: Position encoder of the stack; None beside a learned table.
+        encoder: Position encoder of the stack; None if the stack has a learned table.
         padding_idx: Index of padding, of a stack of tokens.
 
     Returns:
-        The module that computes and holds positions; None for relative keys, which need none.
+        The module that computes and holds positions; None for relative keys, which need no such
+        module.
 
     Raises:
-        ValueError: for kinds of attention without a definition of such positions.
+        ValueError: for kinds of attention in which such positions are not defined.
     """
     stack_attention = None
-    # by index: with layer drop, iterating skips layers at random
+    # by index: iterating over a stack with layer drop skips layers at random
     for index in range(len(layers)):
         if not config.in_layer(index):
             continue
@@ -338,7 +340,8 @@ def add_positions_to_attention(
 
 
 def _checked_attention(layer: nn.Module, config: PositionConfig) -> MultiheadAttention:
-    """The self-attention of a layer; refuses other kinds than fairseq's standard attention."""
+    """The self-attention of a layer. Refuses every class other than fairseq's standard
+    attention."""
     option = f"--position-embedding {config.type}"
     if config.relative_context:
         option = f"--position-relative-context={config.relative_context}"

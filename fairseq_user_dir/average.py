@@ -1,15 +1,15 @@
 """Average the model parameters of several fairseq checkpoints (``cape-average-checkpoints``).
 
 The usual last step of a translation recipe: the mean of the last N epochs translates better than
-any single epoch. fairseq's script is not in the wheel of fairseq and does not load under torch 2.6
-and later.
+any single epoch. fairseq's script for this average is not in the wheel of fairseq, and cannot load
+checkpoints under torch 2.6 and later.
 
     cape-average-checkpoints --inputs checkpoints --num-epoch-checkpoints 5 --output avg5.pt
     cape-average-checkpoints --inputs run/checkpoint8.pt run/checkpoint9.pt --output avg.pt
 
 The result holds the averaged ``model``. Everything else, such as the configuration for rebuilding
-the model, comes from the checkpoint that was trained longest. The optimizer state is left out,
-because it belongs to one point of the training and is two thirds of the file.
+the model, comes from the checkpoint that was trained longest. The optimizer state is left out: it
+belongs to one update of the training, and takes two thirds of the file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _FILES = {
     "update": re.compile(r"checkpoint_\d+_(\d+)\.pt"),
 }
 
-# Settings of the position embedding; weights trained with different settings have no mean.
+# Settings of the position embedding; an average of weights trained with different settings is
+# meaningless.
 _SETTINGS_PREFIX = "position_"
 
 # Batch normalisation counts its steps; no parameter and no statistic depends on the count.
@@ -75,7 +76,8 @@ def select_checkpoints(folder: Path, which: str, count: int, upper: int | None) 
 
 
 def _updates(state: Mapping[str, Any]) -> int:
-    """Number of updates that the checkpoint was trained for; -1 if it is not stored."""
+    """Number of updates that the checkpoint was trained for; -1 if the checkpoint does not store
+    this number."""
     history = state.get("optimizer_history") or [{}]
     return int(history[-1].get("num_updates", -1))
 
@@ -85,8 +87,8 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
 
     Floating-point tensors (any shape) become the mean over the files, summed in float64 so that
     neither the order nor half precision matters, and cast back to their dtype. Integer and boolean
-    tensors are counts and masks, for which a mean makes no sense: they must be equal. Tensors that
-    share memory in the files, such as tied embeddings, share memory in the result.
+    tensors are counts and masks, whose mean makes no sense, so they must be equal in all files.
+    Tensors that share memory in the files, such as tied embeddings, share memory in the result.
 
     Args:
         paths: one or more checkpoint files. Memory holds two files at a time, and the sum.
@@ -129,7 +131,7 @@ def _check_distinct(paths: Sequence[str | Path]) -> None:
         real = os.path.realpath(path)
         if real in real_paths:
             raise ValueError(
-                f"{path} is given twice, and would count twice in the mean; name it once"
+                f"{path} is given twice, and would count twice in the mean; give each file once"
             )
         real_paths.add(real)
 
@@ -161,7 +163,8 @@ def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, An
 
 
 def _same_settings(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether settings are the same with defaults filled in; a stock model stores no settings."""
+    """Whether both checkpoints have the same settings, after defaults are filled in; a stock model
+    stores no settings."""
     try:
         first, second = (fairseq_configs(fairseq_arguments(s), s["model"]) for s in (state, other))
     except ValueError:
@@ -170,7 +173,7 @@ def _same_settings(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _check_entry(key: str, names: str, value: Any, other: Any) -> None:
-    """Refuse two entries with the same name that have no mean."""
+    """Refuse two entries with the same name whose mean is not defined."""
     if not isinstance(value, Tensor) or not isinstance(other, Tensor):
         if type(value) is not type(other) or value != other:
             raise ValueError(
@@ -186,8 +189,8 @@ def _check_entry(key: str, names: str, value: Any, other: Any) -> None:
     elif _has_mean(value):
         if value.isnan().any():
             raise ValueError(
-                f"{key} holds NaN in the first of {names}; that training has diverged, "
-                "leave the file out"
+                f"{key} holds NaN in the first of {names}; its training has diverged; leave the "
+                "file out"
             )
     elif not torch.equal(value, other) and not key.endswith(_STEP_COUNTER):
         raise ValueError(
@@ -214,7 +217,8 @@ def _mean(value: Any, total: Tensor | None, count: int) -> Any:
 
 
 def _share_again(model: Mapping[str, Any], means: dict[str, Any]) -> dict[str, Any]:
-    """Lets entries that shared memory in the file share memory again, unless their means differ."""
+    """Makes entries that shared memory in the file share memory again, unless their means
+    differ."""
     owners: dict[tuple[Any, ...], str] = {}
     for key, value in model.items():
         if not isinstance(value, Tensor) or value.numel() == 0:
@@ -230,7 +234,8 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
     """Write a checkpoint in one step: the file at ``output`` is complete, or unchanged.
 
     Raises:
-        OSError: if the folder cannot be written to, or the disk is full; nothing is left behind.
+        OSError: if the folder cannot be written to, or the disk is full; no partial file is left
+            behind.
     """
     try:
         with writing(Path(output), "wb") as file:
@@ -247,7 +252,8 @@ def _check_output(output: Path, inputs: Sequence[Path]) -> None:
         raise ValueError(f"--output {output}: the folder {output.parent} does not exist; create it")
     if any(os.path.realpath(output) == os.path.realpath(path) for path in inputs):
         raise ValueError(
-            f"--output {output} is one of the inputs, which are never overwritten; name another"
+            f"--output {output} is one of the inputs, which are never overwritten; name another "
+            "file"
         )
 
 
@@ -268,7 +274,7 @@ def make_parser() -> argparse.ArgumentParser:
         number.add_argument(f"--num-{which}-checkpoints", type=positive, metavar="N", help=meaning)
     parser.add_argument(
         "--checkpoint-upper-bound", type=int, metavar="E",
-        help="with the last N epochs (updates): leave out those after epoch (update) E",
+        help="with the last N epochs (updates): leave out checkpoints after epoch (update) E",
     )  # fmt: skip
     return parser
 

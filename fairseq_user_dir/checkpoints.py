@@ -1,8 +1,8 @@
-"""Facts about a model that a checkpoint stores beside the weights: all position settings, and marks
-of the dictionaries. Both are compared when the checkpoint is used again.
+"""Stores two more facts about a model in a checkpoint: all position settings, and digests of the
+dictionaries. Both are compared when the checkpoint is used again.
 
 fairseq stores the arguments of the model, but does not check whether a resumed training has other
-arguments. Of the dictionaries fairseq stores only the number of symbols.
+arguments. fairseq stores only the number of symbols of a dictionary.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
         SettingsError: if the file cannot be read, or has a setting that fairseq would run as code;
             names a remedy.
     """
-    # Again, because torch.serialization.safe_globals, which transformers uses to resume, also
-    # forgets at its end the types that others have declared.
+    # Declares the types again: torch.serialization.safe_globals, which transformers uses to resume,
+    # also removes the types that other code has declared when it ends.
     allow_fairseq_checkpoints()
     try:
         return fairseq_files.read_checkpoint(path, remedy)
@@ -116,7 +116,7 @@ def _checked(stock: Any) -> Any:
         path: str, arg_overrides: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         local_path = PathManager.get_local_path(path)
-        if os.path.isfile(local_path):  # fairseq names a missing file
+        if os.path.isfile(local_path):  # the stock function names a missing file
             # first, because fairseq lets omegaconf evaluate the settings while it loads them
             state = read_checkpoint(local_path)
             if arg_overrides and TYPE_ARG in arg_overrides:
@@ -139,7 +139,7 @@ def _own_defaults(stored: Mapping[str, Any], overrides: dict[str, Any]) -> dict[
         and name != TYPE_ARG
         and not (decoder_has_type and name.startswith(DECODER_FIELD))
     )
-    if "no_token_positional_embeddings" in stored:  # what the stored type needed
+    if "no_token_positional_embeddings" in stored:  # the value that the stored type needed
         unset["no_token_positional_embeddings"] = False
     return {**unset, **overrides}
 
@@ -211,7 +211,7 @@ def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bo
     with named_by_flags(f"{path}: "):
         trained = fairseq_config(stored_arguments, state["model"])
     if (trained.domain, trained.architecture) != (current.domain, current.architecture):
-        return  # another kind of model, with weights that do not fit
+        return  # a model of another kind; its weights do not fit
     differences = changed_settings(trained, current)
     decoder = _decoder_config(model)
     if decoder is not None and trained.type == current.type:
@@ -318,7 +318,11 @@ def check_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module) -> None
             _refuse(model, f"{has} has parameters '*{part}*', {has_not} has none", flags)
         for name, value in ours.items():
             if name not in theirs:
-                _refuse(model, f"this model has the parameter {name}, the checkpoint not", flags)
+                _refuse(
+                    model,
+                    f"this model has the parameter {name}, and the checkpoint does not",
+                    flags,
+                )
             if theirs[name].shape != value.shape:
                 shapes = f"{tuple(theirs[name].shape)} in the checkpoint, {tuple(value.shape)} here"
                 _refuse(model, f"{name} has shape {shapes}", flags)
@@ -338,7 +342,8 @@ def _refuse(model: nn.Module, what: str, flags: str) -> None:
 
 
 def dictionary_marks(task: FairseqTask) -> dict[str, list[Any]]:
-    """Number of symbols and a digest of the symbols in order, for each side with a dictionary."""
+    """Number of symbols, and a digest of the symbols in order, for each side that has a
+    dictionary."""
     marks = {}
     for side in ("source", "target"):
         try:
@@ -358,9 +363,10 @@ def _check_marks(task: FairseqTask, state: Mapping[str, Any] | None, where: str)
     for side, (size, digest) in ((state or {}).get(DICTIONARIES) or {}).items():
         if side in marks and marks[side][0] == size and marks[side][1] != digest:
             raise SettingsError(
-                f"{where} was trained with other units, or in another order, than those of this "
-                f"{side} dictionary, which has as many ({size}): the embeddings would belong to "
-                f"other words. Give the data folder with the dictionary of training{_not(task)}."
+                f"{where} was trained with other units, or with units in another order, than this "
+                f"{side} dictionary, which has the same number of units ({size}): the embeddings "
+                "would belong to other words. Give the data folder with the dictionary of "
+                f"training{_not(task)}."
             )
 
 

@@ -1,6 +1,6 @@
-"""Checks of ``cape-plugins doctor`` for models of fairseq. With the type of the stock model, a
-model of this package computes the same as the stock model, also step by step with a cache. With any
-other type the model trains."""
+"""Checks of ``cape-plugins doctor`` for models of fairseq. A model of this package that has the
+type of the stock model must compute the same as the stock model, also step by step with a cache. A
+model with any other type must train."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def _loaded(path: Path, data: str | None) -> Subject:
 
 
 def _twin(subject: Subject, settings: Mapping[str, Any]) -> Any:
-    """A model of this package with the weights of the subject. New tables are drawn with numbers
-    large enough to show a wrong distance."""
+    """A model of this package with the weights of the subject. New relative tables get random
+    numbers, large enough to show a wrong distance."""
     options = {PREFIX + name: value for name, value in settings.items() if name != "type"}
     ours = {name for name in subject.arguments if name.startswith(PREFIX)}
     arguments = {name: value for name, value in subject.arguments.items() if name not in ours}
@@ -306,8 +306,8 @@ def _evaluation(cape_model: Any, samples: list[Sample]) -> str:
 
 @torch.no_grad()
 def _cached(cape_model: Any, samples: list[Sample]) -> float:
-    """Gives tokens one by one and compares logits, because wrong positions often lead to the same
-    choice."""
+    """Feeds tokens one by one with a cache, and compares logits: wrong positions often lead to the
+    same choice of tokens."""
     source, target = samples[0]
     memory = {}
     if hasattr(cape_model, "encoder"):
@@ -356,8 +356,8 @@ def _cached_beams(subject: Subject, cape_model: Any, samples: list[Sample]) -> f
 
 
 def _augmentation(subject: Subject, cape_model: Any) -> str:
-    """Checks draws with only the position embeddings in training mode, so that nothing else is
-    random."""
+    """Checks that draws reach the positions. Only the position embeddings are in training mode, so
+    that nothing else is random."""
     cape_model = copy.deepcopy(cape_model)
     modules = [
         module for module in cape_model.modules() if isinstance(module, TokenPositionEmbedding)

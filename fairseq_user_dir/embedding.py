@@ -20,16 +20,17 @@ from cape_plugins.mathematics.augmentation import rank_generator
 from cape_plugins.mathematics.binding import Bound
 from cape_plugins.mathematics.tables import counted_rows
 
-# Embeddings without a table have no maximum; fairseq needs a number, and sets this for sinusoids.
+# Embeddings without a table have no maximum. fairseq needs a number, and uses this number for
+# sinusoids.
 MAX_POSITIONS = int(1e5)
 
 
 class TokenPositionEmbedding(Bound, nn.Module):
-    """Embeds token positions in fairseq's call signature; owns no parameters and no state. Holds
-    the draw of a forward.
+    """Embeds token positions, with the arguments of fairseq's modules. Holds the draw of a forward;
+    has no parameters and no buffers that are stored.
 
     Args:
-        encoder: The core's position encoder.
+        encoder: Position encoder of :mod:`cape_plugins`.
         padding_idx: Index of the padding symbol.
     """
 
@@ -38,7 +39,7 @@ class TokenPositionEmbedding(Bound, nn.Module):
         self.encoder = encoder
         self.padding_idx = padding_idx
         self.max_positions = MAX_POSITIONS
-        # follows .half() and .to(): the dtype that the host adds to
+        # follows .half() and .to(), so it has the dtype of the token embeddings
         self.register_buffer("result_like", torch.empty(0), persistent=False)
 
     def draw(
@@ -83,12 +84,13 @@ class TokenPositionEmbedding(Bound, nn.Module):
 
 
 class WrappingPositionalEmbedding(LearnedPositionalEmbedding):
-    """fairseq's learned table; wraps around beyond the last row: E(t) = E(t mod N) (CAPE section
-    5.2). Within the table, and in checkpoints, equal to fairseq's table."""
+    """fairseq's learned table, which begins again at the first row after the last row: E(t) = E(t
+    mod N) (CAPE section 5.2). For positions within the table, and in checkpoints, this class equals
+    fairseq's class."""
 
     @classmethod
     def take_over(cls, table: LearnedPositionalEmbedding) -> WrappingPositionalEmbedding:
-        """A wrapping table with the parameter of `table`."""
+        """A table of this class with the parameter of `table`."""
         wrapping = cls(1 + table.padding_idx, table.embedding_dim, table.padding_idx)
         wrapping.weight = table.weight
         wrapping.num_embeddings = table.num_embeddings
@@ -114,8 +116,8 @@ def _raw_positions(tokens: Tensor, padding_idx: int, incremental_state: Any | No
 
 def process_generator(device: torch.device) -> torch.Generator:
     """A generator that continues fairseq's random stream, but differs between ranks. fairseq seeds
-    each update with seed + update, on every rank alike. So a resumed training repeats its draws
-    exactly, and runs with the seeds s and s + 1 share draws, shifted by one update. Independent
-    runs need seeds that are far apart."""
+    each update with seed + update, on every rank alike. Therefore a resumed training repeats its
+    draws exactly, and trainings with the seeds s and s + 1 have the same draws, one update apart.
+    Independent trainings need seeds that are far apart."""
     rank = distributed_utils.get_data_parallel_rank() if distributed.is_initialized() else 0
     return rank_generator(device, rank)

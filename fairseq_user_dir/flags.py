@@ -1,4 +1,5 @@
-"""Generates flags and dataclass fields of fairseq models from PositionConfig, and reads them.
+"""Generates flags and dataclass fields of fairseq models from PositionConfig, and reads their
+values.
 
 fairseq suppresses defaults in model groups, so the architecture functions set them.
 """
@@ -31,22 +32,22 @@ ALLOW_ARG = "allow_changed_settings"
 ALLOW_FLAG = "--allow-changed-settings"
 DECODER_PREFIX = f"{DECODER_FIELD}_"
 _ALLOW_HELP = (
-    "resume although the position settings, or start although the dictionary, differ from "
-    "the checkpoint"
+    "resume a training although its position settings differ from the checkpoint, or use a "
+    "checkpoint although the dictionary differs"
 )
 
 
 def add_position_args(
     parser: argparse._ActionsContainer, domain: str = "text", architecture: str = "seq2seq"
 ) -> None:
-    """Adds the flags of the core and ``--allow-changed-settings``."""
+    """Adds the position flags of :mod:`cape_plugins` and ``--allow-changed-settings``."""
     arguments.add_position_args(parser, domain, architecture=architecture)
     parser.add_argument(ALLOW_FLAG, action="store_true", help=_ALLOW_HELP)
 
 
 def add_decoder_args(parser: argparse._ActionsContainer) -> None:
-    """Adds the flags of a text decoder that may have another type than the encoder: the flags of
-    the core with ``--position-decoder-`` for ``--position-``."""
+    """Adds the flags of a text decoder that may have another type than the encoder: the position
+    flags with ``--position-decoder-`` in place of ``--position-``."""
     encoder_parser = argparse.ArgumentParser(add_help=False)
     arguments.add_position_args(encoder_parser, "text", "the type of the encoder", "decoder")
     for action in encoder_parser._actions:
@@ -71,8 +72,9 @@ def add_admin_arg(parser: argparse._ActionsContainer) -> None:
 
 
 def set_missing(args: Any) -> None:
-    """Gives every option that is absent from `args` the value "unset". Part of each architecture
-    function; fairseq also runs these functions on the settings of loaded checkpoints."""
+    """Gives every option that is absent from `args` the value "unset". Each architecture function
+    calls this function; fairseq also runs architecture functions on the settings of loaded
+    checkpoints."""
     if getattr(args, TYPE_ARG, None) is None:
         setattr(args, TYPE_ARG, DEFAULT_TYPE)
     for option in option_fields("text"):
@@ -90,7 +92,7 @@ def set_args(args: Any, **values: Any) -> None:
 
 def record(args: Any, config: PositionConfig) -> None:
     """Writes all settings, defaults included, into the arguments that a checkpoint stores: a later
-    release may have other defaults, and a trained model must not change."""
+    release may have other defaults, which must not change a trained model."""
     settings = {PREFIX + o.name: getattr(config, o.name) for o in option_fields("text")}
     set_args(args, **{TYPE_ARG: config.type, **settings})
 
@@ -106,7 +108,7 @@ def dataclass_with_positions(name: str, base: type) -> type:
         *(
             (
                 PREFIX + option.name,
-                # fairseq looks into typing.Optional only
+                # fairseq understands typing.Optional only
                 Optional[types.get(option.metadata["form"], str)],  # noqa: UP045
                 _field(None, option_help(option.metadata)),
             )
@@ -136,10 +138,10 @@ def config_from_args(args: Any, architecture: str, domain: str = "text") -> Posi
 
 
 def decoder_config_from_args(args: Any) -> PositionConfig:
-    """The complete configuration of a text decoder. By default the decoder has the type of the
-    encoder and augments as many samples. Settings of a checkpoint hold unless a flag changes them.
-    All settings are written into `args`, which fairseq stores; the type only if a flag or a
-    checkpoint has named the type.
+    """The complete configuration of a text decoder. By default the decoder has the type and the
+    augment_probability of the encoder. Settings of a checkpoint stay unless a flag changes them.
+    All settings are written into `args`, which fairseq stores; the type is written only if a flag
+    or a checkpoint has named it.
 
     Args:
         args: Namespace with the flags of :func:`add_decoder_args` as attributes.

@@ -44,7 +44,7 @@ from fairseq_user_dir.stacks import DecoderPositions, EncoderPositions
 logger = logging.getLogger(__name__)
 
 PREFIX = "cape_"
-# Stock architectures that do not run, so cape architectures cannot run either.
+# Stock architectures that do not run; a cape architecture could not run either.
 NOT_RUNNABLE = {
     "nacrf_transformer": "uses np.float, gone from numpy",
     "transformer_from_pretrained_xlm": "needs a pretrained XLM",
@@ -61,8 +61,8 @@ class _CapeModel(PositionalModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> Any:
-        """Builds the stock model, then puts cape positions in. All settings, defaults and alpha
-        included, are written into `args`, which fairseq stores in the checkpoint.
+        """Builds the stock model, then replaces its positions. All settings, including defaults and
+        alpha, are written into `args`, which fairseq stores in the checkpoint.
 
         Raises:
             SettingsError: for settings that are not allowed; names flag, value, range and remedy.
@@ -79,7 +79,7 @@ class _CapeModel(PositionalModel):
         record(args, config)
         _set_stock_args(args, config)
         model = super().build_model(args, task)
-        if not isinstance(model, cls):  # transformer_align names the stock class
+        if not isinstance(model, cls):  # transformer_align builds the stock class by its name
             model.__class__ = cls
         model.position_config = config
         if hasattr(model, "encoder"):
@@ -109,7 +109,7 @@ class _CapeSeq2Seq(_CapeModel):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """See fairseq. The encoder draws for both sides, and gets the length of the target if the
+        """See fairseq. The encoder draws for both sides, so it gets the length of the target if the
         draw depends on this length."""
         lengths = None
         if self.position_config.sampling:
@@ -126,8 +126,8 @@ class _CapeNonautoregressive(_CapeSeq2Seq):
     def _target_lengths(
         self, prev_output_tokens: Tensor, tgt_tokens: Tensor, *_: Any, **__: Any
     ) -> Tensor:
-        """See the base class; some decoders first read a draft with tokens left out, and then the
-        whole target, too."""
+        """See the base class. Some of these decoders read a draft with tokens left out, and then
+        the whole target as well."""
         lengths = super()._target_lengths
         return torch.maximum(lengths(prev_output_tokens), lengths(tgt_tokens))
 
@@ -141,19 +141,20 @@ def check_stock_args(args: Any, config: PositionConfig) -> None:
     if config.encoding.adds and getattr(args, "no_token_positional_embeddings", False):
         raise SettingsError(
             f"--no-token-positional-embeddings contradicts --position-embedding {config.type}; "
-            "leave it out, or choose a type that adds nothing to the tokens."
+            "leave the flag out, or choose a type that adds nothing to the tokens."
         )
 
 
 def _set_stock_args(args: Any, config: PositionConfig) -> None:
-    """Lets the stock model build the parameters that the encoding needs, and no others."""
+    """Sets stock arguments so that the stock model builds the parameters that the encoding needs,
+    and no others."""
     sides = ("encoder", "decoder") if config.architecture == "seq2seq" else ("decoder",)
     set_args(args, **stock_values(config, *sides))
 
 
 def stock_values(config: PositionConfig, *sides: str) -> dict[str, bool]:
-    """Stock arguments that give the stacks of these sides a place for the position embedding, and
-    give a learned table its stock name: initialisation and checkpoints stay stock."""
+    """Stock arguments that make the stacks have a module ``embed_positions``, and a learned table
+    under its stock name: initialisation and checkpoints stay stock."""
     learned = {f"{side}_learned_pos": config.encoding.counts for side in sides}
     return {"no_token_positional_embeddings": not config.encoding.adds, **learned}
 
@@ -191,8 +192,8 @@ def install(stack: nn.Module, mixin: type, config: PositionConfig, side: str) ->
 
 
 def _count_tokens(task: Any, mode: str, is_explicit: bool) -> str:
-    """Counts the binarised training data of the task: TARGET/SOURCE. `mode`, a word of
-    :data:`~cape_plugins.settings.options.COUNTED`, sets whether EOS counts. A task without one
+    """Counts the binarised training data of the task: TARGET/SOURCE. `mode`, one of
+    :data:`~cape_plugins.settings.options.COUNTED`, decides whether EOS counts. A task without one
     source and one target language has no such ratio and gets 1, unless `is_explicit`. The ratio 1
     is exact for denoising, in which both sides are the same text; for several languages it leaves
     the indices unchanged. A resumed training counts again, and stops if the data have another
@@ -206,7 +207,7 @@ def _count_tokens(task: Any, mode: str, is_explicit: bool) -> str:
     without_pair = f"task {type(task).__name__} has no single language pair to count"
     if not ((source and target) or is_explicit):
         logger.warning(
-            "%s: source scale alpha = 1; another one by --position-source-scale", without_pair
+            "%s: source scale alpha = 1; set another alpha by --position-source-scale", without_pair
         )
         return "1"
     try:
@@ -243,7 +244,8 @@ def _initialize_admin(model: nn.Module, args: Any, task: Any) -> None:
         settings = getattr(task, "cfg", None)
         raise SettingsError(
             f"--admin-init needs the training data in {getattr(settings, 'data', None)!r} to "
-            "profile the model, and they are not there; give the binarised data folder."
+            "profile the model, but the folder has no training data; give the folder of the "
+            "binarised data."
         )
     constants = profile_admin(model, *batch, seed=ADMIN_SEED)
     set_args(args, admin_profiled=True)
@@ -272,7 +274,7 @@ def _register(name: str, stock: type, mixin: type) -> type:
     if issubclass(stock, TransformerModel):
         defaults["admin_init"] = False
     if issubclass(stock, FairseqNATModel):
-        # translation_lev, the task of these models, puts BOS before the source itself
+        # translation_lev, the task of these models, already puts BOS before the source
         defaults["position_source_bos"] = False
     for arch in ARCH_MODEL_INV_REGISTRY[name]:
         if dataclass is None or arch != name:  # a dataclass model registers its name itself

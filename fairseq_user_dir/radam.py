@@ -1,10 +1,10 @@
 """The optimizer ``radam`` of the translation recipes that the CAPE paper follows (appendix D.1).
 
-The optimizer is torch's rectified Adam after Liu et al. (ICLR 2020, algorithm 2), with weight decay
-apart from the gradient, as in fairseq's ``adam``. The first five updates are momentum steps, as in
-Liu et al.; the optimizer of Transformer-Clinic takes no steps there, where the rate is below 1e-6.
-The flags are named like the flags of ``adam``, as in the recipes of Transformer-Clinic, so the
-commands of these recipes need no change.
+The optimizer is torch's rectified Adam after Liu et al. (ICLR 2020, algorithm 2), with decoupled
+weight decay, as in fairseq's ``adam``. The first five updates are momentum steps, as in Liu et al.;
+the optimizer of Transformer-Clinic takes no steps in these updates, in which the learning rate is
+below 1e-6. The flags have the names of the flags of ``adam``, as in the recipes of
+Transformer-Clinic, so commands of these recipes need no change.
 """
 
 # no annotations from __future__: fairseq reads the types of a dataclass
@@ -30,7 +30,8 @@ class RAdamConfig(FairseqDataclass):
     )
     adam_eps: float = field(default=1e-8, metadata={"help": "added to the denominator"})
     weight_decay: float = field(
-        default=0.0, metadata={"help": "share of the weights, times the rate, taken off by a step"}
+        default=0.0,
+        metadata={"help": "share of the weights that an update subtracts, times the learning rate"},
     )
     lr: List[float] = II("optimization.lr")  # noqa: UP006, RUF009 as fairseq reads it
 
@@ -68,7 +69,8 @@ class FairseqRAdam(FairseqOptimizer):
 
     @property
     def supports_flat_params(self) -> bool:
-        """True: all parameters may be one tensor, because each number is updated by itself."""
+        """True: all parameters may be joined into one tensor, because each number is updated
+        independently."""
         return True
 
 
@@ -91,7 +93,7 @@ def _parse_betas(value: Any) -> tuple[float, float]:
 def _not_negative(flag: str, value: float) -> float:
     if not 0 <= value < float("inf"):
         raise SettingsError(
-            f"{flag} {value:g} is not allowed; allowed: a number >= 0. "
-            "Leave it out for the default."
+            f"{flag} {value:g} is not allowed; allowed: a number >= 0. Leave the flag out for the "
+            "default."
         )
     return value

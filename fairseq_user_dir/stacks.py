@@ -1,8 +1,8 @@
-"""Encoder and decoder stacks of fairseq with cape positions: the smallest overrides that carry one
-draw from the source to the target side and put a BOS token before the source.
+"""Encoder and decoder stacks of fairseq with cape positions: overrides that pass the draw of the
+source side on to the target side, and put a BOS token before the source.
 
-The mixins are put over the class of a built stack, because some models bypass the stock ways to
-replace a stack (transformer_align) and others lack such ways (language models).
+The mixins are put over the class of a built stack, because some models ignore the methods that
+build a stack (transformer_align) and others have no such methods (language models).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class _PositionStack:
 
     Attributes:
         position_config: Settings of the model.
-        position_module: The module that computes positions, with random numbers or without; None if
-            positions are rows of a learned table, or nothing is added.
+        position_module: The module that computes positions, with or without random numbers; None if
+            positions are rows of a learned table, or there are no positions.
     """
 
     position_config: PositionConfig
@@ -41,8 +41,9 @@ class _PositionStack:
         return module if isinstance(module, TokenPositionEmbedding) else None
 
     def max_positions(self) -> int:
-        """No limit: positions are computed, or wrap around. The *task* filters the data, at 1024
-        tokens unless ``--max-source-positions`` and ``--max-target-positions`` set other limits."""
+        """No limit: positions are computed, or begin again at the first row of the table. The
+        *task* filters the data, at 1024 tokens unless ``--max-source-positions`` and
+        ``--max-target-positions`` set other limits."""
         return MAX_POSITIONS
 
 
@@ -90,8 +91,8 @@ class EncoderPositions(Bound, _PositionStack):
         return out
 
     def _reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> Any:
-        """Reorders the output. BART's beams share the states of their source; the caller's tokens,
-        like attention, have a row for each beam."""
+        """Reorders the output. The beams of BART share the encoder states of their source; the
+        caller's tokens, like attention, have one row for each beam."""
         encoder_out = super()._reorder_encoder_out(encoder_out, new_order)
         tokens = [tokens.index_select(0, new_order) for tokens in encoder_out["src_tokens"]]
         return {**encoder_out, "src_tokens": tokens}
@@ -112,7 +113,7 @@ class DecoderPositions(_PositionStack):
     def extract_features(
         self, prev_output_tokens: Tensor, encoder_out: Any | None = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
-        """See fairseq; every decoder calls this method first, even non-autoregressive decoders."""
+        """See fairseq. Every decoder calls this method first, also a non-autoregressive decoder."""
         draw = self._draw(prev_output_tokens, encoder_out)
         state = kwargs.get("incremental_state", args[0] if args else None)
         with _using(self.position_module, draw, prev_output_tokens, state):
@@ -132,8 +133,8 @@ class DecoderPositions(_PositionStack):
             raise ValueError(
                 "this decoder is in training and shares the position draw of its encoder "
                 "(--position-synchronize true), but encoder_out holds no 'position_draw': run "
-                "the encoder in training mode too and hand its whole output over, call .eval(), "
-                "or train with --position-synchronize false."
+                "the encoder in training mode too and pass its whole output on, call .eval(), or "
+                "train with --position-synchronize false."
             )
         return draws[0]
 
@@ -147,7 +148,7 @@ class DecoderPositions(_PositionStack):
             and isinstance(attention, list)
             and isinstance(attention[0], Tensor)
         ):
-            # in a shorter, left-padded sentence the hint took the place of the last pad
+            # in a shorter, left-padded sentence the hint has replaced the last padding token
             pads = caller_tokens[0].eq(self.padding_idx)[:, None]
             extra["attn"] = [attention[0][..., 1:].masked_fill(pads, 0.0), *attention[1:]]
         return extra
@@ -175,8 +176,9 @@ def _using(
     tokens: Tensor,
     incremental_state: Any | None = None,
 ) -> Iterator[None]:
-    """Binds the draw, or the positions of the layers, to the module for a stock call, which has no
-    argument for them. Overriding fairseq's forwards instead would copy 90 lines."""
+    """Attaches the draw, or the positions of the layers, to the module during a stock call, which
+    has no argument for them. The alternative, overriding fairseq's forwards, would copy 90
+    lines."""
     if module is None:
         yield
     elif isinstance(module, StackAttention):

@@ -71,16 +71,20 @@ _HELP = {
     "encoder_ffn_embed_dim": "hidden channels of the feed-forward blocks",
     "encoder_layers": "number of layers",
     "encoder_attention_heads": "heads of each layer",
-    "encoder_normalize_before": "layer norm before each block; the paper's is after",
+    "encoder_normalize_before": (
+        "apply layer norm before each block; the paper applies it after each block"
+    ),
     "encoder_layerdrop": "probability of dropping a layer",
     "dropout": "dropout on the output of each block",
     "attention_dropout": "dropout on attention weights",
     "activation_dropout": "dropout on the hidden activations of feed-forward blocks",
     "feature_dropout": "dropout after the convolution",
-    "conv_kernel_size": "kernel of the convolution, odd",
-    "conv_stride": "its stride: frames per output",
+    "conv_kernel_size": "width of the convolution, an odd number of frames",
+    "conv_stride": "stride of the convolution: frames per output",
     "input_feat_per_channel": "mel bins of a frame",
-    "abspos_frames": "rows of the learned table of type abspos, which then wraps around",
+    "abspos_frames": (
+        "rows of the learned table of type abspos; longer recordings begin again at the first row"
+    ),
 }
 
 
@@ -123,7 +127,7 @@ _RANGES: dict[type, Any] = {int: positive, float: _probability}
 
 
 def architecture(sizes: dict[str, Any]) -> Any:
-    """A function that gives these values to arguments without a value; see fairseq."""
+    """An architecture function of fairseq: gives these values to arguments without a value."""
 
     def arch(args: Any) -> None:
         for name, value in sizes.items():
@@ -136,7 +140,8 @@ def architecture(sizes: dict[str, Any]) -> Any:
 
 class AcousticEncoder(TimedEncoder, FairseqEncoder):
     """States for the frames of recordings, with fairseq's layers: projections have biases, layer
-    norm works per channel, and layer drop skips a layer. CAPE's code has none of these properties.
+    norm works per channel, and layer drop skips a layer. The code of CAPE differs in these three
+    points.
     """
 
     def __init__(self, args: Any, config: PositionConfig, dictionary: Dictionary) -> None:
@@ -173,7 +178,7 @@ class AcousticEncoder(TimedEncoder, FairseqEncoder):
         Args:
             features: ``[B, T, bins]``, padded on the right.
             lengths: ``[B]`` frames.
-            hop_nanoseconds: ``[B]`` distance of frames; default 10 ms.
+            hop_nanoseconds: ``[B]`` distance between frames; default 10 ms.
             frame_nanoseconds: ``[B, T]`` centre of each frame, if frames were skipped.
 
         Returns:
@@ -192,5 +197,5 @@ class AcousticEncoder(TimedEncoder, FairseqEncoder):
         return self.layer_norm(hidden), lengths, padding, draw
 
     def max_positions(self) -> int:
-        """No limit: positions are computed, or wrap around."""
+        """No limit: positions are computed, or begin again at the first row of the table."""
         return int(1e6)

@@ -30,12 +30,14 @@ _SUMS = (
 @register_criterion("cape_ctc")
 class CapeCtcCriterion(FairseqCriterion):
     """CTC over the outputs of the model without padding; the blank is ``<s>``, as in fairseq.
-    (fairseq's criterion ``ctc`` takes frames for outputs and counts EOS as a label.)
+    (fairseq's criterion ``ctc`` uses the number of frames as the number of outputs, and counts EOS
+    as a label.)
 
     Args:
         task: Task with the dictionary.
         target_norm: Divide the loss of a sample by the square root of the target's length, as in
-            the paper's code; such losses are averaged over samples, others over units.
+            the paper's code; such losses are averaged over samples. Without this option losses are
+            averaged over units.
     """
 
     def __init__(self, task: Any, target_norm: bool = False) -> None:
@@ -66,8 +68,8 @@ class CapeCtcCriterion(FairseqCriterion):
         output = model(**sample["net_input"])
         if "lengths" not in output:
             raise ValueError(
-                f"criterion cape_ctc needs a CTC model such as cape_ctc_transformer, not "
-                f"{type(model).__name__}; train that one with label_smoothed_cross_entropy."
+                "criterion cape_ctc needs a CTC model such as cape_ctc_transformer, not "
+                f"{type(model).__name__}; use label_smoothed_cross_entropy for this model."
             )
         log_probs = model.get_normalized_probs(output, log_probs=True).transpose(0, 1)
         lengths, target = output["lengths"], sample["target"]
@@ -102,8 +104,8 @@ class CapeCtcCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: Sequence[dict[str, Any]]) -> None:
-        """Logs the loss in nats; and in percent `wer`, `ler`, the share of padding, and the share
-        of recordings with more units than outputs (`unaligned_percent`)."""
+        """Logs the loss in nats, and these numbers in percent: `wer`, `ler`, the share of padding,
+        and the share of recordings with more units than outputs (`unaligned_percent`)."""
         total = {
             key: sum(log.get(key, 0) for log in logging_outputs)
             for key in ("loss", "sample_size", *_SUMS)
@@ -128,6 +130,6 @@ class CapeCtcCriterion(FairseqCriterion):
 
 
 def _percent(meters: Any, part: str, whole: str) -> float:
-    """Percentage from the logged sums."""
+    """The logged sum `part` in percent of the logged sum `whole`."""
     total = meters[f"_{whole}"].sum
     return round(float(100 * meters[f"_{part}"].sum / total), 3) if total else float("nan")

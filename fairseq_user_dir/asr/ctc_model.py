@@ -51,7 +51,7 @@ class CapeCtcTransformerModel(PositionalModel, FairseqEncoderModel):
         return normalize(net_output["encoder_out"].float(), dim=-1)
 
     def max_positions(self) -> int:
-        """The limit of the encoder; the model adds none."""
+        """The limit of the encoder."""
         return self.encoder.max_positions()
 
 

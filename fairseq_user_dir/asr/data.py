@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 MAX_UNKNOWN = 0.1  # share of the training units that the dictionary may lack
-LEAST_LEFT = 0.1  # least share of the training data that fits into a batch
+LEAST_LEFT = 0.1  # least share of the training data that must fit into a batch
 TOLERANCE = 0.02  # share by which a duration in a manifest may be wrong
 SLACK = 0.05  # seconds by which any duration may be wrong
 
@@ -45,20 +45,20 @@ class SpeechDataset(FairseqDataset):
     """Recordings with texts, or without texts for transcription.
 
     In training, a recording that cannot be read is replaced by a recording of similar duration;
-    elsewhere it is left out of its batch. Both cases are reported.
+    in other data it is left out of its batch. Both cases are reported.
 
     Args:
         utterances: Lines of a manifest; lines without a duration are left out.
         dictionary: Units of the texts.
         targets: Turns texts into units.
-        hop_seconds: Distance of frames; in batches without padding the hop of a recording of mean
-            duration.
-        num_mel_bins: Features of a frame.
+        hop_seconds: Distance between frames; in batches without padding, the hop of a recording of
+            mean duration.
+        num_mel_bins: Number of features of a frame.
         training: Whether the recordings are training data, see above.
         padding_free: Make batches without padding (CAPE Appendix C.3); in training only.
         seed: Seed of the batches without padding.
-        shared: Whether processes of a data loader may read; data that change are then in shared
-            memory.
+        shared: Whether processes of a data loader read from this dataset; data that change are then
+            in shared memory.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SpeechDataset(FairseqDataset):
         message = (
             f"{sum(unknown)} of {total} units of the texts are not in the dictionary, such as in "
             f"{worst.text!r} ({worst.id}). Do case, subword model and dict.txt belong together? "
-            "Without dict.txt one is made of the training texts."
+            "If there is no dict.txt, the task makes a dictionary of the training texts."
         )
         if self.training and sum(unknown) > MAX_UNKNOWN * total:
             raise ValueError(message)
@@ -115,34 +115,35 @@ class SpeechDataset(FairseqDataset):
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """See fairseq; also in processes of a data loader, which outlive an epoch."""
+        """See fairseq. Also sets the epoch in processes of a data loader, which outlive an
+        epoch."""
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
         return len(self.utterances)
 
     def num_tokens(self, index: int) -> int:
-        """Frames at the common hop, which ``--max-tokens`` counts."""
+        """Number of frames at the hop of the dataset, which ``--max-tokens`` counts."""
         return self.sizes[index, 0]
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Frames of many recordings at the common hop."""
+        """Numbers of frames of many recordings at the hop of the dataset."""
         return self.sizes[indices, 0]
 
     def size(self, index: int) -> tuple[int, int]:
-        """Frames and units."""
+        """Numbers of frames and of units."""
         return tuple(self.sizes[index].tolist())
 
     def ordered_indices(self) -> np.ndarray:
-        """The longest first, so that a lack of memory shows at once."""
+        """Indices of the recordings, the longest first, so that a lack of memory shows at once."""
         order = np.argsort(-self.seconds, kind="stable")
         return order[self.seconds[order] > 0]
 
     def filter_indices_by_size(
         self, indices: np.ndarray, max_sizes: Any
     ) -> tuple[np.ndarray, list[int]]:
-        """See fairseq. Reports the share that a training leaves out, and a limit that would keep
-        all recordings.
+        """See fairseq. Reports how many recordings a training leaves out, and a limit that would
+        keep all recordings.
 
         Raises:
             ValueError: if a training leaves out more than nine tenths.
@@ -168,10 +169,10 @@ class SpeechDataset(FairseqDataset):
         max_sentences: int | None = None,
         required_batch_size_multiple: int = 1,
     ) -> list[np.ndarray]:
-        """Batches of at most `max_tokens` frames and `max_sentences` recordings. The multiple,
-        8 by default, is ignored: fairseq would leave the last recordings out. Recordings without
-        text come first and by themselves, because fairseq scores the batches with targets, and
-        shows the score if the last batch has targets."""
+        """Batches of at most `max_tokens` frames and `max_sentences` recordings.
+        `required_batch_size_multiple`, 8 by default, is ignored: fairseq would leave out the last
+        recordings. Recordings without text have separate batches, which come first: fairseq scores
+        batches with targets, and shows the score only if the last batch has targets."""
         longest = int(self.sizes[indices, 0].max(initial=0))
         if max_tokens and longest > max_tokens and not self.training:
             max_tokens = longest  # recordings longer than a batch are decoded, too
@@ -227,13 +228,13 @@ class SpeechDataset(FairseqDataset):
 
     def collater(self, samples: Sequence[Sample | None]) -> dict[str, Any]:
         """A batch. If no recording could be read, the batch has no id and holds silence without a
-        text, which counts for nothing: fairseq would replace an empty batch by another batch.
+        text, which counts in no score: fairseq would replace an empty batch by another batch.
 
         Returns:
             In `net_input` the features ``[B, T, bins]`` as `src_tokens`, their lengths ``[B]``,
-            the distance of frames ``[B]`` and, if frames were skipped, the time ``[B, T]`` of each
-            frame in nanoseconds. Also targets with EOS, padded on the right, or None for recordings
-            without text.
+            the distance between frames ``[B]`` and, if frames were skipped, the time ``[B, T]`` of
+            each frame in nanoseconds. Also targets with EOS, padded on the right, or None for
+            recordings without text.
         """
         rows = [sample for sample in samples if sample is not None]
         if not samples:

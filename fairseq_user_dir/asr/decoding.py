@@ -14,7 +14,8 @@ from fairseq_user_dir.asr.text import SPACE
 
 
 class CtcGenerator:
-    """The best path, or a beam with an optional n-gram model; several models are averaged.
+    """Decodes by the best path, or by a beam search with an optional n-gram model; averages the
+    probabilities of several models.
 
     Args:
         dictionary: Units; ``<s>`` is the blank.

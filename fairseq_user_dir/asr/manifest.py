@@ -1,4 +1,4 @@
-"""Recordings in fairseq's commands: manifests in a data folder, paths one a line, and the
+"""Reads recordings for fairseq's commands: manifests in a data folder, paths (one a line), and the
 configuration file of fairseq's speech_to_text."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cape_plugins.texts import read_text
 logger = logging.getLogger(__name__)
 
 _REMEDY = (
-    " Give the data folder with train.tsv, valid.tsv ... (columns audio and tgt_text), and name the"
-    " others by --gen-subset or --valid-subset. Training and validation need texts; recordings"
-    " without are transcribed by fairseq-generate and fairseq-interactive."
+    " Give the data folder with train.tsv, valid.tsv ... (columns audio and tgt_text), and name "
+    "other manifests by --gen-subset or --valid-subset. Training and validation need texts; "
+    "recordings without texts are transcribed by fairseq-generate and fairseq-interactive."
 )
 _KEYS = ("vocab_filename", "audio_root", "input_feat_per_channel")
 
@@ -52,7 +52,8 @@ def named_recordings(paths: Sequence[str]) -> list[Utterance]:
 
 def read_config(folder: str, name: str = "config.yaml") -> dict[str, Any]:
     """Settings from the configuration of fairseq's S2T data, if there is one: `vocab_filename`,
-    `audio_root`, `input_feat_per_channel` and the sentencepiece model. A warning names the rest."""
+    `audio_root`, `input_feat_per_channel` and the sentencepiece model. A warning names all other
+    settings of the file."""
     path = os.path.join(folder, name)
     if not os.path.isfile(path):
         return {}

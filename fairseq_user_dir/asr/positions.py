@@ -23,7 +23,8 @@ class TimedEncoder:
     Attributes:
         positions: Position encoder.
         subsample: Convolutions before the position encoder.
-        stack_attention: Holds the positions of the layers; None if none act in attention.
+        stack_attention: Module that holds the positions for the layers; None if no position acts in
+            attention.
     """
 
     positions: PositionEncoder
@@ -38,23 +39,25 @@ class TimedEncoder:
         hop_nanoseconds: Tensor | None,
         frame_nanoseconds: Tensor | None,
     ) -> Iterator[tuple[Tensor, Draw | None]]:
-        """Adds the embedding of the times of subsampled frames; layers that are called in the body
-        of the ``with`` statement have the times in their attention, if the type acts there.
+        """Adds the position embedding of the times of subsampled frames. If the type acts in
+        attention, layers that are called in the body of the ``with`` statement use the times there.
 
         Args:
             hidden: ``[B, T', C]``, the output of `subsample`.
             lengths: ``[B]``, valid frames of `hidden`.
-            hop_nanoseconds: ``[B]`` distance of frames before `subsample`; default 10 ms.
+            hop_nanoseconds: ``[B]`` distance between frames before `subsample`; default 10 ms.
             frame_nanoseconds: ``[B, T]`` centre of each frame, if frames were skipped.
 
         Yields:
-            ``[B, T', C]``, and the draw of this forward in training, different on each rank.
+            ``[B, T', C]`` with positions, and the draw of this forward in training; each rank has
+            another draw.
         """
         hop = HOP_SECONDS if hop_nanoseconds is None else hop_nanoseconds.float() * 1e-9
         positions = subsampled_positions(
             lengths, hidden.shape[1], self.subsample.stride, hop, frame_nanoseconds
         )
-        generator = functools.cache(process_generator)  # the draw and the local shifts share it
+        # one generator for the draw and the local shifts
+        generator = functools.cache(process_generator)
         draw = self.positions.draw(hidden.shape[0], hidden.device, generator)
         embedding = self.positions(positions, draw, dtype=hidden.dtype, generator=generator)
         hidden = hidden if embedding is None else hidden + embedding

@@ -1,10 +1,10 @@
 """fairseq's Speech2Text Transformer with any position embedding.
 
-Stock checkpoints fit: frames are counted as in the stock model, from ``padding_idx + 1`` on, in
-steps of the encoder; seconds of the settings are turned into such steps. The decoder has separate
-flags (``--position-decoder-embedding`` and others). Without these flags the decoder has the type of
-the encoder, with the defaults for text. CAPE (Appendix C.5) uses one decoder with relative
-positions for all encoders.
+Stock checkpoints can be loaded: encoder steps are counted as in the stock model, from ``padding_idx
++ 1`` on, and settings in seconds are converted to encoder steps. The decoder has separate flags
+(``--position-decoder-embedding`` and others). Without these flags the decoder has the type of the
+encoder, with the defaults for text. CAPE (Appendix C.5) uses one decoder with relative positions
+for all encoders.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
         Args:
             src_tokens: Features ``[B, T, bins]``, padded on the right.
             src_lengths: ``[B]`` frames.
-            return_all_hiddens: Whether to return the outputs of all layers, too.
-            hop_nanoseconds: ``[B]`` distance of frames; default 10 ms.
+            return_all_hiddens: Whether to return the outputs of all layers as well.
+            hop_nanoseconds: ``[B]`` distance between frames; default 10 ms.
             frame_nanoseconds: ``[B, T]`` centre of each frame, if frames were skipped.
         """
         frozen = self.num_updates < self.encoder_freezing_updates

@@ -10,7 +10,7 @@ from fairseq.scoring import BaseScorer, register_scorer
 
 
 def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, int]:
-    """Errors and lengths, in words and in letters; errors by length is the error rate.
+    """Errors and lengths, in words and in letters; the error rate is errors divided by length.
 
     Raises:
         ImportError: without the package jiwer.

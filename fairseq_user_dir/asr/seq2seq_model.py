@@ -2,9 +2,10 @@
 :mod:`~fairseq_user_dir.asr.ctc_model`, and a decoder in place of classifier and CTC.
 
 The paper keeps one decoder with relative positions for all encoders:
-``--position-decoder-embedding relpos --position-decoder-relative-context 320``. Without flags the
-decoder has the type of the encoder. fairseq's S2T does not fit, because its two convolutions with
-stride 2 show a model without positions more of the surroundings of a frame.
+``--position-decoder-embedding relpos --position-decoder-relative-context 320``. Without these flags
+the decoder has the type of the encoder. fairseq's S2T Transformer cannot take the place of this
+model: its two convolutions with stride 2 give a model without positions more context around each
+frame.
 """
 
 from __future__ import annotations
@@ -73,13 +74,15 @@ SIZES = {
 }
 _HELP = {
     "decoder_embed_dim": "channels of the layers of the decoder",
-    "decoder_ffn_embed_dim": "hidden channels of their feed-forward blocks",
-    "decoder_layers": "number of these layers",
-    "decoder_attention_heads": "heads of each of them",
-    "decoder_normalize_before": "layer norm before each block of the decoder (default: after)",
-    "decoder_layerdrop": "probability of dropping one of them",
+    "decoder_ffn_embed_dim": "hidden channels of the feed-forward blocks of the decoder",
+    "decoder_layers": "number of layers of the decoder",
+    "decoder_attention_heads": "attention heads of each layer of the decoder",
+    "decoder_normalize_before": (
+        "apply layer norm before each block of the decoder (default: after each block)"
+    ),
+    "decoder_layerdrop": "probability of dropping a layer of the decoder",
 }
-_DIMS = ("decoder_input_dim", "decoder_output_dim")  # widths of the embeddings on both ends
+_DIMS = ("decoder_input_dim", "decoder_output_dim")  # widths of the input and output embeddings
 
 
 @register_model(NAME)

@@ -49,8 +49,8 @@ def _hop(text: str) -> float:
 
 @register_task("cape_asr")
 class CapeAsrTask(LegacyFairseqTask):
-    """Recordings and texts from manifests, in padded batches or without padding. In generation
-    recordings need no text; fairseq-interactive reads the paths of recordings, one a line.
+    """Recordings and texts from manifests, in padded batches or without padding. Recordings need no
+    text in generation; fairseq-interactive reads paths of recordings, one a line.
 
     ``--max-tokens`` counts frames: ``--max-tokens 12000`` are 120 seconds at a hop of 10 ms.
     """
@@ -66,36 +66,36 @@ class CapeAsrTask(LegacyFairseqTask):
         add(
             "--config-yaml",
             default="config.yaml",
-            help="configuration of fairseq's S2T data; used if it exists",
+            help="configuration file of fairseq's S2T data, in the data folder; read if it exists",
         )
-        add("--subword-model", metavar="FILE", help="sentencepiece model; default: spm.model of "
-            "the data folder, letters if there is none")  # fmt: skip
-        add("--padding-free", action="store_true", help="training batches without padding: a hop "
-            "for each recording, surplus frames skipped (CAPE App. C.3)")  # fmt: skip
-        add("--hop-seconds", type=_hop, default=HOP_SECONDS, help="distance of frames; longer ones "
-            "trade accuracy for speed in inference (default: 0.01)")  # fmt: skip
+        add("--subword-model", metavar="FILE", help="sentencepiece model (default: spm.model of "
+            "the data folder; without this file, units are letters)")  # fmt: skip
+        add("--padding-free", action="store_true", help="train on batches without padding: "
+            "the hop differs by recording, surplus frames are skipped (CAPE App. C.3)")  # fmt: skip
+        add("--hop-seconds", type=_hop, default=HOP_SECONDS, help="distance between frames; a "
+            "longer distance makes inference faster and less accurate (default: 0.01)")  # fmt: skip
         add("--max-source-positions", type=positive, default=10**6, metavar="N",
-            help="leave out longer recordings, in frames (default: none)")  # fmt: skip
+            help="leave out recordings of more than N frames (default: 1000000)")  # fmt: skip
         add("--max-target-positions", type=positive, default=4096, metavar="N",
-            help="leave out longer texts, in units (default: 4096)")  # fmt: skip
+            help="leave out texts of more than N units (default: 4096)")  # fmt: skip
         add("--no-spec-augment", action="store_true", help="do not mask features in training")
         add("--spec-augment-start", type=int_at_least, default=0, metavar="UPDATE",
-            help="first update with masks (default: 0)")  # fmt: skip
+            help="first update in which features are masked (default: 0)")  # fmt: skip
         add("--frequency-masks", type=int_at_least, default=2, metavar="N",
             help="number of masks over frequencies (default: 2)")  # fmt: skip
         add("--frequency-mask-width", type=int_at_least, default=30, metavar="BINS",
-            help="width of the widest (default: 30)")  # fmt: skip
+            help="largest width of a mask over frequencies (default: 30)")  # fmt: skip
         add("--time-masks", type=int_at_least, default=10, metavar="N",
             help="number of masks over time (default: 10)")  # fmt: skip
         add("--time-mask-width", type=int_at_least, default=50, metavar="FRAMES",
-            help="length of the longest, at most a tenth of the recording "
+            help="largest length of a mask over time; also limited to a tenth of the recording "
             "(default: 50)")  # fmt: skip
         add("--ctc-beam", type=positive, default=1, metavar="N",
-            help="size of the beam of flashlight-text; 1 takes the best path "
+            help="beam size of flashlight-text; 1 decodes by the best path "
             "(default: 1)")  # fmt: skip
-        add("--ctc-lm", metavar="FILE", help="n-gram model, ARPA or binary of KenLM: of words with "
-            "--ctc-lexicon, else of units")  # fmt: skip
-        add("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
+        add("--ctc-lm", metavar="FILE", help="n-gram model, ARPA or binary of KenLM; a model "
+            "of words with --ctc-lexicon, otherwise a model of units")  # fmt: skip
+        add("--ctc-lexicon", metavar="FILE", help="file with a word and its units on each line")
         add("--ctc-lm-weight", type=float, default=1.0,
             help="factor on the score of the language model (default: 1.0)")  # fmt: skip
         add("--ctc-word-score", type=float, default=0.0,
@@ -114,7 +114,7 @@ class CapeAsrTask(LegacyFairseqTask):
 
     @classmethod
     def setup_task(cls, args: Any, **kwargs: Any) -> CapeAsrTask:
-        """Reads the dictionary; if there is none, makes a dictionary from the subword model or from
+        """Reads the dictionary. If there is no dictionary, makes one from the subword model or from
         the letters of the training texts.
 
         Raises:
@@ -132,7 +132,7 @@ class CapeAsrTask(LegacyFairseqTask):
             paths = [os.path.join(args.data, f"{name}.tsv") for name in names]
             if not os.path.isfile(paths[0]):
                 raise ValueError(
-                    f"{path}: no such dictionary, and to make one of {paths[0]}: no such manifest; "
+                    f"{path}: no such dictionary, and no manifest {paths[0]} to make one from; "
                     "copy the dictionary (and spm.model) of training, or give the data folder."
                 )
             root = config.get("audio_root")
@@ -160,8 +160,9 @@ class CapeAsrTask(LegacyFairseqTask):
         return super().build_criterion(args)
 
     def _check_dictionary(self, stored_digest: str | None) -> str:
-        """Digest of the units and their order, which a checkpoint stores. With the same number of
-        other units the checkpoint would load, and the model would spell nonsense."""
+        """Compares the digest of the units and their order with the digest that a checkpoint
+        stores. A checkpoint would load with any dictionary of the same size, and the model would
+        then write nonsense."""
         digest = hashlib.sha256("\n".join(self.dictionary.symbols).encode()).hexdigest()[:16]
         if stored_digest not in (None, digest):
             raise ValueError(
@@ -174,9 +175,9 @@ class CapeAsrTask(LegacyFairseqTask):
     def load_dataset(
         self, split: str, combine: bool = False, task_cfg: Any | None = None, **kwargs: Any
     ) -> None:
-        """Reads ``SPLIT.tsv``, several files for ``one,two``, and with `combine` also
-        ``SPLIT1.tsv`` ...; see fairseq. `task_cfg` holds the settings of a checkpoint that is
-        evaluated, and is None in training."""
+        """Reads ``SPLIT.tsv``, or ``one.tsv`` and ``two.tsv`` for the split ``one,two``; with
+        `combine` also ``SPLIT1.tsv`` ...; see fairseq. `task_cfg` holds the settings of a
+        checkpoint that is evaluated, and is None in training."""
         args = task_cfg or self.args
         bins = getattr(args, "input_feat_per_channel", None)
         names = []
@@ -215,21 +216,23 @@ class CapeAsrTask(LegacyFairseqTask):
     def get_interactive_tokens_and_lengths(
         self, lines: Sequence[str], encode_fn: Any
     ) -> tuple[list[Utterance], list[float]]:
-        """See fairseq. Recordings at the paths that fairseq-interactive reads, and the seconds."""
+        """See fairseq. Returns the recordings at the paths that fairseq-interactive reads, and
+        their durations in seconds."""
         recordings = named_recordings(lines)
         return recordings, [recording.seconds for recording in recordings]
 
     def build_dataset_for_inference(
         self, src_tokens: list[Utterance], src_lengths: list[float], **kwargs: Any
     ) -> SpeechDataset:
-        """See fairseq. Dataset of the result of :meth:`get_interactive_tokens_and_lengths`."""
+        """See fairseq. Makes a dataset from the result of
+        :meth:`get_interactive_tokens_and_lengths`."""
         return SpeechDataset(
             src_tokens,
             self.dictionary,
             self.targets,
             self.args.hop_seconds,
             self.mel_bins,
-            shared=False,  # there is one data set for each line
+            shared=False,  # fairseq-interactive makes one dataset for each line
         )
 
     def _path(self, name: str) -> str:
@@ -249,10 +252,10 @@ class CapeAsrTask(LegacyFairseqTask):
         return self.args.max_source_positions, self.args.max_target_positions
 
     def get_batch_iterator(self, dataset: Any, **kwargs: Any) -> Any:
-        """See fairseq. Only worker processes load ahead: fairseq's loading thread aborts a finished
-        training if the thread computes while the interpreter ends ("terminate called without an
-        active exception"). Iterators are kept for sets that are read again, not for each line of
-        fairseq-interactive."""
+        """See fairseq. Only worker processes prefetch batches: the prefetching thread of fairseq
+        aborts a finished training if the thread still computes while the interpreter ends
+        ("terminate called without an active exception"). Iterators are stored for sets that are
+        read again, not for each line of fairseq-interactive."""
         kwargs["data_buffer_size"] = 0
         if all(dataset is not other for other in self.datasets.values()):
             kwargs["disable_iterator_cache"] = True
@@ -267,8 +270,9 @@ class CapeAsrTask(LegacyFairseqTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> tuple[Any, Any, Any]:
-        """Draws SpecAugment in the step, from the number of the update, so that resuming is exact:
-        only the step knows whether the masks have begun."""
+        """Draws the masks of SpecAugment from the number of the update, so that resuming is exact.
+        The masks are drawn here because only this method gets the number of the update, on which
+        ``--spec-augment-start`` depends."""
         args = self.args
         if not args.no_spec_augment and update_num >= args.spec_augment_start:
             sample = {**sample, "net_input": self._masked(sample["net_input"])}
@@ -300,8 +304,8 @@ class CapeAsrTask(LegacyFairseqTask):
         if not all(ctc):
             if settings.ctc_beam != 1 or settings.ctc_lm or settings.ctc_lexicon:
                 raise ValueError(
-                    "--ctc-beam, --ctc-lm and --ctc-lexicon are for CTC models; this one has a "
-                    "decoder, whose beam is --beam."
+                    "--ctc-beam, --ctc-lm and --ctc-lexicon are for CTC models; this model has a "
+                    "decoder, whose beam is set by --beam."
                 )
             return super().build_generator(models, args, **kwargs)
         args.beam = settings.ctc_beam  # fairseq-generate shows the beam with the score

@@ -51,7 +51,8 @@ class TextDictionary(Dictionary):
 
 
 class Targets:
-    """Turns words into the units of a model: subwords of a sentencepiece model, else letters."""
+    """Turns words into the units of a model: subwords if there is a sentencepiece model, otherwise
+    letters."""
 
     def __init__(self, subword_model: str | None = None) -> None:
         self.subwords = None
@@ -89,7 +90,7 @@ class Targets:
 
 
 def save(dictionary: Dictionary, path: str) -> None:
-    """Writes a dictionary, whole or not at all: other processes may be reading.
+    """Writes a dictionary in one step, so that other processes never read an incomplete file.
 
     Raises:
         ValueError: if the folder cannot be written to.

@@ -1,19 +1,21 @@
 """Repairs faults of fairseq 0.12, for every model.
 
-* ``--replace-unk`` takes its default for the name of a file and, given an empty name, stops at the
-  first unknown word, because nobody asks the generator for an alignment. In ``fairseq-interactive``
-  the option would copy ``<unk>``, because it looks for the word among known words.
+* ``--replace-unk`` without a value reads its default as the name of a file. With an empty name it
+stops at the first unknown word, because the generator is not asked for an alignment. In
+``fairseq-interactive`` the option would copy ``<unk>``, because it takes the source word from text
+in which unknown words are ``<unk>``.
 * Resumed trainings differ from uninterrupted trainings; see :mod:`fairseq_user_dir.host.resuming`.
-* With numpy 2, language models cannot be used through the hub, nor trained on ``--sample-break-mode
-  eos``: fairseq asks numpy for ``numpy.compat.long``, the ``int`` of Python 3.
-* ``--num-batch-buckets`` asks numpy for a keyword of old versions.
-* ``--diverse-beam-groups`` takes the number of a sentence in the set for the row in the batch:
-  it counts the words of another sentence, or stops.
-* ``--dataset-impl cached`` cannot give the sentences that are asked for before an epoch begins.
+* With numpy 2, language models can neither be used through the hub nor be trained with
+``--sample-break-mode eos``: fairseq imports ``numpy.compat.long``, which numpy 2 has removed
+(``int`` in Python 3).
+* ``--num-batch-buckets`` calls numpy with a keyword that only old versions have.
+* ``--diverse-beam-groups`` uses the number of a sentence in the set as its row in the batch: it
+counts the words of another sentence, or stops with an error.
+* ``--dataset-impl cached`` cannot read sentences before an epoch has begun.
 * The task ``translation_from_pretrained_bart`` looks for its settings under an old name.
-* ``fairseq-validate`` asks for ``--task``; the repair takes the task from the checkpoint.
-* Data are run as code; see :mod:`fairseq_user_dir.host.data_only`.
-* BLEU of an empty hypothesis, which CTC models make, ends in a segmentation fault.
+* ``fairseq-validate`` requires ``--task``; the repair takes the task from the checkpoint.
+* fairseq runs some data as code; see :mod:`fairseq_user_dir.host.data_only`.
+* BLEU of an empty hypothesis, which CTC models may produce, ends in a segmentation fault.
 * Evaluation leaves sentences out; see :mod:`fairseq_user_dir.host.whole_sets`. ``fairseq-generate``
   takes ``--num-shards``, but translates all sentences in each shard.
 """
@@ -102,8 +104,8 @@ def repair_fairseq() -> None:
 
 
 def _with_an_end(stock: Any) -> Any:
-    """Counts an empty hypothesis as EOS, which models with a decoder write, because the library of
-    BLEU needs a last word in each sentence."""
+    """Scores an empty hypothesis as EOS alone, which is the empty output of a model with a decoder:
+    the BLEU library needs a last word in each sentence."""
 
     @functools.wraps(stock)
     def add(self: bleu.Scorer, ref: Tensor, pred: Tensor) -> None:
@@ -114,7 +116,8 @@ def _with_an_end(stock: Any) -> Any:
 
 
 def _with_scorer_of_task(stock: Any) -> Any:
-    """Lets a task choose the scorer with an attribute `scorer`; ``--scoring`` comes first."""
+    """Lets a task choose the scorer with an attribute `scorer`; ``--scoring`` overrides the
+    task."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(
@@ -130,8 +133,8 @@ def _with_scorer_of_task(stock: Any) -> Any:
 
 
 def _with_overrides(stock: Any) -> Any:
-    """Reads --model-overrides at once, as data. fairseq reads the option after the model's task is
-    built, and runs it as Python in two commands."""
+    """Parses --model-overrides as data when the command begins. fairseq reads the option after it
+    has built the task of the model, and two commands run the text of the option as Python."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +183,7 @@ def _buckets(sizes: Any, num_buckets: int) -> np.ndarray:
 
 def _with_file(stock: Any) -> Any:
     """Reads a sentence that is not in the cache from the file, and closes the file again: worker
-    processes would share the read position."""
+    processes would share the position of an open file."""
 
     @functools.wraps(stock)
     def __getitem__(self: IndexedCachedDataset, index: int) -> Tensor:
@@ -196,7 +199,7 @@ def _with_file(stock: Any) -> Any:
 
 
 def _with_rows_of_batch(stock: Any) -> Any:
-    """Lets groups of beams count their common words for each row of the batch."""
+    """Makes groups of beams count the words that they share by row of the batch."""
 
     @functools.wraps(stock)
     def step(
@@ -219,8 +222,8 @@ def _with_rows_of_batch(stock: Any) -> Any:
 
 
 def _with_task_of_failure(stock: Any) -> Any:
-    """Names the task of a model that cannot be built or loaded, because the model may belong to
-    another task."""
+    """Adds the task of training to the error of a model that cannot be built or loaded: the model
+    may belong to another task."""
 
     @functools.wraps(stock)
     def load_model_ensemble_and_task(
@@ -288,8 +291,8 @@ class _SourceText(str):
 
 
 def _with_typed_words(stock: Any) -> Any:
-    """Keeps the typed words of a block of lines. fairseq makes the source text from tokens, once a
-    line and in the order of the lines; it may have left out lines that are too long."""
+    """Stores the typed words of a block of lines. fairseq makes the source text from tokens, once a
+    line and in the order of the lines, and may have left out lines that are too long."""
 
     @functools.wraps(stock)
     def get_interactive_tokens_and_lengths(

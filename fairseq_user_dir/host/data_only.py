@@ -1,9 +1,10 @@
 """Keeps fairseq from running data as code.
 
-* fairseq runs texts in settings and manifests, which should hold lists or numbers, as Python. This
-  module reads literals: numbers, quoted texts, lists, tuples, dicts, sums, multiples.
-* A shell runs the names of protein files (fasta).
-* An archive that is given to the hub interface may write files outside of its folder.
+* Settings and manifests hold lists or numbers as text, which fairseq runs as Python. With this
+module, fairseq reads only literals: numbers, quoted texts, lists, tuples, dicts, sums and
+multiples.
+* fairseq passes the names of protein files (fasta) to a shell, which would run code in a name.
+* An archive that is given to the hub interface could write files outside of its folder.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def run_no_data() -> None:
 
 
 def _take_literals_only() -> None:
-    """Hides Python's ``eval`` from the modules of fairseq: all uses read data, and a name in a
-    module comes before a name of Python."""
+    """Replaces ``eval`` in the modules of fairseq, which use it only to read data: a name of a
+    module hides the built-in name of Python."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "fairseq":
             module.eval = literal
@@ -41,8 +42,8 @@ def _take_literals_only() -> None:
 
 
 class _LaterModules(MetaPathFinder):
-    """Hides ``eval`` from modules of fairseq that are imported later, such as its examples. A
-    folder of the examples in ``--user-dir`` is code of the user."""
+    """Replaces ``eval`` in modules of fairseq that are imported later, such as its examples; does
+    not change an example that is loaded by ``--user-dir``, which counts as code of the user."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name.startswith("fairseq.") else None

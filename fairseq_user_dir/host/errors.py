@@ -1,8 +1,9 @@
-"""Shows mistakes of people in settings, data and checkpoints in fairseq's commands.
+"""Shows users' mistakes in settings, data and checkpoints as errors of one line in fairseq's
+commands.
 
 In Python such mistakes are ValueErrors that a module of this project raises, or errors that fairseq
 raises with a reason. A command prints the message in one line and ends with status 1. Every other
-error keeps its traceback, because the error may be a fault of a program.
+error keeps its traceback, because the error may be a fault of the program.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cape_plugins.settings.arguments import PREFIX, text_in_flags
 _PROJECT_FOLDERS = (Path(cape_plugins.__file__).parent, Path(__file__).parents[1])
 _FAIRSEQ = Path(fairseq.__file__).parent
 
-# Beginnings of fairseq's messages that refuse something, and remedies, which fairseq does not give.
+# Beginnings of error messages of fairseq, and remedies, which fairseq does not give.
 _REMEDIES = {
     "Dataset not found": "give --gen-subset, --valid-subset or --train-subset the name of a set in "
     "the data folder, such as test",
@@ -40,13 +41,13 @@ _REMEDIES = {
 
 
 class SettingsError(ValueError, CompactHydraException):
-    """A mistake with a message that explains it completely: what, which value, what is allowed,
-    what to do. (hydra prints only the message for errors of its compact class.)"""
+    """A user's mistake, with a complete message: option, value, allowed values and remedy. (hydra
+    prints only the message for errors of its compact class.)"""
 
 
 @contextmanager
 def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
-    """Turns a ValueError of the core into a SettingsError that names options as flags.
+    """Turns a ValueError of :mod:`cape_plugins` into a SettingsError that names options as flags.
 
     Args:
         place: Beginning of the message, such as a file.
@@ -63,7 +64,8 @@ def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
 def print_without_traceback() -> None:
     """Makes fairseq's commands print a SettingsError in one line; a second call changes nothing.
 
-    Uses ``sys.excepthook``, because a command already runs when it imports its user directory.
+    Uses ``sys.excepthook``, because the command already runs when it imports its user directory,
+    and cannot be wrapped.
     """
     if hasattr(sys.excepthook, "other"):
         return
@@ -81,7 +83,7 @@ def print_without_traceback() -> None:
 
 
 def _message(error: BaseException, trace: TracebackType | None) -> str | None:
-    """The error in one line; None for other errors."""
+    """The message in one line; None for errors that keep their traceback."""
     if isinstance(error, SettingsError):
         message = str(error)
     elif isinstance(error, ValueError) and _raised_here(trace):
@@ -102,7 +104,7 @@ def _message(error: BaseException, trace: TracebackType | None) -> str | None:
 
 
 def _in_command(trace: TracebackType | None) -> bool:
-    """Whether the error came through a command of fairseq, not a program that uses its parts."""
+    """Whether a command of fairseq raised the error, not a program that uses parts of fairseq."""
     while trace is not None:
         if Path(trace.tb_frame.f_code.co_filename).parent.name == "fairseq_cli":
             return True
@@ -136,9 +138,9 @@ def _raised_here(trace: TracebackType | None) -> bool:
 
 
 def _refused_by_fairseq(error: BaseException, trace: TracebackType | None) -> bool:
-    """Whether fairseq reports a mistake of the user: with a statement that has a text, or for a
-    missing file or package. fairseq's commands also assert, with the names of flags, that settings
-    belong together."""
+    """Whether fairseq reports a mistake of the user: by a ``raise`` or ``assert`` with a message,
+    or by an error about a missing file or package. fairseq's commands use ``assert`` with the names
+    of flags to check that settings fit together."""
     file, line = _end(trace)
     command = file.parent.name == "fairseq_cli"
     if not str(error) or not (command or _FAIRSEQ in file.parents):

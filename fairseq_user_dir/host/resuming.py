@@ -1,10 +1,11 @@
 """Resuming a training of fairseq, for every model.
 
-* A training resumed in the second epoch or later differs from the interrupted training: sentences
-  of equal length are put into batches by a random number of the epoch in which the *program*
-  started.
-* A finished training that is started again trains one update more and writes its checkpoints anew.
-* A missing ``--restore-file`` makes a new training begin.
+* A training that is resumed in the second epoch or later has other batches than an uninterrupted
+training: the order of sentences of equal length depends on the epoch in which the *program*
+started.
+* A finished training that is started again trains for one more update and writes its checkpoints
+again.
+* If the ``--restore-file`` is missing, a new training begins.
 * ``--patience`` counts validations without progress from 0 in each start.
 """
 
@@ -56,8 +57,9 @@ def with_batches_of_first_epoch(stock: Any) -> Any:
 
 
 def with_end(stock: Any) -> Any:
-    """Wraps ``checkpoint_utils.load_checkpoint``: fairseq looks for the end of a training after an
-    update, not before the first, and does not check whether the file to begin from exists."""
+    """Wraps ``checkpoint_utils.load_checkpoint``: fairseq checks after each update, not before the
+    first update, whether the training has reached its end; and does not check whether the restore
+    file exists."""
 
     @functools.wraps(stock)
     def load_checkpoint(cfg: Any, trainer: Trainer, **kwargs: Any) -> Any:
@@ -90,8 +92,8 @@ def with_end(stock: Any) -> Any:
 
 
 def _check_restore_file(cfg: Any, suffix: str) -> None:
-    """Refuses a missing file, except the last checkpoint of this training, which the first start of
-    a job cannot have."""
+    """Refuses a missing file, except the last checkpoint of this training, which does not exist
+    when a job starts for the first time."""
     if cfg.restore_file == _LAST:
         return
     path = cfg.restore_file.replace(".pt", f"{suffix}.pt")  # fairseq's name of the file
@@ -99,7 +101,7 @@ def _check_restore_file(cfg: Any, suffix: str) -> None:
     if os.path.realpath(path) != os.path.realpath(last) and not PathManager.isfile(path):
         raise SettingsError(
             f"--restore-file {path}: no such file; give the path of a checkpoint, or leave the "
-            f"option out, to go on from {last} if that is there."
+            f"option out, to go on from {last} if this file exists."
         )
 
 

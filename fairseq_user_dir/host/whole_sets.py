@@ -2,16 +2,16 @@
 
 fairseq silently leaves out the last batch of a set if the size of the batch is no multiple of
 ``--required-batch-size-multiple``, 8 by default. Sets are sorted by length, so the longest
-sentences are lost. The number of lost sentences depends on the size of the batches, so two commands
-score two sets. With this module fairseq's batches stay, and the remaining sentences are one more
-batch. A training keeps fairseq's batches, which drop a remainder, so that it repeats bit for bit.
+sentences are lost. The number of lost sentences depends on the batch size, so two commands may
+score different sets. With this module the remaining sentences form one more batch, after fairseq's
+batches. A training keeps fairseq's batches without this batch, so that it repeats bit for bit.
 
 A training that validates on its training set (``--valid-subset train``) gets this set from fairseq
-as one dataset with one iterator: validation then loses the rest, and ends the epoch. With this
-module validation has a separate dataset and iterator.
+as one dataset with one iterator: then validation loses the remaining sentences, and ends the epoch
+of the training. With this module validation has a separate dataset and iterator.
 
-A sentence that fits into no batch ends an evaluation with one line; so does a set without
-sentences, or a share without sentences.
+A sentence that fits into no batch ends an evaluation with an error of one line; so does a set or a
+share without sentences.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def with_batches_of_training(stock: Any) -> Any:
             iterator = stock(*args, **kwargs)
         sampler = iterator.batch_sampler
         if callable(sampler) and not hasattr(sampler, "__wrapped__"):
-            # makes the batches of a later epoch when the epoch begins
+            # the iterator makes the batches of a later epoch when the epoch begins
 
             @functools.wraps(sampler)
             def batch_sampler(*args: Any) -> Any:
@@ -68,7 +68,7 @@ def with_batches_of_training(stock: Any) -> Any:
 
 def with_set_of_validation(stock: Any) -> Any:
     """Wraps ``Trainer.get_train_iterator``, which loads the training set. If fairseq-train has
-    loaded this set before, it was for validation."""
+    already loaded this set, it did so for validation."""
 
     @functools.wraps(stock)
     def get_train_iterator(self: Trainer, *args: Any, **kwargs: Any) -> Any:
@@ -80,9 +80,9 @@ def with_set_of_validation(stock: Any) -> Any:
 
 
 def without_iterator_of_training(stock: Any) -> Any:
-    """Wraps ``Trainer.get_valid_iterator``. Validation on the training set takes the dataset that
-    was loaded for validation. The separate dataset also keeps a separate epoch, on which draws of a
-    dataset depend."""
+    """Wraps ``Trainer.get_valid_iterator``. Validation on the training set uses the dataset that
+    was loaded for validation. This dataset has a separate epoch, on which draws of a dataset
+    depend."""
 
     @functools.wraps(stock)
     def get_valid_iterator(self: Trainer, subset: str, *args: Any, **kwargs: Any) -> Any:
@@ -126,23 +126,23 @@ def with_last_batch(stock: Any) -> Any:
 def _too_long(indices: np.ndarray, num_tokens: Any, max_tokens: int) -> SettingsError:
     longest = max(indices.tolist(), key=num_tokens)
     return SettingsError(
-        f"--max-tokens {max_tokens} (of a validation in training: --max-tokens-valid) is less than "
-        f"the {num_tokens(longest)} tokens of sample {longest}; allowed: as many as the longest "
-        "sample has. Give more, or --batch-size instead."
+        f"--max-tokens {max_tokens} (of a validation in training: --max-tokens-valid) is less "
+        f"than the {num_tokens(longest)} tokens of sample {longest}; allowed: at least this "
+        "number. Raise the limit, or give --batch-size instead."
     )
 
 
 def with_sentences(stock: Any) -> Any:
     """Wraps ``progress_bar.progress_bar``, which gets all batches of a set from a command. Without
-    batches fairseq-generate and fairseq-validate stop at a fault, and fairseq-eval-lm finds a
-    perplexity of 1."""
+    batches fairseq-generate and fairseq-validate stop with a Python error, and fairseq-eval-lm
+    reports a perplexity of 1."""
 
     @functools.wraps(stock)
     def progress_bar(iterator: Any, *args: Any, **kwargs: Any) -> Any:
         if not len(iterator):
             raise SettingsError(
-                "no sentence is left in the set: it is empty, or all of it is beyond "
-                "--max-source-positions or --max-target-positions and left out by "
+                "no sentence is left in the set: it is empty, or all its sentences are longer "
+                "than --max-source-positions or --max-target-positions and left out by "
                 "--skip-invalid-size-inputs-valid-test; raise these limits, or give another set."
             )
         return stock(iterator, *args, **kwargs)
@@ -151,17 +151,18 @@ def with_sentences(stock: Any) -> Any:
 
 
 def with_batches_in_share(stock: Any) -> Any:
-    """Wraps ``EpochBatchIterator.next_epoch_itr``, which fills shares up with empty batches. The
-    ranks of a distributed training or validation need the empty batches."""
+    """Wraps ``EpochBatchIterator.next_epoch_itr``, which gives all shares the same number of
+    batches by adding empty batches. The ranks of a distributed training or validation need these
+    empty batches."""
 
     @functools.wraps(stock)
     def next_epoch_itr(self: EpochBatchIterator, *args: Any, **kwargs: Any) -> Any:
         batches = len(self.frozen_batches)
         if 0 < batches <= self.shard_id and not distributed.is_initialized():
             raise SettingsError(
-                f"--shard-id {self.shard_id} has no sentences: the set has {batches} batches, "
-                f"which --num-shards {self.num_shards} cannot share out. Give fewer shards, or "
-                "smaller batches by --batch-size or --max-tokens."
+                f"--shard-id {self.shard_id} has no sentences: the set has {batches} batches, too "
+                f"few for --num-shards {self.num_shards}. Give fewer shards, or smaller batches "
+                "by --batch-size or --max-tokens."
             )
         return stock(self, *args, **kwargs)
 
@@ -169,9 +170,9 @@ def with_batches_in_share(stock: Any) -> Any:
 
 
 def with_shards(stock: Any) -> Any:
-    """Wraps ``options.parse_args_and_arch``. fairseq-generate shares a set out by the number of
-    processes, which is always 1; fairseq-eval-lm shares it out by --num-shards, too. The other
-    commands take the option, and share nothing out."""
+    """Wraps ``options.parse_args_and_arch``. fairseq-generate splits a set by the number of
+    processes, which is always 1; fairseq-eval-lm splits a set by --num-shards, too. The other
+    commands accept the option and ignore it."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
@@ -188,13 +189,13 @@ def with_shards(stock: Any) -> Any:
             return parsed
         if hasattr(parsed, "buffer_size"):
             parser.error(
-                f"--num-shards {shards} is not for fairseq-interactive, which translates all that "
-                "it reads; split its input"
+                f"--num-shards {shards} is not for fairseq-interactive, which translates all of "
+                "its input; split the input"
             )
         if not hasattr(parsed, "beam"):
             parser.error(
-                f"--num-shards {shards} is not for this command, which takes whole sets; "
-                "fairseq-generate and fairseq-eval-lm share a set out"
+                f"--num-shards {shards} is not for this command, which reads whole sets; "
+                "fairseq-generate and fairseq-eval-lm split a set into shares"
             )
         parsed.distributed_world_size, parsed.distributed_rank = shards, shard
         return parsed

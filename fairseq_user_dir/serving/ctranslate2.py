@@ -61,10 +61,11 @@ _REMEDY = "Serve it by fairseq-generate, or train a Hugging Face model and expor
 
 
 def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
-    """Writes the folder of a checkpoint; see :mod:`cape_plugins.serving.command`.
+    """Converts a checkpoint into a folder; see :mod:`cape_plugins.serving.command`.
 
     Raises:
-        SettingsError: for models that do not fit; names the reason and a way that works.
+        SettingsError: for models that do not fit; names the reason, and a command that works
+            instead.
         ValueError: if a check finds a difference.
     """
     sentences = [] if args.check is None else read_sentences(args.check, _words)
@@ -97,7 +98,7 @@ def write_model(
         quantization: Precision of the weights; None for the precision of the model.
 
     Returns:
-        Rows of each side of the model; None without a table and a limit.
+        Rows of the table of each side; None for a side without a table, which has no limit.
 
     Raises:
         ValueError: for positions that the engine lacks, and for too many rows.
@@ -118,8 +119,8 @@ def write_model(
 
 
 def _fit(stack: nn.Module, rows: int) -> int | None:
-    """Adds the parts that the engine needs to a plain stack. Returns the rows of the table of
-    positions; None without a table."""
+    """Adds the parts that the engine needs to a plain stack. Returns the number of rows of the
+    table of positions; None without a table."""
     config = stack.position_config
     if needs_identity(config):
         put_identity_first(stack.layers)
@@ -144,15 +145,16 @@ def _check_relative(side: str, stack: nn.Module) -> None:
     if needs_identity(config) and not layers[0].normalize_before:
         raise SettingsError(
             f"--position-relative-context {config.relative_context} beside --position-embedding "
-            f"{config.type} is not in ctranslate2 for a post-LN model: it adds nothing to the "
-            "content where the first layer has relative keys. Allowed: a pre-LN model "
-            f"(--{side}-normalize-before), or one of the two alone. Serve this one by "
-            "fairseq-generate."
+            f"{config.type} is not in ctranslate2 for a post-LN model: ctranslate2 adds no "
+            "positions to the content if the first layer has relative keys. Allowed: a pre-LN "
+            f"model (--{side}-normalize-before), or one of the two options alone. Serve this "
+            "model by fairseq-generate."
         )
 
 
 class _Converter(Converter):
-    """Makes the specification of plain stacks; the base class writes the specification.
+    """Makes the ctranslate2 specification of plain stacks; the base class writes this specification
+    to files.
 
     Args:
         source: A copy of the model with plain stacks.
@@ -226,9 +228,9 @@ def _projections(decoder: nn.Module) -> dict[str, bool]:
     present = {decoder.project_in_dim is not None, decoder.project_out_dim is not None}
     if len(present) > 1:
         raise SettingsError(
-            "--decoder-input-dim and --decoder-output-dim differ, one of them from "
-            "--decoder-embed-dim; allowed in ctranslate2: all three the same, or the first two. "
-            "Serve the model by fairseq-generate."
+            "--decoder-input-dim and --decoder-output-dim differ, and one of them differs from "
+            "--decoder-embed-dim; allowed in ctranslate2: all three equal, or the first two "
+            "equal. Serve the model by fairseq-generate."
         )
     return {"project_in_out": present.pop()}
 
@@ -323,7 +325,7 @@ def check_scores(
     limits: dict[str, int | None],
     quantization: str | None = None,
 ) -> str:
-    """Compares the log-probabilities that a language model gives to texts.
+    """Compares the log-probabilities of texts in fairseq and in ctranslate2, for a language model.
 
     Raises:
         ValueError: if log-probabilities differ by more than rounding although the weights were not
@@ -355,8 +357,8 @@ def _words(line: str) -> int:
 
 
 def _check_symbols(dictionary: Dictionary, lines: Sequence[Sequence[str]]) -> None:
-    """Refuses symbols that are no words: the engine reads such a symbol by its meaning in the
-    vocabulary, fairseq by its name in the dictionary.
+    """Refuses symbols that are not words: ctranslate2 reads such a symbol by its meaning in the
+    vocabulary, and fairseq by its name in the dictionary.
 
     Raises:
         SettingsError: names the symbol.
@@ -366,8 +368,9 @@ def _check_symbols(dictionary: Dictionary, lines: Sequence[Sequence[str]]) -> No
         for word in line:
             if word in special:
                 raise SettingsError(
-                    f"--check: a sentence has the symbol {word}, which host and engine may read as "
-                    f"different things; allowed: words. Leave {', '.join(sorted(special))} out."
+                    f"--check: a sentence has the symbol {word}, which fairseq and ctranslate2 "
+                    f"may read differently; allowed: words. Leave {', '.join(sorted(special))} "
+                    "out."
                 )
 
 

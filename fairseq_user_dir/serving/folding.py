@@ -1,6 +1,6 @@
 """Folds the parts that stock models lack into stock parameters. Computed positions become rows of a
 learned table, and the residual weights of ADMIN become part of the layers around them. A folded
-copy computes the same as the model.
+copy computes the same outputs as the model.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def folded(model: nn.Module, source_rows: int, target_rows: int) -> nn.Module:
 
 @torch.no_grad()
 def position_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding | None:
-    """The first `rows` position embeddings of an encoder or decoder as a stock table; None if none
-    are added. The rows begin anew after the last row of a learned table of this package."""
+    """The first `rows` position embeddings of an encoder or decoder as a stock table; None if the
+    type adds nothing. After the last row of a learned table of this package, the rows are repeated
+    from the first."""
     seam = stack.embed_positions
     if seam is None:
         return None
@@ -70,16 +71,17 @@ def width_of(stack: nn.Module) -> int:
 
 
 def layers_of(stack: nn.Module) -> list[nn.Module]:
-    """All layers; iterating a stack with layer drop would skip layers in training."""
+    """All layers, read by index: iterating over a stack with layer drop would skip layers in
+    training."""
     return [stack.layers[index] for index in range(len(stack.layers))]
 
 
 def _fold_residuals(stack: nn.Module, side: str) -> None:
     """Takes the residual weights of ADMIN out of a post-LN stack.
 
-    LN(f(x) + w x) is a plain sub-layer on w x. The module that gives x, which is the norm before or
-    the embeddings at the entry, is multiplied by w. The modules that read x, apart from the
-    residual connection, are divided by w.
+    LN(f(x) + w x) is a plain sub-layer on w x. The module that computes x is multiplied by w: this
+    module is the norm before the sub-layer or, for the first layer, the embeddings. The modules
+    that read x, apart from the residual connection, are divided by w.
     """
     layers = layers_of(stack)
     if not all(isinstance(getattr(layer, "admin", None), AdminResidual) for layer in layers):
@@ -96,9 +98,9 @@ def _fold_residuals(stack: nn.Module, side: str) -> None:
         for weight, (opening, readers, norm) in zip(admin.omega, sublayers, strict=True):
             if not weight.all():
                 raise ValueError(
-                    f"{side}.layers.{index} has a residual weight of ADMIN that is 0, which cannot "
-                    "be folded into the layers around it; allowed: all others. Export another "
-                    "checkpoint of the training."
+                    f"{side}.layers.{index} has a residual weight of ADMIN that is 0, which "
+                    "cannot be folded into the layers around it; allowed: all other values. "
+                    "Export another checkpoint of the training."
                 )
             if before is None:
                 _scale_entry(stack, weight)
@@ -121,7 +123,7 @@ def _sublayers(layer: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module], n
         layer.self_attn_layer_norm,
     )
     if getattr(layer, "encoder_attn", None) is not None:
-        # keys and values come from the encoder, which has no weight behind its last norm
+        # keys and values come from the encoder, which has no residual weight after its last norm
         yield layer.encoder_attn, [layer.encoder_attn.q_proj], layer.encoder_attn_layer_norm
     yield layer.fc1, [layer.fc1], layer.final_layer_norm
 
@@ -140,7 +142,8 @@ def _scale_entry(stack: nn.Module, weight: Tensor) -> None:
     if projection is not None:
         projection.weight.mul_(weight[:, None])
     else:
-        # the other side and the output projection may share these vectors, and keep the old ones
+        # a copy: the other side and the output projection may share these vectors, and must not
+        # change
         stack.embed_tokens = copy.deepcopy(stack.embed_tokens)
         stack.embed_tokens.weight.mul_(weight)
     if stack.embed_positions is not None:

@@ -28,9 +28,9 @@ class Layout:
     Attributes:
         model_type: Model type in the configuration of the class.
         name: Name of the class.
-        pre_norm: Whether norms stand before the sub-layers, and a norm behind the last layer.
+        pre_norm: Whether there are norms before the sub-layers and after the last layer.
         embedding_norm: Whether there is a norm on the embeddings.
-        first_row: Rows of the table before the first position.
+        first_row: Number of rows in the table before the row of the first position.
         drops_tables: Whether ``save_pretrained`` of the class leaves the tables out.
     """
 
@@ -62,7 +62,7 @@ _SAME = re.compile(
     r"(encoder|decoder)\.(layers\.\d+\.((self_attn|encoder_attn)\.(q|k|v|out)_proj|fc1|fc2"
     r"|\w+_layer_norm)|layer_norm|layernorm_embedding)\.(weight|bias)"
 )
-# parts that the file holds under other names, or that have no weights
+# parts that are stored under other names, or that have no weights
 _ELSEWHERE = re.compile(
     r"(encoder|decoder)\.(version|embed_tokens\.weight|embed_positions\.weight)"
     r"|decoder\.output_projection\.weight"
@@ -193,7 +193,7 @@ def _config(
 
 
 def _generation(dictionary: Dictionary, rows: int) -> dict[str, Any]:
-    """Settings equal to the defaults of fairseq-generate: five beams, at least one word, no
+    """Generation settings with the defaults of fairseq-generate: five beams, at least one word, no
     padding, EOS at the limit of 200 tokens."""
     return {
         "bos_token_id": dictionary.bos(),

@@ -24,16 +24,17 @@ from fairseq_user_dir.checkpoints import check_registered, read_checkpoint, task
 from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.models import CLASSES, PREFIX
 
-# Tasks that give a model unchanged sentences with EOS; other tasks add languages or masks.
+# Tasks that give a model its sentences unchanged, with EOS; other tasks add language codes or
+# masks.
 TASKS = ("translation", "language_modeling")
-# Parameters of a stack that an engine has, too; other parameters would be left out silently.
+# Parameters of a stack that the engines support; other parameters would be left out silently.
 _KNOWN = re.compile(
     r"(embed_tokens|embed_positions|output_projection)\.weight"
     r"|embed_positions\.encoder\.encoding\.weight"
     r"|(layernorm_embedding|layer_norm|project_in_dim|project_out_dim)\.\w+"
     r"|layers\.\d+\.((self_attn_|encoder_attn_|final_)layer_norm|fc1|fc2|admin\.omega)\.\w+"
     r"|layers\.\d+\.(self_attn|encoder_attn)\.(\w_proj|out_proj|relative)\.\w+"
-    # which no engine has, and refuses by the name of the type
+    # no engine supports these biases; the type is refused elsewhere, by its name
     r"|layers\.\d+\.self_attn\.layer_bias\.[\w.]+"
 )
 _BATCH = 100
@@ -79,10 +80,10 @@ def load_source(path: Path, data: str | None = None) -> Source:
         )
     if name not in {PREFIX + stock for stock in CLASSES}:
         raise SettingsError(
-            f"{path} is of architecture {arch}; allowed: translation models and language models of "
-            "text (cape_transformer, cape_transformer_lm and their sizes). The engines have no "
-            "front end of it: serve it by fairseq-generate, or train speech as a Hugging Face "
-            "model (cape_speech_ctc, cape_whisper) and export that."
+            f"{path} is of architecture {arch}; allowed: translation models and language models "
+            "of text (cape_transformer, cape_transformer_lm and their sizes). The engines cannot "
+            "read its inputs: serve it by fairseq-generate, or train speech as a Hugging Face "
+            "model (cape_speech_ctc, cape_whisper) and export that model."
         )
     if task_name(state) not in TASKS:
         raise SettingsError(
@@ -149,21 +150,23 @@ def check_model(model: nn.Module) -> None:
     """
     if isinstance(model, FairseqNATModel):
         raise SettingsError(
-            f"{type(model).__name__} decodes all tokens at once, which no engine here does; "
-            "allowed: autoregressive models. Serve it by fairseq-generate."
+            f"{type(model).__name__} decodes all tokens at once, which no engine of `cape-plugins "
+            "export` supports; allowed: autoregressive models. Serve it by fairseq-generate."
         )
     for side, stack in Source(model, None).stacks.items():
         for name, _ in stack.named_parameters():
             if not _KNOWN.fullmatch(name):
                 raise SettingsError(
-                    f"the {side} has the parameter {name}, of a part that no engine here has; "
-                    "allowed: embeddings of tokens and positions, attention, layer norms, two "
-                    "linear maps a layer, ADMIN. Serve the model by fairseq-generate."
+                    f"the {side} has the parameter {name}, of a part that no engine of "
+                    "`cape-plugins export` supports; allowed: embeddings of tokens and "
+                    "positions, attention, layer norms, two linear maps a layer, ADMIN. Serve "
+                    "the model by fairseq-generate."
                 )
         if getattr(stack, "cross_self_attention", False):
             raise SettingsError(
-                f"the {side} was trained with --cross-self-attention, which no engine here has; "
-                "allowed: without. Serve the model by fairseq-generate."
+                f"the {side} was trained with --cross-self-attention, which no engine of "
+                "`cape-plugins export` supports; allowed: models without this option. Serve the "
+                "model by fairseq-generate."
             )
 
 

@@ -1,5 +1,5 @@
 """Stock checkpoints of models trained in fairseq: the stock architecture with a learned table
-instead of computed positions. Stock checkpoints do not need this package."""
+instead of computed positions. Stock checkpoints can be used without this package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fairseq_user_dir.serving.source_checkpoint import load_trained
 
 TEMPLATE = Path(__file__).with_name("stock_checkpoint.md")
 FILE = "model.pt"
-CLOSE = 1e-3  # difference of logits, more than the rounding of float32 in many layers
+CLOSE = 1e-3  # allowed difference of logits, more than float32 rounding over many layers
 _OWN_ARGS = (TYPE_ARG, ALLOW_ARG, "admin_init", "admin_profiled", "user_dir")
 _PATHS = ("data", "user_dir", "save_dir", "restore_file", "tensorboard_logdir", "log_file")
 
@@ -113,15 +113,15 @@ def load(source: Path, data: str | None) -> Trained:
     config = position_config(model)
     if stock is None and config is None:
         raise ValueError(
-            f"SOURCE {source} is a stock {type(model).__name__} already, which needs nothing of "
-            "this package; allowed: cape_ architectures."
+            f"SOURCE {source} is a stock {type(model).__name__} already, which does not need this "
+            "package; allowed: cape_ architectures."
         )
     if stock is None or isinstance(model, FairseqNATModel):
         raise ValueError(
             f"SOURCE {source} is a {type(model).__name__}, whose stock class has no place for a "
             "table; allowed: translation and language models (cape_transformer, "
             "cape_transformer_lm). Serve it with fairseq-generate and this package, or train "
-            "speech as a Hugging Face model and export that."
+            "speech as a Hugging Face model and export that model."
         )
     if config.in_attention:
         part = f"position embedding {config.type!r} in attention"
@@ -131,8 +131,8 @@ def load(source: Path, data: str | None) -> Trained:
         if missing_in_engine(config, hasattr(model, "encoder")):
             remedy = "fairseq-generate serves it with this package"
         raise ValueError(
-            f"SOURCE {source} has {part}, which no stock model has; allowed: types that add to the "
-            f"tokens, or nopos. {remedy}."
+            f"SOURCE {source} has {part}, which no stock model has; allowed: types that add to "
+            f"the token embeddings, or nopos. {remedy}."
         )
     data_folder = Path(utils.split_paths(data or cfg.task.data)[0])
     container = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
@@ -140,7 +140,8 @@ def load(source: Path, data: str | None) -> Trained:
         name: _with_attributes(vars(part)) if isinstance(part, argparse.Namespace) else part
         for name, part in container.items()
     }
-    # languages that were derived from the names of the binarised texts are in the task only
+    # languages that fairseq derived from the names of the binarised texts are stored in the task
+    # only
     languages = {
         name: getattr(task.cfg, name)
         for name in ("source_lang", "target_lang")
@@ -236,7 +237,7 @@ def _sharing(plain: nn.Module) -> dict[str, bool]:
 @torch.no_grad()
 def _compare(trained: Trained, folder: Path) -> float:
     """Largest difference of the logits of both models on random tokens. The stock model is loaded
-    from the folder, in the way of its users.
+    from the folder, in the way that a user loads it.
 
     Raises:
         ValueError: if the stock model computes something else.
@@ -255,8 +256,8 @@ def _compare(trained: Trained, folder: Path) -> float:
     if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
         raise ValueError(
             f"the stock {trained.stock} gives other logits than the model (by {difference:.3g}): "
-            "it has a part that the stock class computes otherwise. Serve it by fairseq-generate "
-            "with this package."
+            "the model has a part that the stock class computes differently. Serve it by "
+            "fairseq-generate with this package."
         )
     return difference
 
@@ -269,7 +270,7 @@ def _logits(model: Any, source: Tensor, target: Tensor) -> Tensor:
 
 
 def _with_hint(model: Any, source: Tensor) -> Tensor:
-    """The source in the form that a stock model gets, with the BOS hint."""
+    """The source as a stock model has to get it, with the BOS hint."""
     if not has_hint(model):
         return source
     bos = source.new_full((len(source), 1), model.encoder.dictionary.bos())

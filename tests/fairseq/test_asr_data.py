@@ -291,7 +291,7 @@ def test_in_evaluation_it_is_left_out(tmp_path, caplog):
 
 
 REFUSED = {
-    "no manifest": (None, "no such manifest"),
+    "no manifest": (None, "no such dictionary, and no manifest"),
     "no text column": ("audio\twords\na.wav\thello\n", "needed: audio and tgt_text"),
     "nothing usable": ("audio\ttext\ngone.wav\ta\n", "none of its 1 recordings"),
 }

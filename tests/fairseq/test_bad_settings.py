@@ -38,10 +38,10 @@ NOT_BUILT = {
         r"--position-relative-context=4 cannot be combined with --cross-self-attention; switch"
     ),
     f"{GIVEN} --no-token-positional-embeddings": (
-        r"--no-token-positional-embeddings contradicts --position-embedding cape; leave it out"
+        r"--no-token-positional-embeddings contradicts --position-embedding cape; leave the flag"
     ),
     "": r"--position-source-scale auto .*no-such-folder.*--position-source-scale 1.03",
-    f"{GIVEN} --admin-init": r"--admin-init .*'no-such-folder'.*give the binarised data folder",
+    f"{GIVEN} --admin-init": r"--admin-init .*'no-such-folder'.*give the folder of the binarised",
     f"{GIVEN} --admin-init --encoder-normalize-before": (
         r"--admin-init: encoder.layers.0 is pre-LN \(--encoder-normalize-before is True.*drop"
     ),

@@ -142,7 +142,9 @@ def test_alpha_is_one_without_a_language_pair(task, corpus, test_data, tmp_path,
     caplog.clear()
     run_here(*words)
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert any("alpha = 1; another one by --position-source-scale" in text for text in warnings)
+    assert any(
+        "alpha = 1; set another alpha by --position-source-scale" in text for text in warnings
+    )
     checkpoint = tmp_path / "checkpoint_last.pt"
     model = torch.load(checkpoint, weights_only=True)["cfg"]["model"]
     assert model.position_source_scale == "1"

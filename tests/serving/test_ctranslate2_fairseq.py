@@ -300,7 +300,7 @@ def test_biases_that_the_engine_does_not_have(name, models, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arch", "task", "told"),
     [
-        ("cape_s2t_transformer_s", "speech_to_text", "no front end of it"),
+        ("cape_s2t_transformer_s", "speech_to_text", "cannot read its inputs"),
         ("cape_bart_base", "denoising", "in the task denoising"),
     ],
 )
