@@ -24,7 +24,7 @@ from recipes.lab.steps import CommandError
 
 Sets = dict[str, list[Utterance]]
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
-FEW = 10  # at most one byte in 10 of a text may be 0; binary files have more
+FEW = 10  # in a text, at most one byte in FEW may be 0; binary files have more
 TEXT_COLUMNS = ("text", "transcription", "transcript", "sentence")  # of a metadata file
 # Speech of espeak-ng: number of training recordings and most words in one of them; number of test
 # recordings by range of words
@@ -33,8 +33,8 @@ TEST_WORDS = {(2, 4): 160, (4, 8): 120, (8, 16): 80, (16, 32): 40, (32, 64): 30,
 
 
 def read_transcripts(path: Path) -> str:
-    """Returns the content of a text file about recordings. A few bytes 0 become DAMAGED, so only
-    the bad lines of a table of thousands are left out."""
+    """Returns the content of a text file about recordings. Bytes 0 become DAMAGED if there are few,
+    so a table of thousands of lines loses only its damaged lines."""
     data = path.read_bytes()
     marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if 0 < data.count(0) <= len(data) // FEW and not marked:
@@ -74,14 +74,14 @@ def librispeech(source: Path, train: Sequence[str] = ()) -> Sets:
     missing = [name for name in (*train, LIBRISPEECH_VALID) if name not in subsets]
     if missing or not train:
         lacking = ", ".join(missing) or "every train-*"
-        raise CommandError(f"{source}: lacks {lacking}; there are {', '.join(subsets)}")
+        raise CommandError(f"{source}: lacks {lacking}; it has {', '.join(subsets)}")
     sets = {"train": [subsets[name] for name in train], "valid": [subsets[LIBRISPEECH_VALID]]}
     for subset in LIBRISPEECH_TESTS:
         name = subset.replace("-", "_")
         if subset in subsets:
             sets[name] = [subsets[subset]]
         else:
-            print(f"{subset} is not there, so there is no {name}.tsv", flush=True)
+            print(f"{subset} does not exist, so {name}.tsv is not made", flush=True)
     return gathered(_chapters, sets)
 
 
@@ -92,19 +92,20 @@ def _chapters(subset: Path) -> Iterator[Utterance]:
     for path in transcripts:
         lines = (line.partition(" ") for line in read_lines(path) if line)
         texts = {id: ascii_words(text) for id, _, text in lines}
-        # also counts recordings that the transcript forgets
+        # also counts recordings that the transcript does not list
         for id in sorted({*texts, *(audio.stem for audio in path.parent.glob("*.flac"))}):
             yield Utterance(id, path.parent / f"{id}.flac", texts.get(id, ""))
 
 
 TEDLIUM_SETS = {"train": "train", "valid": "dev", "test": "test"}
-# The transcripts write "it 's" and "don 't". Other words with an apostrophe, such as 'em, are
-# whole.
+# The transcripts write "it 's" and "don 't". Other words that begin with an apostrophe, such as
+# 'em, stay separate words.
 TEDLIUM_SUFFIX = re.compile(r" '(?=(?:s|t|d|m|re|ve|ll)(?: |$))")
 
 
 def tedlium_words(text: str) -> str:
-    """The words of a segment: without label, unknown words and noises, with suffixes joined.
+    """The words of a segment, without label, unknown words and noises; suffixes are joined to their
+    words.
 
     >>> tedlium_words("<o,f0,male> <unk> so it 's(2) [noise] what i don 't {UH} know <sil>")
     "so it's what i don't know"
@@ -114,7 +115,7 @@ def tedlium_words(text: str) -> str:
 
 
 def tedlium(source: Path) -> Sets:
-    """TED-LIUM 3, the partition "legacy": segments are cut out of the talks.
+    """TED-LIUM 3, the partition "legacy". Segments are cut out of the recordings of talks.
 
     `source` is ``TEDLIUM_release-3``, or its parent folder. Training talks may lie in ``data``
     alone; ``legacy/train`` of the release links to ``data``.
@@ -138,7 +139,8 @@ def tedlium(source: Path) -> Sets:
 
 
 def _segments(transcript: Path) -> Iterator[Utterance]:
-    """Segments of a talk: ``talk channel speaker start end <label> text``, the label optional."""
+    """Segments of a talk, from lines ``talk channel speaker start end <label> text``; the label may
+    be missing."""
     recordings = transcript.parent.parent / "sph"
     for number, line in enumerate(read_lines(transcript), 1):
         if not line or line.startswith(";;"):
@@ -166,7 +168,7 @@ def _cut(source: Path, start: float, end: float, target: Path) -> None:
 
 
 WSJ_TRAIN = ("wsj0/si_tr_s", "wsj1/si_tr_s")  # si284
-# valid (nov93dev) and test (nov92), with 20000 or 5000 words in the prompts
+# valid (nov93dev) and test (nov92), with prompts from 20000 or 5000 words
 WSJ_TESTS = {"20k": ("wsj1/si_dt_20", "wsj0/si_et_20"), "5k": ("wsj1/si_dt_05", "wsj0/si_et_05")}
 # Indices list the recordings of a folder that make up the set; si_et_* has two readings of the
 # texts, with and without spoken punctuation.
@@ -178,7 +180,7 @@ WSJ_INDICES = {
     "wsj0/si_et_20": "nvp/si_et_20.ndx",
     "wsj0/si_et_05": "nvp/si_et_05.ndx",
 }
-WSJ_SUFFIXES = (".flac", ".wav", ".wv1")  # the first that is there; .wv2 is a second microphone
+WSJ_SUFFIXES = (".flac", ".wav", ".wv1")  # in order of preference; .wv2 is a second microphone
 
 
 def wsj_words(text: str) -> str:
@@ -188,7 +190,7 @@ def wsj_words(text: str) -> str:
     "the u s dollar's comma twenty one fifty percent"
     """
     text = re.sub(r"\[[^]]*\]|<NOISE>", " ", text.replace("`", "'"), flags=re.IGNORECASE)
-    # backslashes escape; the other signs mark deleted, wrong, stressed, long and unfinished words
+    # a backslash escapes; the other signs mark deleted, wrong, stressed, long and unfinished words
     return ascii_words(re.sub(r"[\\<>*!:()]", "", text))
 
 
@@ -196,7 +198,7 @@ def wsj(source: Path, vocabulary: str = "20k") -> Sets:
     """WSJ0 (LDC93S6A) and WSJ1 (LDC94S13A), found by the names of files and folders.
 
     The usual sets: si284 with 37416 recordings; nov93dev with 503 (5k: 513), nov92 with 333 (330).
-    `source` holds the discs of both, at any depth.
+    `source` holds the discs of WSJ0 and WSJ1, at any depth.
     """
     paths = sorted(files_below(source), key=lambda path: str(path).lower())
     files = {str(path).lower(): path for path in paths}  # discs differ in letter case
@@ -221,7 +223,8 @@ def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
     }
     # the texts are in another tree, such as wsj0/transcrp/dots/si_tr_s
     texts, folder = {}, subset.partition("/")[2]
-    # .dot has a detailed transcript, .lsn the text that a recogniser should write; .dot wins
+    # .dot has a detailed transcript, .lsn the text that a recogniser should write; .dot is
+    # preferred
     for suffix in (".lsn", ".dot"):
         for name, path in files.items():
             if name.endswith(suffix) and f"/{folder}/" in name:
@@ -229,7 +232,9 @@ def _wsj_subset(subset: str, files: Mapping[str, Path]) -> Iterator[Utterance]:
     listed = [path for name, path in files.items() if name.endswith("/" + WSJ_INDICES[subset])]
     ids = {id for path in listed for id in _wsj_index(path, subset)}
     if recordings and not ids:
-        print(f"{WSJ_INDICES[subset]} is not there: all of {subset} is used", flush=True)
+        print(
+            f"{WSJ_INDICES[subset]} does not exist: all recordings of {subset} are used", flush=True
+        )
     for id in sorted(ids or recordings):
         name, audio = f"{id[:3]}-{id}", recordings.get(id)
         if audio is None:
@@ -249,13 +254,14 @@ def _wsj_index(path: Path, subset: str) -> Iterator[str]:
     """Yields the ids of an index with lines such as ``11_13_1:wsj0/si_et_20/440/440c0401``."""
     for line in read_lines(path):
         line = line.lower()
-        # the usual si284 is without this speaker
+        # the usual si284 does not have this speaker
         if f"{subset}/" in line and not line.startswith((";", "11_2_1:wsj0/si_tr_s/401")):
             yield line.rpartition("/")[2].removesuffix(".wv1")
 
 
 def _is_compressed(path: Path) -> bool:
-    """Whether a NIST SPHERE file is compressed by shorten, as on the discs; some copies are not."""
+    """Whether a NIST SPHERE file is compressed by shorten, as on the discs; some copies of the
+    discs are not compressed."""
     with open(path, "rb") as file:
         header = file.read(1024)
     return header.startswith(b"NIST_1A") and b"embedded-shorten" in header
@@ -277,12 +283,14 @@ def _uncompress(source: Path, target: Path) -> None:
         done = subprocess.run([tool, *commands[tool], wav], capture_output=True, check=False)
         if done.returncode or not wav.is_file():
             reason = done.stderr.decode(errors="replace").strip()
-            raise AudioError(f"{source}: {tool} failed ({reason}); repair or leave it out.")
+            raise AudioError(
+                f"{source}: {tool} failed ({reason}); repair the file, or leave it out."
+            )
         _cut(wav, 0, audio_seconds(wav), target)
 
 
 def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
-    """Audio files with their texts, from one folder, or from a subfolder for each set; `names`
+    """Audio files with their texts, from one folder, or from a subfolder for each set. `names`
     lists the names that the subfolder of a set may have.
 
     The texts stand in ``metadata.csv`` or ``metadata.jsonl`` with the columns file_name and text,
@@ -300,7 +308,8 @@ def split_folder(folder: Path, names: Mapping[str, Sequence[str]]) -> Sets:
     sets = {split: utterances_in(part) for split, part in parts.items() if part}
     missing = [split for split in names if split not in sets]
     recordings = [utterance for utterance in sets["train"] if utterance.text]
-    others = [utterance for utterance in sets["train"] if not utterance.text]  # to be reported
+    # recordings without a text, which are reported
+    others = [utterance for utterance in sets["train"] if not utterance.text]
     size = min(1000, max(1, len(recordings) // 10))
     if len(recordings) <= size * len(missing):
         why = f"{len(recordings)} recordings are too few to split off {', '.join(missing)}"
@@ -333,9 +342,9 @@ def utterances_in(folder: Path) -> list[Utterance]:
         if described < 2:
             raise CommandError(
                 f"{folder} holds {len(recordings)} recordings ({', '.join(AUDIO_SUFFIXES)}), "
-                f"{described} of them with a text; at least 2 are needed. Give metadata.csv "
-                "with the columns file_name and text, or a text file beside each, one.txt beside "
-                "one.wav"
+                f"{described} of them with a text; at least 2 are needed. Give metadata.csv with "
+                "the columns file_name and text, or a text file beside each recording, such as "
+                "one.txt beside one.wav"
             )
     return [Utterance(_id(path, folder), path, text.strip()) for path, text in pairs]
 
@@ -361,11 +370,13 @@ def _metadata(table: Path) -> list[dict[str, str]]:
         except csv.Error as error:
             line, why = reader.reader.line_num, str(error).partition(" - ")[0]
             remedy = "put the cell into quotes"
-            raise CommandError(f"{table}, line {line} is no csv ({why}); {remedy}") from None
+            raise CommandError(f"{table}, line {line} is not csv ({why}); {remedy}") from None
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
             rows += [json.loads(line)] if line.strip() else []
         except json.JSONDecodeError as error:
-            raise CommandError(f"{table}, line {number} is no JSON ({error}); repair it") from None
+            raise CommandError(
+                f"{table}, line {number} is not JSON ({error}); repair the line"
+            ) from None
     return rows

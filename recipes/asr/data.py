@@ -40,7 +40,8 @@ Sample = tuple[torch.Tensor, list[int], Hop | None]  # waveform, labels
 
 class Recordings(Dataset):
     """Dataset of waveforms ``[samples]`` at 16 kHz. The audio of an item is a path, bytes, a
-    waveform, or the number of a row; `rows` hold the recordings in `column`."""
+    waveform, or the number of a row. In the last case the column `column` of `rows` holds the
+    recordings."""
 
     def __init__(self, items: Iterable[Utterance], rows: Any = None, column: str = "") -> None:
         self.items, self.rows, self.column = list(items), rows, column
@@ -60,22 +61,21 @@ class Recordings(Dataset):
         return read_audio(source, SAMPLING_RATE)
 
     def fingerprint(self) -> str:
-        """Fingerprint of texts and durations; no recording is read."""
+        """Fingerprint of texts and durations, computed without reading recordings."""
         return fingerprint([f"{item.seconds:.3f} {item.text}" for item in self.items])
 
 
 def _cell(value: Any) -> Any:
-    """Returns what a cell holds: the path of a file, the bytes of a file, or samples with their
-    rate. soundfile decodes the bytes here, because the package datasets decodes with torchcodec
-    only."""
+    """Returns the content of a cell: the path of a file, the bytes of a file, or samples with their
+    rate. soundfile decodes the bytes, because the package datasets decodes with torchcodec only."""
     if isinstance(value, Mapping) and value.get("array") is None:
         return value.get("bytes") or value.get("path")
     return value
 
 
 def synthetic() -> dict[str, Recordings]:
-    """Strings of digits by many voices: short strings for training, short to long strings for
-    tests."""
+    """Strings of spoken digits in many voices: short strings for training, short to long strings
+    for tests."""
     train = make_speech(0, TRAIN_STRINGS, (1, TRAIN_WORDS))
     sets = enumerate(TEST_WORDS.items(), start=1)
     test = [s for seed, (words, count) in sets for s in make_speech(seed, count, words)]
@@ -89,7 +89,7 @@ def synthetic() -> dict[str, Recordings]:
 
 
 def add_recording_args(parser: argparse.ArgumentParser) -> None:
-    """Adds options for recordings of the caller."""
+    """Adds options for the user's recordings."""
     add_data_args(parser)
     parser.add_argument("--audio-column", default="audio", help="path or bytes (default: audio)")
     parser.add_argument("--text-column", default="text", help="(default: text)")
@@ -116,12 +116,12 @@ def given_recordings(args: argparse.Namespace) -> dict[str, Recordings]:
             seconds = len(source["array"]) / source["sampling_rate"]
         spoken = spoken.strip() if isinstance(spoken, str) else ""
         utterance = measured(Utterance(str(index), source, spoken, seconds))
-        # a path, or the number of the row, is enough to read it again
+        # a path, or the number of the row, is enough to read a recording again
         return utterance._replace(audio=source if isinstance(source, Path) else index)
 
     for name, part in parts.items():
         if isinstance(part.features[audio], Audio):
-            part = part.cast_column(audio, Audio(decode=False))  # read by soundfile instead
+            part = part.cast_column(audio, Audio(decode=False))  # soundfile decodes instead
         rows = usable(enumerate(part), len(part), name, partial(measure, folder_of(args, name)))
         parts[name] = Recordings(rows, part, audio)
     return parts
@@ -154,10 +154,11 @@ class Labelled(Dataset):
 
 
 class DurationSampler(Sampler[int]):
-    """Recordings of similar duration follow each other, so that batches have little padding.
+    """Sampler that puts recordings of similar duration next to each other, so that batches have
+    little padding.
 
-    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch (CAPE Appendix C.3). Batches
-    of all processes together come in random order, a smaller batch at the end.
+    Durations are perturbed by a factor of U(0.85, 1.15) in each epoch (CAPE Appendix C.3). The
+    batches of all processes together come in random order; a smaller batch is the last.
     """
 
     def __init__(self, seconds: Sequence[float], batch_size: int, seed: int) -> None:
@@ -174,7 +175,7 @@ class DurationSampler(Sampler[int]):
         rng = np.random.default_rng((self.seed, self.epoch))
         order = np.argsort(self.seconds * rng.uniform(*FACTORS, len(self.seconds)))
         whole = len(order) // self.batch_size * self.batch_size
-        # Any recording may be left over, not always the longest.
+        # Any recording may be in the last, smaller batch, not always the longest.
         left = rng.choice(len(order), len(order) - whole, replace=False)
         rows = np.delete(order, left).reshape(-1, self.batch_size)
         yield from rng.permutation(rows).flatten().tolist()
@@ -184,13 +185,14 @@ class DurationSampler(Sampler[int]):
 class SpeechTrainer(Trainer):
     """Trainer with batches of recordings of similar duration, or without padding, and SpecAugment.
 
-    Features are masked after a batch is loaded, because batches are loaded ahead and a resumed
-    training must draw the same masks. accelerate does not get the loader of batches without
-    padding, because accelerate would divide the batches between the processes a second time.
+    Features are masked after a batch is loaded: batches are loaded ahead of their update, and a
+    resumed training must draw the same masks. The loader of batches without padding is not passed
+    to accelerate, which would divide its batches between the processes a second time.
     """
 
     masks: Mapping[str, Any] | None = None  # settings of SpecAugment
-    batch_seconds: float | None = None  # of a batch without padding, per process; None: padded
+    # seconds of a batch without padding, per process; None for padded batches
+    batch_seconds: float | None = None
     frames_last = False  # whether features are [B, bins, T] instead of [B, T, bins]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> DurationSampler:
@@ -200,8 +202,8 @@ class SpeechTrainer(Trainer):
         return sampler
 
     def get_train_dataloader(self) -> DataLoader:
-        """Returns the Trainer's padded batches, or PaddingFreeBatches. PaddingFreeBatches already
-        give each process its share, so accelerate must not divide them again."""
+        """Returns the Trainer's loader of padded batches, or PaddingFreeBatches, which already give
+        each process its share, so accelerate must not divide them again."""
         if self.batch_seconds is None:
             return super().get_train_dataloader()
         limits = (self.train_dataset.seconds, self.batch_seconds)
@@ -248,7 +250,7 @@ class Collator:
         self.more = {} if hop_seconds is None else {"hop_seconds": hop_seconds}
 
     def features(self, waveforms: Sequence[torch.Tensor], **more: Any) -> Any:
-        """``input_features`` and ``attention_mask``; `more` goes to the extractor."""
+        """Returns ``input_features`` and ``attention_mask``; passes `more` to the extractor."""
         recordings = [waveform.numpy() for waveform in waveforms]
         more = {"padding": True, "return_tensors": "pt", **self.more, **more}
         return self.extractor(recordings, sampling_rate=SAMPLING_RATE, **more)
@@ -256,7 +258,7 @@ class Collator:
     def without_padding(
         self, waveforms: Sequence[torch.Tensor], hops: Sequence[Hop]
     ) -> dict[str, torch.Tensor]:
-        """``input_features`` and the times of the frames that were not skipped."""
+        """Returns ``input_features`` and the times of the frames that were not skipped."""
         seconds = [hop.seconds for hop in hops]
         more = {"hop_seconds": seconds, "padding": False, "return_tensors": None}
         frames = self.features(waveforms, **more)["input_features"]

@@ -1,5 +1,5 @@
-"""Describes manifests as the appendix of CAPE does: hours, seconds and words of a recording (Tables
-7 and 8), and the hops that batches without padding give (Figure 14).
+"""Describes manifests as the appendix of the CAPE paper does: hours, seconds and words of
+recordings (Tables 7 and 8), and the hops of batches without padding (Figure 14).
 
     python -m recipes.asr.describe data/wsj/train.tsv data/wsj/nov93dev.tsv data/wsj/nov92.tsv
 
@@ -31,13 +31,13 @@ from recipes.lab.tables import (
     write_page,
 )
 
-BATCH_SECONDS = 240.0  # of the paper, on each GPU
+BATCH_SECONDS = 240.0  # batch size of the paper, on each GPU
 TITLES = {"hours": "hours", "seconds": "seconds of a recording", "words": "words of a recording"}
 
 
 def statistics_of(name: str, utterances: Sequence[Utterance]) -> Row:
-    """Number and hours of recordings; mean and sample standard deviation of their seconds and of
-    the words said in them (0 for a single recording)."""
+    """Number and hours of recordings; mean and sample standard deviation of seconds and of words
+    per recording (deviation 0 for a single recording)."""
     row = {"set": name, "recordings": len(utterances)}
     row["hours"] = sum(utterance.seconds for utterance in utterances) / 3600
     for unit, values in (

@@ -1,4 +1,4 @@
-"""Error rates of speech models of fairseq by duration, and against the hop of the frames.
+"""Measures error rates of speech models of fairseq by duration, and by hop of the frames.
 
     python -m recipes.asr.evaluate --model A.pt B.pt --data data/libri100 --sets test_clean
     python -m recipes.asr.evaluate --model cape=A.pt,B.pt --data data/digits --hops 5 8 10 12 16 20
@@ -154,7 +154,7 @@ def make_parser() -> argparse.ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     argv = sys.argv[1:] if argv is None else argv
     if argv and not argv[0].startswith("-"):
-        raise CommandError(f"{argv[0]}: checkpoints are given by --model, as in --model {argv[0]}")
+        raise CommandError(f"{argv[0]}: give checkpoints by --model, as in --model {argv[0]}")
     args, args.flags = make_parser().parse_known_args(argv)
     if refused := [flag for flag in args.flags if flag in OWN_FLAGS]:
         raise CommandError(f"{refused[0]} is set by this command; see {OWN_FLAGS[refused[0]]}")

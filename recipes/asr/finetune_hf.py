@@ -8,8 +8,8 @@
         --model facebook/s2t-small-librispeech-asr
 
 Data are a hub name, a folder of audio files with texts, or csv, tsv, json, jsonl or parquet files.
-A Whisper is trained and tested without padding to 30 s. Without --model a CTC model is trained from
-scratch on letters, or on subwords with --vocab-size.
+A Whisper model is trained and tested without padding to 30 s. Without --model a CTC model is
+trained from scratch on letters, or on subwords with --vocab-size.
 """
 
 import argparse
@@ -72,10 +72,11 @@ SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
 
 
 def is_seq2seq(args: argparse.Namespace) -> bool:
-    """True for models with a decoder, False for CTC; checkpoint or sizes decide."""
+    """True for models with a decoder, False for CTC models; the checkpoint or ``--model-config``
+    decides."""
     if args.model:
         if args.preset:
-            why = "has no effect on the checkpoint of --model; leave one of them out"
+            why = "has no effect on the checkpoint of --model; leave one of the two options out"
             raise CommandError(f"--preset {args.preset} {why}")
         config = read_config(args.model, CapeSpeechConfig, CapeSpeech2TextConfig, CapeWhisperConfig)
         return not isinstance(config, CapeSpeechConfig)
@@ -90,7 +91,7 @@ def is_seq2seq(args: argparse.Namespace) -> bool:
 def model_sizes(args: argparse.Namespace, builtin: bool, seq2seq: bool) -> dict[str, Any]:
     """Fields of the configuration of a model from scratch."""
     if args.preset and seq2seq:
-        raise CommandError(f"--preset {args.preset} is for CTC models; leave it out")
+        raise CommandError(f"--preset {args.preset} is for CTC models; leave the option out")
     sizes = DIGIT_MODEL if builtin and not seq2seq else {}
     if args.preset:
         paper = CORPORA[args.preset]
@@ -108,8 +109,8 @@ def positions_of_paper(preset: str | None) -> dict[str, Any]:
 def make_processor(
     folder: Path, texts: Sequence[str], vocab_size: int | None, seq2seq: bool, sizes: Any
 ) -> transformers.ProcessorMixin:
-    """Processor for features, and for letters or `vocab_size` subwords of sentencepiece, made from
-    the training text."""
+    """Makes a processor with a feature extractor and a tokenizer of letters, or of `vocab_size`
+    sentencepiece subwords, from the training text."""
     vocab_size = vocab_size or (1000 if seq2seq else None)
     made_of = {"vocab_size": vocab_size, "seq2seq": seq2seq, "text": fingerprint(texts)}
 
@@ -133,8 +134,8 @@ def make_processor(
 
 
 def at_natural_length(processor: WhisperProcessor, language: str | None) -> WhisperProcessor:
-    """Stops the processor of a Whisper from padding to 30 s. `language` replaces the
-    language of the processor."""
+    """Stops the processor of a Whisper model from padding to 30 s, and sets its language to
+    `language`."""
     stock = processor.feature_extractor.to_dict() | {"return_attention_mask": True}
     processor.feature_extractor = hf_models.CapeWhisperFeatureExtractor.from_dict(stock)
     if language:
@@ -146,7 +147,7 @@ def at_natural_length(processor: WhisperProcessor, language: str | None) -> Whis
 
 
 def labels_of(processor: Any, text: str) -> list[int]:
-    """Token ids, without the first id if the model itself puts this id before the labels."""
+    """Token ids of a text; without the first id if the model puts this id before the labels."""
     ids = processor.tokenizer(text=text).input_ids
     return ids[1:] if isinstance(processor, WhisperProcessor) else ids
 
@@ -191,7 +192,7 @@ def build_model(path: str | None, settings: Any, sizes: Any, tokenizer: Any, seq
 
 
 def fitting(data: Labelled, model: Any) -> Labelled:
-    """Leaves out recordings that CTC cannot align, with more labels (and blanks between equal
+    """Leaves out recordings that CTC cannot align: they have more labels (and blanks between equal
     labels) than outputs."""
     config, alignable, left_out = model.config, [], LeftOut()
     for item, ids in zip(data.recordings.items, data.labels, strict=True):
@@ -211,8 +212,8 @@ def fitting(data: Labelled, model: Any) -> Labelled:
 def recognise(
     model: Any, processor: Any, data: Recordings, batch_size: int, args: argparse.Namespace
 ) -> list[str | None]:
-    """Returns the texts of CTC or of the decoder, in the order of the data; None for recordings
-    that cannot be read."""
+    """Returns the hypotheses of CTC or of the decoder, in the order of the data; None for
+    recordings that cannot be read."""
     collate = Collator(processor.feature_extractor, args.hop_seconds)
     ctc = isinstance(model, CapeSpeechForCTC)
     decode = ctc_decoder(processor.tokenizer, args) if ctc else None
@@ -237,7 +238,7 @@ def recognise(
             return processor.batch_decode(out, skip_special_tokens=True)
         lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
         paths = decode(model(**batch).logits.log_softmax(-1), lengths)
-        # repetitions that the decoder left belong to the text
+        # CTC decoding has already merged repetitions; those that are left belong to the text
         return [processor.tokenizer.decode(path.tokens, group_tokens=False) for path in paths]
 
     work = batches([item.seconds for item in data.items], batch_size)
@@ -256,7 +257,7 @@ def ctc_decoder(tokenizer: Any, args: argparse.Namespace) -> Any:
 
 
 def scored(items: Sequence[Utterance], hypotheses: Sequence[str | None]) -> list[Row]:
-    """Error rates by duration, of the recordings that could be read."""
+    """Error rates by duration, over the recordings that could be read."""
     pairs = zip(items, hypotheses, strict=True)
     texts = [Text(item.seconds, item.text, text) for item, text in pairs if text is not None]
     return by_duration(texts, SECONDS)
@@ -274,7 +275,10 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--vocab-size",
         type=positive,
-        help="subwords of a new sentencepiece model; default: letters for CTC, else 1000",
+        help=(
+            "number of subwords of a new sentencepiece model (default: letters for CTC, "
+            "otherwise 1000 subwords)"
+        ),
     )
     parser.add_argument(
         "--padding-free",
@@ -292,48 +296,60 @@ def make_options() -> argparse.ArgumentParser:
         type=positive,
         default=1,
         metavar="N",
-        help="of CTC models: hypotheses of the flashlight-text beam (default: 1, the best path)",
+        help=(
+            "for CTC models: beam size of flashlight-text (default: 1, which decodes by the best "
+            "path)"
+        ),
     )
     parser.add_argument(
         "--ctc-lm",
         metavar="FILE",
-        help="n-gram model, ARPA or binary of KenLM: of words with --ctc-lexicon, else of units",
+        help=(
+            "n-gram model, ARPA or binary of KenLM; a model of words with --ctc-lexicon, "
+            "otherwise a model of units"
+        ),
     )
-    parser.add_argument("--ctc-lexicon", metavar="FILE", help="lines with a word and its units")
+    parser.add_argument(
+        "--ctc-lexicon", metavar="FILE", help="file with a word and its units on each line"
+    )
     parser.add_argument(
         "--ctc-lm-weight", type=number(-1e6, 1e6), metavar="X", default=1.0, help="(default: 1.0)"
     )
     parser.add_argument(
         "--preset",
         choices=CORPORA,
-        help="a CTC model from scratch as in CAPE Appendix C.2: 36 layers; dropout, layer drop, "
-        "learned table and scale of cape for this corpus; --model-config changes fields",
+        help="train a CTC model from scratch with the settings of CAPE Appendix C.2: 36 layers, "
+        "and for this corpus dropout, layer drop, size of the learned table and scale of "
+        "cape; --model-config changes fields",
     )
     parser.add_argument(
         "--hop-seconds",
         type=number(0.001, 0.1),
         metavar="SECONDS",
-        help="hop of the frames in the test of a CTC model; longer is faster (default: the hop of "
-        "the model)",
+        help="hop of the frames in the test of a CTC model; a longer hop is faster (default: the "
+        "hop of the model)",
     )
     parser.add_argument(
         "--language",
         metavar="NAME",
-        help="language of the speech for a multilingual Whisper (default: as in its tokenizer)",
+        help=(
+            "language of the speech for a multilingual Whisper (default: the language of its "
+            "tokenizer)"
+        ),
     )
     return parser
 
 
 def check_flags(args: argparse.Namespace, seq2seq: bool) -> None:
-    """Refuses options for models with a decoder on CTC models, and the reverse. The features of
-    models with a decoder have one hop, which transformers sets."""
+    """Refuses options of models with a decoder for CTC models, and options of CTC models for models
+    with a decoder. transformers sets the hop of models with a decoder."""
     ctc_flags = args.ctc_beam != 1 or args.ctc_lm or args.ctc_lexicon
     if ctc_flags if seq2seq else args.beam != 1:
-        raise CommandError("--beam is for models with decoder, --ctc-beam for those without")
+        raise CommandError("--beam is for models with a decoder, --ctc-beam for CTC models")
     ctc_alone = {"--padding-free": args.padding_free, "--hop-seconds": args.hop_seconds}
     for option, value in ctc_alone.items():
         if seq2seq and value is not None:
-            why = "is for a model trained by CTC, whose features have any hop; leave it out"
+            why = "is for CTC models, whose features may have any hop; leave the option out"
             raise CommandError(f"{option} {value} {why}")
 
 
@@ -361,10 +377,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = [item.text for item in splits["train"].items]
     if not args.model:
         folder = args.output / "processor"
-        with training.main_process_first():  # which writes files for the others
+        with training.main_process_first():  # the main process writes files for the other processes
             processor = make_processor(folder, texts, args.vocab_size, seq2seq, sizes)
     if not seq2seq:
-        ctc_decoder(processor.tokenizer, args)  # mistakes are found before the training
+        ctc_decoder(processor.tokenizer, args)  # finds mistakes in the options before the training
     labels = [labels_of(processor, text) for text in texts]
     train_set = Labelled(splits["train"], labels)
 

@@ -27,7 +27,7 @@ from recipes.lab.steps import CommandError, progress, write_lines
 
 
 class ToWrite(NamedTuple):
-    """A recording that is not a file yet, with the name of the future file."""
+    """A recording that is not a file yet, with the name that its file will have."""
 
     name: str
     write: Callable[[Path], None]  # may raise AudioError
@@ -35,12 +35,12 @@ class ToWrite(NamedTuple):
 
 LEFT_OUT = "left_out.txt"  # in a folder of data: recordings that are not used, and why
 SHOWN = 20  # recordings of a set that are printed; LEFT_OUT lists all
-DAMAGED = "\ufffd"  # in place of a byte that is no text; collect leaves out recordings with it
+DAMAGED = "\ufffd"  # replaces a byte that is no text; collect leaves out recordings with this sign
 
 
 def ascii_words(text: str) -> str:
-    """Lower-case words of a to z and apostrophes; accents go, and all other signs, also digits,
-    separate words.
+    """Lower-case words of the letters a to z and apostrophes. Accents are removed; all other signs,
+    including digits, separate words.
 
     >>> ascii_words("It’s twenty-one, CAFÉ!")
     "it's twenty one cafe"
@@ -57,7 +57,7 @@ def unicode_words(text: str) -> str:
     "größe 21 l'eau"
     """
     text = unicodedata.normalize("NFC", text.replace("’", "'").lower())
-    # L: letters, M: marks, which many scripts write vowels with, N: digits
+    # L: letters, M: marks (the vowels of many scripts), N: digits
     characters = (
         c if c in ("'", DAMAGED) or unicodedata.category(c)[0] in "LMN" else " " for c in text
     )
@@ -98,8 +98,8 @@ def usable(
 
 
 def report_left_out(name: str, left_out: LeftOut, total: int, listing: Path | None = None) -> None:
-    """Prints how many recordings are left out, and why, in the first process only. Adds all of them
-    to the file `listing`."""
+    """Prints how many recordings are left out, and why, and adds all of these recordings to the
+    file `listing`; only in the first process."""
     entries = left_out.entries
     if not entries or os.environ.get("RANK", "0") != "0":
         return
@@ -109,7 +109,7 @@ def report_left_out(name: str, left_out: LeftOut, total: int, listing: Path | No
     if listing:
         with open(listing, "a", encoding="utf-8") as file:
             file.writelines(f"{name}: {' '.join(entry.split())}\n" for entry in entries)
-        lines.append(f"  all of them and why: {listing.name} in the folder of the data")
+        lines.append(f"  {listing.name} in the folder of the data lists all of them with reasons")
     print(
         f"{name} data: {len(entries)} of {total} skipped ({left_out})", *lines, sep="\n", flush=True
     )
@@ -118,8 +118,8 @@ def report_left_out(name: str, left_out: LeftOut, total: int, listing: Path | No
 def collect(
     name: str, utterances: Sequence[Utterance], folder: Path, decode: bool = False
 ) -> list[Utterance]:
-    """The :func:`usable` utterances; with `decode` only recordings that can be read to their end.
-    Recordings without a file are written to ``folder/audio/name``."""
+    """Returns the :func:`usable` utterances; with `decode`, only recordings that can be read to
+    their end. Writes recordings without a file to ``folder/audio/name``."""
     ids = Counter(utterance.id for utterance in utterances if utterance.text)
     for id, count in ids.most_common(1):
         if count > 1:
@@ -130,7 +130,8 @@ def collect(
         source = utterance.id if isinstance(audio, ToWrite) else str(audio)
         if DAMAGED in utterance.text:
             raise Unusable("with a damaged text", source)
-        if re.search(r"[\t\r\n]", f"{utterance.id} {source}"):  # no line of a manifest has these
+        # a line of a manifest cannot hold these signs
+        if re.search(r"[\t\r\n]", f"{utterance.id} {source}"):
             raise Unusable("with a tab or line break in its name", repr(source))
         try:
             if isinstance(audio, ToWrite) and utterance.text:
@@ -146,8 +147,8 @@ def collect(
     return usable(utterances, len(utterances), name, measure, folder / LEFT_OUT)
 
 
-SOURCES = "sources"  # in the record of a folder: facts about its sources
-# Files that preparations read: recordings, texts, lists of them.
+SOURCES = "sources"  # key in the record of a folder: facts about its sources
+# Files that a preparation reads: recordings, texts, lists of files.
 _SOURCE_SUFFIXES = {".wav", ".flac", ".ogg", ".mp3", ".sph", ".wv1"}
 _SOURCE_SUFFIXES |= {".txt", ".csv", ".jsonl", ".stm", ".dot", ".lsn", ".ndx"}
 
@@ -166,11 +167,12 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def fingerprint(source: Path, output: Path) -> dict[str, Any]:
     """Number of recordings, texts and lists below `source`, and a digest of their names, sizes and
-    modification times. Files in `output` do not count."""
+    modification times; without the files in `output`."""
     sha, count = hashlib.sha256(), 0
     for path in sorted(files_below(source)):
         if path.suffix.lower() in _SOURCE_SUFFIXES and not path.is_relative_to(output):
-            facts = path.stat() if path.exists() else path.lstat()  # a link to nothing
+            # lstat: a link whose target is missing
+            facts = path.stat() if path.exists() else path.lstat()
             name = path.relative_to(source).as_posix()
             sha.update(f"{name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode(errors="replace"))
             count += 1
@@ -183,8 +185,9 @@ def make_folder(
     make: Callable[[Path], None],
     source: Path | None = None,
 ) -> None:
-    """Makes a step that deletes its files on failure, because speech fills disks. A finished folder
-    whose `source` has changed is made again; other files in the folder, such as dict.txt, stay."""
+    """Makes a step, and deletes its files if it fails, because recordings fill the disk. A finished
+    folder whose `source` has changed is made again; other files in the folder, such as dict.txt,
+    stay."""
     old = steps.recorded(folder).get(SOURCES)
     finished = steps.matches(folder, {**settings, SOURCES: old}, steps.OTHER_OUTPUT)
     now = fingerprint(source, folder) if source is not None and source.is_dir() else None
@@ -193,12 +196,12 @@ def make_folder(
         if source is None:
             why = "was made with these settings"
         elif now is None:
-            why = f"is finished, and {source} is not there any more"
+            why = f"is finished, and {source} does not exist any more"
         print(f"reused: {folder} {why}", flush=True)
         return
     new = folder.with_name(f"{folder.name}.new") if finished else folder
     if finished:
-        counts = f"{now['files']} recordings, texts and lists, then {old['files']}"
+        counts = f"{now['files']} recordings, texts and lists, before {old['files']}"
         print(f"{source} has changed ({counts}): {folder} is made again", flush=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
@@ -212,7 +215,7 @@ def make_folder(
 
 def _replace_content(folder: Path, new: Path, tables: Sequence[str]) -> None:
     """Replaces the old `tables` and their recordings in a finished folder by the content of `new`.
-    The record comes last: until then the folder counts as made from the old sources."""
+    The record is written last: until then the folder counts as made from the old sources."""
     (folder / LEFT_OUT).unlink(missing_ok=True)
     for name in tables:
         (folder / name).unlink(missing_ok=True)

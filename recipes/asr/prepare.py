@@ -41,14 +41,16 @@ TEST_DIGITS = ((1, 6), (7, 12), (13, 20), (21, 40))
 SUBWORD_MODEL = "spm.model"  # the task cape_asr looks for it
 SILENCE = (0.05, 0.2)  # seconds between two digits
 
-Takes = Mapping[str, Mapping[int, Sequence[Path]]]  # recordings of single digits by speaker, digit
+# recordings of single digits, by speaker and digit
+Takes = Mapping[str, Mapping[int, Sequence[Path]]]
 
 
 def digits(source: Path, seed: int, test_takes: int, valid_takes: int, **strings: int) -> Sets:
     """Strings of digits by one speaker each, joined from recordings of single digits.
 
     The recordings are ``{digit}_{speaker}_{index}.wav``; the lowest indices are for the test, the
-    next ones for validation. There are `test_strings` for each of :data:`TEST_DIGITS`.
+    next ones for validation. The test has `test_strings` strings for each length in
+    :data:`TEST_DIGITS`.
     """
     bounds = {"test": test_takes, "valid": test_takes + valid_takes, "train": float("inf")}
     takes = _takes(source, bounds)
@@ -71,7 +73,7 @@ def digits(source: Path, seed: int, test_takes: int, valid_takes: int, **strings
 
 
 def _takes(source: Path, bounds: Mapping[str, float]) -> dict[str, Takes]:
-    """Recordings of single digits by set; `bounds` are the ends of their indices."""
+    """Recordings of single digits, by set; `bounds` are the ends of the indices of each set."""
     takes = {name: defaultdict(lambda: defaultdict(list)) for name in bounds}
     left_out, total = LeftOut(), 0
     for path in sorted(source.rglob("*")):
@@ -106,13 +108,15 @@ def _join(paths: Sequence[Path], silences: Sequence[float], target: Path) -> Non
     write_audio(target, np.concatenate(parts), rate)
 
 
-_read = lru_cache(maxsize=10_000)(read_audio)  # the same takes are in many strings
+_read = lru_cache(maxsize=10_000)(read_audio)  # many strings have the same recordings
 
 
 def synthetic(seed: int, words: Sequence[str], **strings: int | None) -> Sets:
-    """Random words read by espeak-ng, few in train and valid, up to 96 in test.
+    """Random words spoken by espeak-ng: few words in a recording of train and valid, up to 96 in a
+    recording of test.
 
-    There are `test_strings` for each range of lengths (default: the numbers in :data:`TEST_WORDS`).
+    The test has `test_strings` recordings for each range of lengths (default: the numbers in
+    :data:`TEST_WORDS`).
     """
     test_count = strings["test_strings"]
     plan = [
@@ -143,7 +147,7 @@ def folder(source: Path) -> Sets:
 
 CORPORA = {"librispeech": corpora.librispeech, "tedlium3": corpora.tedlium, "wsj": corpora.wsj}
 CORPORA |= {"digits": digits, "synthetic": synthetic, "folder": folder}
-# Numbers of recordings, in the test for each range of lengths
+# Numbers of recordings; in the test, the number for each range of lengths
 STRINGS = {
     "digits": {"train": 4000, "valid": 300, "test": 150},
     "synthetic": {"train": TRAIN_STRINGS, "valid": 300, "test": None},
@@ -166,8 +170,8 @@ def word_file(name: str) -> list[str]:
 
 def write_word_units(folder: Path, texts: Sequence[str]) -> None:
     """Writes ``spm.model`` with a unit for each word of these texts, and a unit for all other
-    words. Small decoders output words, because they see 16 tokens of context and greedy decoding
-    stops at 6 words a second (or 30 letters)."""
+    words. The small decoders of the recipes output words: they attend to 16 tokens of context, and
+    greedy decoding stops at 6 words a second (or 30 letters)."""
     words, listed = {word for text in texts for word in text.split()}, folder / "texts"
     write_lines(listed, texts)
     SentencePiece.train([listed], folder / SUBWORD_MODEL, 1 + len(words), model_type="word")
@@ -213,7 +217,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_string_options(commands: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Adds options of the corpora that are made here from strings of words."""
+    """Adds options of the corpora that this module makes from strings of words."""
     for name, counts in STRINGS.items():
         add_shared(commands[name], "seed", default=0)
         for split, count in counts.items():
@@ -265,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     settings = {"corpus": corpus, "decode": decode, "word_units": word_units, **options}
     manifest.make_folder(output, settings, make, source)
-    tables = recorded(output)[manifest.SOURCES]["made"]  # users may have put other tables there
+    tables = recorded(output)[manifest.SOURCES]["made"]  # the user may have added other tables
     names = (Path(name).stem for name in tables)
     names = sorted(names, key=lambda name: (("train", "valid", name).index(name), name))
     print(manifest.describe({name: read_manifest(output / f"{name}.tsv") for name in names}))

@@ -1,4 +1,4 @@
-"""Error rates by duration, and against the hop of the frames."""
+"""Reports error rates by duration, and by hop of the frames."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -42,7 +42,7 @@ def duration_bins(bins: Sequence[float]) -> dict[str, float]:
 
 
 def by_duration(texts: Sequence[Text], bins: Sequence[float]) -> list[Row]:
-    """A row of rates for each bin that has recordings, and for all."""
+    """A row of rates for each bin that has recordings, and a row for all recordings."""
     names = list(duration_bins(bins))
     groups: dict[str, list[Text]] = {name: [] for name in names}
     for text in texts:
@@ -52,7 +52,8 @@ def by_duration(texts: Sequence[Text], bins: Sequence[float]) -> list[Row]:
 
 
 def in_training(rows: Sequence[Row], bins: Sequence[float], longest: float) -> list[str]:
-    """Durations of the rows that occur in training; `longest` is the longest training recording."""
+    """Labels of the durations of `rows` that occur in training; `longest` is the longest training
+    recording."""
     lows = {name: low for name, low in duration_bins(bins).items() if low < longest}
     return [name for name in dict.fromkeys(row["duration"] for row in rows) if name in lows]
 

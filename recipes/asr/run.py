@@ -52,16 +52,17 @@ SMALL = """--optimizer adam --adam-betas (0.9,0.98)
     --max-tokens 4000 --frequency-mask-width 20 --time-masks 2
     --cpu --num-workers 0 --disable-validation --no-epoch-checkpoints"""
 # Small models for few recordings of real speakers at 8 kHz: smaller batches, and no SpecAugment,
-# because such a short training learns next to nothing with SpecAugment.
+# with which such a short training learns next to nothing.
 DIGITS = SMALL.replace("--max-tokens 4000", "--max-tokens 1500").replace("0.003", "0.005")
 DIGITS = f"{DIGITS} --no-spec-augment"
 CTC = "--arch cape_ctc_transformer_tiny"
 DECODER = "--arch cape_seq2seq_transformer_tiny --position-decoder-relative-context 16"
 SLOWER = "--lr 0.002 --no-spec-augment"  # small decoders do not learn with the flags of CTC
 
-# CAPE Appendix C.2, on 16 GPUs: 36 layers of 768, Adagrad, 240 seconds per GPU. The paper trains
-# for a time, not for a number of updates. Rate, warm-up, clipping, the start of SpecAugment and
-# TED-LIUM's narrower masks come from the released runs (C.2 has the masks of WSJ for both corpora).
+# CAPE Appendix C.2, on 16 GPUs: 36 layers of 768, Adagrad, 240 seconds per GPU. The paper gives the
+# time of a training, not its number of updates. Learning rate, warm-up, clipping, the start of
+# SpecAugment and TED-LIUM's narrower masks come from the released runs (C.2 has the masks of WSJ
+# for both corpora).
 PAPER = """--optimizer adagrad --lr-scheduler fixed --clip-norm 0.1 --num-workers 4
     --batch-size-valid 1 --keep-last-epochs 1"""
 PAPER_CTC = f"""--arch cape_ctc_transformer {PAPER} --lr 0.01 --max-tokens 24000 --target-norm
@@ -71,12 +72,12 @@ WSJ = f"""{PAPER_CTC} --attention-dropout 0.4 --activation-dropout 0.4 --encoder
 TEDLIUM = f"""{PAPER_CTC} --attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1
     --warmup-updates 45000 --spec-augment-start 20000 --frequency-mask-width 20
     --time-mask-width 30"""
-# Appendix C.5, completed from the released code: 50 seconds per GPU, rate, masks
+# Appendix C.5; the released code gives 50 seconds per GPU, learning rate and masks
 PAPER_DECODER = f"""--arch cape_seq2seq_transformer {PAPER} --lr 0.02 --max-tokens 5000
     --warmup-updates 33000 --spec-augment-start 20000 --position-decoder-relative-context 320"""
 
-# Greedy as in the paper. A decoder that has lost its place does not stop by itself: at most 6
-# words, or 30 letters, in a second of 100 frames.
+# Greedy as in the paper. A decoder that attends to the wrong frames may never write the end of a
+# text, so the output is limited to 6 words, or 30 letters, per second (100 frames).
 WORDS, LETTERS = (f"--beam 1 --max-len-a {units} --max-len-b 3" for units in (0.06, 0.3))
 OF_WSJ, OF_TEDLIUM = ("cape_wsj", "relpos_wsj"), ("cape_tedlium", "relpos_wsj")
 RECIPES = {
@@ -96,11 +97,11 @@ class Head(NamedTuple):
 
     recipe: str  # field of a recipe with the flags
     training: str
-    decodes: bool = False  # uses the recipe's flags for decoding
+    decodes: bool = False  # whether the flags of the recipe for decoding apply
 
 
 CTC_HEAD = Head("ctc", "--criterion cape_ctc")
-# The paper's decoder looks back by 320 tokens, and adds no position beyond.
+# The decoder of the paper has relative positions for 320 tokens back, and no position beyond.
 DECODER_HEAD = Head(
     "decoder",
     "--criterion label_smoothed_cross_entropy --label-smoothing 0.05 "
@@ -120,7 +121,7 @@ class Variant(NamedTuple):
 class Study(NamedTuple):
     models: dict[str, Variant]
     batches: tuple[str, ...] = ("padded",)
-    units: tuple[str, ...] = ()  # of the built-in data: options of recipes.asr.prepare
+    units: tuple[str, ...] = ()  # options of recipes.asr.prepare for the built-in data
 
 
 PAPER_TYPES = ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
@@ -228,13 +229,14 @@ def training_flags(args: argparse.Namespace, model: Model) -> list[str]:
 
 
 def state_after(updates: int, folder: Path, train_part: Callable[..., float]) -> Path:
-    """Returns a copy of the checkpoint after `updates`; `train_part` trains up to there."""
+    """Returns a copy of the checkpoint after `updates` updates; `train_part` trains up to this
+    update."""
     copied, last = folder / f"checkpoint_after_{updates}.pt", folder / "checkpoint_last.pt"
     if not copied.is_file():
         train_part(until=updates)
         reached = read_checkpoint(str(last))["optimizer_history"][-1]["num_updates"]
         if reached != updates:
-            why = f"{folder} is at update {reached} already; give another --work folder"
+            why = f"{folder} has already reached update {reached}; give another --work folder"
             raise CommandError(f"--curve {updates}: {why}")
         with writing(copied, "wb") as file:
             file.write(last.read_bytes())
@@ -244,8 +246,8 @@ def state_after(updates: int, folder: Path, train_part: Callable[..., float]) ->
 def run_model(
     args: argparse.Namespace, model: Model, longest: float
 ) -> tuple[list[Row], list[Row], list[Row]]:
-    """Trains one model; scores it by duration, by hop, and by update. Scores by update use
-    recordings no longer than `longest`, the longest training recording."""
+    """Trains one model, and scores the model by duration, by hop, and by update. Scores by update
+    use recordings that are no longer than `longest`, the longest training recording."""
     folder = args.work / "runs" / f"{folder_name(model.name)}-seed{model.seed}"
     flags = training_flags(args, model)
     corpus = {"corpus": digest(args.data / "train.tsv")}
@@ -274,7 +276,7 @@ def run_model(
 
 
 def make_parser() -> argparse.ArgumentParser:
-    epilog = "Flags behind -- go to fairseq-train."
+    epilog = "Flags after -- go to fairseq-train."
     parser = command_line.new_parser(__doc__, epilog=epilog)
     parser.add_argument(
         "--data", type=Path, help="folder of recipes.asr.prepare (default: synthetic speech)"
@@ -352,7 +354,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def trained_by(args: argparse.Namespace) -> str:
-    """The flags that models share, for each kind of head."""
+    """The flags that all models share, for each kind of head."""
     recipe, heads = RECIPES[args.recipe], dict.fromkeys(model.head for model in args.models)
     flag_lists = (f"{head.training} {getattr(recipe, head.recipe)}".split() for head in heads)
     return "; ".join(f"`{' '.join(flags)}`" for flags in flag_lists)

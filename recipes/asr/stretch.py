@@ -4,8 +4,8 @@
 
 makes ``test_clean_10s.tsv`` ... beside the manifest, with recordings at 16 kHz in ``audio``.
 Utterances of the same talk, chapter or speaker (the part of their ids before the last - or _) are
-joined in order, as long as they stay within the duration. No text is lost: a longer utterance stays
-alone, and the rest of a talk becomes a shorter recording.
+joined in order, up to the duration. No text is lost: a longer utterance stays alone, and the last
+utterances of a talk become a shorter recording.
 """
 
 import argparse
@@ -36,7 +36,8 @@ def group_of(id: str) -> str:
 
 
 def pack(utterances: Sequence[Utterance], seconds: float, gap: float) -> Iterator[list[Utterance]]:
-    """Yields runs of utterances that last at most `seconds` with `gap` seconds between two."""
+    """Yields runs of utterances; a run lasts at most `seconds`, with `gap` seconds between two
+    utterances."""
     run, total = [], 0.0
     for utterance in utterances:
         if run and total + gap + utterance.seconds > seconds:
@@ -72,7 +73,10 @@ def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group:
     for utterance in utterances:
         members["" if any_group else group_of(utterance.id)].append(utterance)
     if len(members) == len(utterances) > 1:
-        why = f"every id is of another talk, such as {utterances[0].id} and {utterances[1].id}"
+        why = (
+            f"no two utterances are of the same talk, by ids such as {utterances[0].id} and "
+            f"{utterances[1].id}"
+        )
         raise CommandError(f"{manifest}: {why}, so nothing can be joined; give --any-group")
     joined, left_out = [], LeftOut()
 

@@ -1,12 +1,14 @@
-"""A small Whisper: padded to 30 s, as stock models are, against the natural length of recordings.
+"""Compares a small Whisper that pads recordings to 30 s, as stock models do, with models that read
+recordings at their natural length.
 
     python -m recipes.asr.whisper --seeds 1 2 3                           # digits of espeak-ng
     python -m recipes.asr.whisper --dataset FOLDER --train-seconds 5 10   # short recordings
     python -m recipes.asr.whisper --dataset FOLDER --model openai/whisper-tiny --max_steps 2000
 
 Recordings are joined into longer recordings. The stock model is trained on recordings padded to 30
-s. Models with the compared types of position embedding are trained on recordings of natural length.
-Tables and figures show word error rates by duration, and the time of training and of recognition.
+s. Models with the compared types of position embedding are trained on recordings at their natural
+length. Tables and figures show word error rates by duration, and the time of training and of
+recognition.
 """
 
 import argparse
@@ -47,12 +49,13 @@ from recipes.lab.tables import Row, pivot, seed_table, write_csv
 
 PADDED = "padded"  # the stock model
 COMPARED = ("sinpos", "cape")  # without and with augmentation
-LONGEST = 30.0  # seconds that stock models are given
-TIMED = 5.0  # least seconds of the longest recordings for taking the time
+LONGEST = 30.0  # seconds to which stock models pad
+TIMED = 5.0  # lowest length in seconds of the recordings for timing
 STRINGS = {"train": 3000, "timed": 240}  # numbers of joined recordings
 TEST_STRINGS = 60  # joined recordings of each test
-RECOGNISED = 16  # recordings in a batch of recognition
-DIGITS = {"train": 400, "test": 100}  # numbers of single digits, which strings are made of
+RECOGNISED = 16  # batch size of recognition
+# numbers of recordings of single digits, from which strings are joined
+DIGITS = {"train": 400, "test": 100}
 SIDE = {"layers": 2, "attention_heads": 2, "ffn_dim": 256}
 SIZES = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIDE.items()}
 SIZES |= {"d_model": 64, "init_std": 0.1, "begin_suppress_tokens": None, "suppress_tokens": None}
@@ -65,7 +68,7 @@ SPECIAL = ("<|endoftext|>", "<|startoftranscript|>", "<|notimestamps|>")
 
 
 class Joined(Recordings):
-    """Joined recordings of a pool, `rows`; the audio of an item is a list of indices in the
+    """Joined recordings from the pool `rows`; the audio of an item is a list of indices into the
     pool."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -73,7 +76,8 @@ class Joined(Recordings):
 
 
 def join(pool: Recordings, count: int, low: float, high: float, seed: int) -> Joined:
-    """Strings of random recordings, `low` to `high` seconds long; empty if none can be made."""
+    """Strings of random recordings, `low` to `high` seconds long; empty if no such string can be
+    made."""
     rng, items = np.random.default_rng(seed), []
     seconds = np.array([item.seconds for item in pool.items])
     short = np.flatnonzero(seconds <= high)
@@ -88,7 +92,7 @@ def join(pool: Recordings, count: int, low: float, high: float, seed: int) -> Jo
 
 
 def spoken_digits() -> dict[str, Recordings]:
-    """Single digits by many voices; no recording is in both parts."""
+    """Single digits in many voices; no recording is in both training and test."""
     sets = {}
     for seed, (split, count) in enumerate(DIGITS.items()):
         parts = [(part.waveform, part.text) for part in make_speech(seed, count, (1, 1))]
@@ -98,13 +102,13 @@ def spoken_digits() -> dict[str, Recordings]:
 
 
 def durations(low: float, high: float) -> dict[str, tuple[float, float]]:
-    """Durations of the tests: shorter than in training, as in training, longer."""
+    """Durations of the tests: shorter than in training, as in training, and longer."""
     ends = [end for end in (low / 3, low, high, 2 * high, 4 * high, 8 * high) if end < LONGEST]
     return {f"{start:.2g}-{end:.2g} s": (start, end) for start, end in pairwise(ends)}
 
 
 def make_strings(args: argparse.Namespace, pools: Mapping[str, Recordings]) -> dict[str, Joined]:
-    """Strings for training ("train"), for taking the time ("timed"), and for each test."""
+    """Strings for training ("train"), for timing ("timed"), and for each test."""
     low, high = args.train_seconds
     longest, tests = max(TIMED, high), args.limit
     parts = {
@@ -117,13 +121,14 @@ def make_strings(args: argparse.Namespace, pools: Mapping[str, Recordings]) -> d
         shortest = min(item.seconds for item in pools["train"].items)
         raise CommandError(
             f"--train-seconds {low:g} {high:g}: recordings of {shortest:.1f} s and more cannot be "
-            f"joined to that; give greater numbers, up to {LONGEST:g}, or shorter recordings"
+            f"joined to these durations; give larger numbers, up to {LONGEST:g}, or shorter "
+            "recordings"
         )
     return {name: part for name, part in strings.items() if len(part)}
 
 
 def make_processor(folder: Path, texts: Sequence[str], sizes: Mapping[str, Any]) -> Any:
-    """Stock features of 30 s, and subwords of the training text."""
+    """Makes a processor with the stock features of 30 s and subwords of the training text."""
 
     def make(partial: Path) -> None:
         tokens = [*SPECIAL, *sorted(ByteLevel.alphabet())]
@@ -164,7 +169,7 @@ class Recogniser:
             self.collate.more = {"padding": "max_length"}
 
     def transcribe(self, model: Any, waveforms: Sequence[Any], **limits: Any) -> list[str]:
-        """The text that `model` hears in each waveform; `limits` go to ``generate``."""
+        """The hypothesis of `model` for each waveform; passes `limits` to ``generate``."""
         batch = self.collate.features(waveforms).to(model.device)
         written = model.generate(**batch, **limits, max_length=None)
         return [text.strip() for text in self.processor.batch_decode(written, True)]
@@ -184,9 +189,9 @@ def recognise(model: Any, recogniser: Recogniser, test: Labelled) -> dict[str, A
 
 
 def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> list[Row]:
-    """Seconds of training and of recognition with all of `data`, and the speed of each model
-    relative to the padded model. The models take turns, batch by batch, so other work of the
-    machine slows all of them down alike."""
+    """Seconds of training and of recognition on all of `data`, and the speed of each model relative
+    to the padded model. The models take turns, batch by batch, so other jobs of the machine slow
+    all models down alike."""
     spent = {(name, work): 0.0 for name in models for work in ("training", "recognition")}
     learners = {name: copy.deepcopy(model).train() for name, (model, _) in models.items()}
     optimizers = {name: torch.optim.AdamW(model.parameters()) for name, model in learners.items()}
@@ -207,7 +212,7 @@ def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> lis
                 torch.cuda.synchronize()
             trained = time.perf_counter()
             recogniser.transcribe(model, [waveform for waveform, *_ in samples], **limits)
-            if turn:  # the very first batch is slow
+            if turn:  # the first batch of all is slow, and not counted
                 spent[name, "training"] += trained - started
                 spent[name, "recognition"] += time.perf_counter() - trained
     return [
@@ -240,7 +245,7 @@ def make_options() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "audio", COMPARED, "results/whisper")
     add_recording_args(parser)
     add_shared(parser, "limit", note="of each duration", default=TEST_STRINGS)
-    text = "durations of training, to which recordings are joined (default: 0.5 3)"
+    text = "shortest and longest duration of joined training recordings (default: 0.5 3)"
     seconds = {"type": number(0.1, LONGEST), "nargs": 2, "metavar": ("LOW", "HIGH")}
     parser.add_argument("--train-seconds", default=[0.5, 3.0], help=text, **seconds)
     return parser
@@ -264,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         texts = [f" {item.text}" for item in strings["train"].items]
         with training.main_process_first():  # which writes files for the others
             processor = make_processor(args.output / "processor", texts, sizes)
-    sets = {  # in Whisper's subwords every word begins with a space, also the first
+    sets = {  # in Whisper's subwords every word begins with a space, including the first
         name: Labelled(part, [labels_of(processor, f" {item.text}") for item in part.items])
         for name, part in strings.items()
     }
@@ -274,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def make_trainer(settings: Mapping[str, Any], run_args: Any) -> SpeechTrainer:
         model = build_stock(args.model, sizes, processor.tokenizer)
         recogniser = recognisers[not settings]
-        if settings:  # text gets the type as well, unless the decoder has a trained table
+        if settings:  # the decoder gets the type as well, unless it has a trained table
             text = None if args.model else {"type": settings["type"]}
             fields = {"hop_seconds": hop, "decoder_position_embedding": text}
             hf_models.switch(model, settings, natural_length=True, **fields)

@@ -1,4 +1,5 @@
-"""The options that command lines share, each with a single name and a single check."""
+"""Options that several programs share: each has the same name and the same check in all
+programs."""
 
 import argparse
 import glob
@@ -59,14 +60,14 @@ def check_reach(tested: Sequence[float], trained: float) -> None:
     if max(tested) < trained:
         lengths = " ".join(f"{length:g}" for length in tested)
         raise CommandError(
-            f"--test-lengths {lengths}: shorter than --train-length {trained:g}, so nothing shows "
-            "the models at the length of training and beyond; give one of "
-            f"{trained:g} or more"
+            f"--test-lengths {lengths}: all are shorter than --train-length {trained:g}, so no "
+            f"test has the length of training or more; give a length of {trained:g} or more"
         )
 
 
 def bins(edges: Sequence[int], option: str) -> list[tuple[str, int, float]]:
-    """Label, lowest and highest number of the bins with these upper ends, and of the bin beyond.
+    """Label, lowest and highest number of each bin with these upper ends, and of a last bin for
+    larger numbers.
 
     >>> bins([5, 10], "--bins")
     [('0-5', 0, 5), ('6-10', 6, 10), ('over 10', 11, inf)]
@@ -97,8 +98,8 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
         paths = [path for part in parts for path in part]
         real_paths = list(map(os.path.realpath, paths))
         for path, real_path in zip(paths, real_paths, strict=True):
-            if real_paths.count(real_path) > 1:  # would count as two seeds
-                raise CommandError(f"--model {word}: names {path} twice; give each once")
+            if real_paths.count(real_path) > 1:  # the same model would count as two seeds
+                raise CommandError(f"--model {word}: names {path} twice; give each path once")
         named.append((name, paths))
     short = [name for name, _ in named]
     models: dict[str, list[str]] = {}
@@ -114,8 +115,8 @@ def named_models(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def usable_folder(path: Path, option: str) -> None:
-    """Refuses a folder that results cannot be written to, before there are results; does not create
-    the folder."""
+    """Refuses, before any work, a folder that results cannot be written to; does not create the
+    folder."""
     try:
         missing_folder(path, f"{option} {path}")
     except ValueError as error:
@@ -129,19 +130,19 @@ SHARED: dict[str, dict[str, Any]] = {
     "compare": {
         "nargs": "+",
         "metavar": "TYPE",
-        "help": "what is trained: types of position embedding, with their defaults or with others "
-        "as in cape:max_global_scale=1",
+        "help": "position embeddings to train: types with their defaults, or with other options as "
+        "in cape:max_global_scale=1",
     },
     "seeds": {
         **_COUNT,
         "nargs": "+",
         "action": Distinct,
-        "help": "each type is trained with each of these seeds",
+        "help": "train each type with each of these seeds",
     },
     "seed": {
         "type": int_at_least,
         "metavar": "N",
-        "help": "seed of the random numbers that are drawn",
+        "help": "seed of the random numbers",
     },
     "model": {"metavar": "PATH", "help": "trained model: checkpoint or folder"},
     "models": {  # see named_models
@@ -150,16 +151,19 @@ SHARED: dict[str, dict[str, Any]] = {
         "action": "extend",
         "required": True,
         "metavar": "[NAME=]PATH[,PATH]",
-        "help": "trained model: checkpoint or folder; several of one NAME, also by *, are seeds",
+        "help": (
+            "trained model: checkpoint or folder; several paths of one NAME, or a path with *, "
+            "are seeds of one model"
+        ),
     },
     "limit": {**_COUNT, "help": "test with N samples only"},
     "device": {
         "metavar": "DEVICE",
         "help": "such as cpu or cuda:1",
-        "shown": "cuda if there is one",
+        "shown": "cuda if there is a GPU",
     },
     "dtype": {"choices": ("float32", "bfloat16", "float16"), "help": "precision"},
-    "jobs": {**_COUNT, "help": "trainings side by side"},
+    "jobs": {**_COUNT, "help": "number of trainings that run side by side"},
     "threads": {**_COUNT, "help": "CPU threads of each training and decoding"},
     "updates": {**_COUNT, "help": "training steps"},
     "hops": {
@@ -169,7 +173,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "default": (),
         "help": "also decode at these hops of the frames",
     },
-    "beam": {**_COUNT, "help": "hypotheses of the beam search of a decoder"},
+    "beam": {**_COUNT, "help": "beam size of the beam search of a decoder"},
     "length-penalty": {
         "type": number(-100, 100),
         "metavar": "X",
@@ -181,12 +185,13 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def new_parser(description: str | None, **more: Any) -> Parser:
-    """A parser of the program that was started, without abbreviations; see :class:`Parser`."""
+    """A parser for the program that was started, which accepts no abbreviated options; see
+    :class:`Parser`."""
     return Parser(prog=started_as(), description=description, **more)
 
 
 def parse_with_fairseq(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Arguments, and in ``fairseq`` the flags behind ``--``, which go to fairseq-train."""
+    """Parses the arguments; ``fairseq`` holds the flags after ``--``, which go to fairseq-train."""
     end = [*argv, "--"].index("--")
     args = parser.parse_args(argv[:end])
     args.fairseq = argv[end + 1 :]
@@ -195,7 +200,7 @@ def parse_with_fairseq(parser: Parser, argv: Sequence[str]) -> argparse.Namespac
 
 def add_shared(parser: Any, name: str, note: str = "", **more: Any) -> None:
     """Adds an option of :data:`SHARED`. Its help ends with a `note` and the default; ``shown``
-    describes a default that the program works out. `more` goes to ``parser.add_argument``."""
+    describes a default that the program computes. Passes `more` to ``parser.add_argument``."""
     settings = {"flag": f"--{name}", **SHARED[name], **more}
     default, default_text = settings.get("default"), settings.pop("shown", "")
     if default not in (None, ()) and not default_text:
@@ -216,8 +221,8 @@ def add_compared(
     """Adds ``--compare`` and the options of one type; see :func:`settings_to_compare`.
 
     Args:
-        default: Names, or a description of a default that another option decides.
-        rows: Names that this program takes besides the types.
+        default: Names, or a description of a default that depends on another option.
+        rows: Names that this program accepts besides the types.
         architecture: Architecture of the models (default: the architecture of the domain).
     """
     architecture = architecture or DOMAINS[domain].architecture
@@ -232,7 +237,8 @@ def add_compared(
 
 
 def check_shared(args: argparse.Namespace) -> None:
-    """Refuses folders and devices that cannot be used; makes ``args.device`` a device of torch."""
+    """Refuses folders and devices that cannot be used; converts ``args.device`` to a device of
+    torch."""
     for name in ("work", "output"):
         if getattr(args, name, None):
             usable_folder(getattr(args, name), f"--{name}")

@@ -1,4 +1,5 @@
-"""Data of the user: data sets of the hub, folders and tables, with options all recipes share."""
+"""Reads the user's data: data sets of the hub, folders and tables, with options that all recipes
+share."""
 
 import argparse
 import contextlib
@@ -14,14 +15,15 @@ from cape_plugins import texts
 from recipes.lab.steps import CommandError, reason
 
 TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the default
+# the first one that exists is the default test
+TEST_SPLITS = ("test", "validation", "valid", "dev")
 
 
 def open_dataset(
     name: str, config: str | None = None, text_columns: Sequence[str] = ()
 ) -> Mapping[str, Any]:
     """Splits of a hub data set, a folder of ``save_to_disk``, or a folder or file of examples. In
-    csv and tsv files `text_columns` hold texts, whatever their cells look like."""
+    csv and tsv files, all cells of `text_columns` are read as texts."""
     from datasets import Dataset, load_dataset, load_dataset_builder, load_from_disk
     from datasets.packaged_modules.csv.csv import CsvConfig
     from datasets.packaged_modules.folder_based_builder.folder_based_builder import (
@@ -52,8 +54,9 @@ def open_dataset(
 
 
 def _described(path: Path, builder: Any, text_columns: Sequence[str]) -> dict[str, Any]:
-    """Splits of a folder of images or recordings that csv files in it describe; empty if there are
-    no such files. ``datasets`` would read cells such as "null" as empty, as pandas does."""
+    """Splits of a folder of images or recordings, as csv files in the folder describe them; empty
+    if there are no such files. ``datasets`` would read cells such as "null" as empty, as pandas
+    does."""
     from datasets import concatenate_datasets
 
     names, splits, tables = builder.METADATA_FILENAMES, {}, []
@@ -83,7 +86,7 @@ def _with_files(table: Path, builder: Any, text_columns: Sequence[str]) -> Any:
         paths.append(os.path.normpath(os.path.join(folder, name or "")))
         if not (os.path.isfile(paths[-1]) and Path(paths[-1]).is_relative_to(folder)):
             why = f"row {number} names the file {name!r}, which is not below its folder"
-            raise CommandError(f"{table}: {why}; repair the row or take it out")
+            raise CommandError(f"{table}: {why}; repair the row or delete it")
     rows = rows.remove_columns("file_name").add_column(builder.BASE_COLUMN_NAME, paths)
     return rows.cast_column(builder.BASE_COLUMN_NAME, builder.BASE_FEATURE())
 
@@ -99,7 +102,7 @@ def reading(what: str, remedy: str) -> Iterator[None]:
     except CommandError:
         raise
     except Exception as error:
-        general = isinstance(error, DatasetGenerationError)  # the cause shows what is wrong
+        general = isinstance(error, DatasetGenerationError)  # its cause says what is wrong
         why = reason((error.__cause__ if general else None) or error)
         raise CommandError(f"{what} cannot be read ({why}); {remedy}") from None
 
@@ -123,7 +126,7 @@ def open_tables(
     if any(Path(name).suffix != suffix for name in files.values()):
         raise CommandError(f"{', '.join(files.values())}: give files of one format")
     data = {}
-    for split, name in files.items():  # one by one, because errors name no file
+    for split, name in files.items():  # one by one, because errors of `datasets` name no file
         with reading(name, f"give a {suffix} file with a row for each example"):
             more = _format_of(Path(name), text_columns)
             data |= load_dataset(TABLES[suffix], data_files={split: name}, **more)
@@ -138,7 +141,7 @@ TSV = {**CSV, "sep": "\t", "quoting": csv.QUOTE_NONE}
 
 def _texts(columns: Sequence[str]) -> dict[str, Any]:
     """Options that keep columns of texts as text. By default pandas reads 001 and 1e5 as numbers
-    and True as a truth value."""
+    and True as a boolean."""
     return {"converters": dict.fromkeys(columns, _cell_text)} if columns else {}
 
 
@@ -148,12 +151,12 @@ def _cell_text(cell: str) -> str | None:
 
 def _format_of(path: Path, text_columns: Sequence[str] = ()) -> dict[str, Any]:
     """Options for reading a table. Lines end at line feeds only; by default pandas also ends a row
-    at a carriage return. No option of pandas reads a carriage return within a row of a file whose
-    rows end in both signs.
+    at a carriage return. If rows end with a carriage return and a line feed, pandas has no option
+    that keeps a carriage return inside a row.
 
     Raises:
-        CommandError: A line is no text, or has a carriage return inside while lines also end with
-            carriage returns. The message names the line.
+        CommandError: if a line is no text, or has a carriage return inside while lines also end
+            with carriage returns. The message names the line.
     """
     suffix = path.suffix
     if suffix not in TABLES or suffix == ".parquet":
@@ -171,9 +174,12 @@ def _format_of(path: Path, text_columns: Sequence[str] = ()) -> dict[str, Any]:
     if returns:
         with open(path, encoding=encoding, newline="\n") as file:
             if any(line.endswith("\r\n") for line in file):
-                why = "has a carriage return in it, and lines end with one; leave it out"
+                why = (
+                    "has a carriage return inside, and lines also end with carriage returns; "
+                    "remove it"
+                )
                 raise CommandError(f"{path}: line {returns[0]} {why}")
-        more["lineterminator"] = "\n"  # else a carriage return also ends a row
+        more["lineterminator"] = "\n"  # otherwise a carriage return also ends a row
     return more
 
 
@@ -188,7 +194,7 @@ def given_tables(args: argparse.Namespace, text_columns: Sequence[str]) -> Mappi
 
 
 def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:
-    """Adds options for data of the user."""
+    """Adds options for the user's data."""
     parser.add_argument("--dataset", metavar="NAME", help="data set of the hub, folder or file")
     parser.add_argument(
         "--dataset-config", metavar="NAME", help="configuration of a data set of the hub"
@@ -197,7 +203,10 @@ def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:
     parser.add_argument(
         "--test-split",
         metavar="NAME",
-        help="default: test, validation, valid or dev; without any, at most 1000 of training",
+        help=(
+            "split for the test (default: test, validation, valid or dev; if the data have none "
+            "of these, a tenth of the training data, at most 1000 rows)"
+        ),
     )
     if files:
         for split in ("train", "validation", "test"):
@@ -214,7 +223,7 @@ def has_data(args: argparse.Namespace) -> bool:
     if any(files[1:]) and not files[0]:
         raise CommandError("--test-file needs --train-file")
     if all(files[1:]):
-        raise CommandError("--validation-file and --test-file are both the test; give one of them")
+        raise CommandError("--validation-file and --test-file both name the test; give one of them")
     if args.dataset_config and not args.dataset:
         raise CommandError("--dataset-config needs --dataset")
     return bool(args.dataset or files[0])

@@ -1,4 +1,5 @@
-"""Figures: lines with bands, bars and heat maps, ± the standard deviation that the tables show."""
+"""Draws figures: lines with bands, bars and heat maps. Bands show ± the standard deviation that the
+tables show."""
 
 from collections.abc import Collection, Sequence
 from math import nan
@@ -11,8 +12,9 @@ import numpy as np
 from cape_plugins.files import writing
 from recipes.lab.tables import Cells, of_seeds
 
-LEAST_SPAN = 0.05  # part of the whole on the vertical axis; a smaller part makes noise look large
-DIGITS = 4  # of a number below an axis
+# lowest part of the whole that the vertical axis spans; a smaller part makes noise look large
+LEAST_SPAN = 0.05
+DIGITS = 4  # significant digits of a number below an axis
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -34,7 +36,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
 
 
 def write_figure(path: Path, figure: Any) -> None:
-    """Writes a PNG file, whole or not at all."""
+    """Writes a PNG file in one step: an interrupted program leaves no partial file."""
     with writing(path, "wb") as file:
         figure.savefig(file, format="png", dpi=120)
 
@@ -54,7 +56,7 @@ def write_lines_figure(
         axes.grid(alpha=0.3)
         if len(panel.cells) <= 6:
             axes.legend(fontsize="small")
-        elif panel is panels[-1]:  # beside the panels the legend hides no line
+        elif panel is panels[-1]:  # the legend is beside the panels, where it hides no line
             axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     for axes in grid.flat[len(panels) :]:
         axes.remove()
@@ -121,7 +123,7 @@ def draw_bars(axes: Any, cells: Cells) -> None:
 
 
 def draw_matrix(axes: Any, values: np.ndarray, texts: Sequence[Sequence[str]], **scale: Any) -> Any:
-    """Draws a heat map with a text in each cell, in a colour that can be read there."""
+    """Draws a heat map with a text in each cell, in a colour that can be read on the cell."""
     picture = axes.imshow(values, aspect="auto", **scale)
     for row, line in enumerate(texts):
         for column, text in enumerate(line):
@@ -139,8 +141,8 @@ def widen(axes: Any, whole: float) -> None:
     low, high = axes.get_ylim()
     least = LEAST_SPAN * whole
     if high - low < least:
-        margin = 0.45 * least  # a line at the end stays visible
+        margin = 0.45 * least  # leaves room, so that a line at the end of the range stays visible
         middle = max((low + high) / 2, margin)
-        if middle < whole:  # error rates may be above 100
+        if middle < whole:  # values above the whole stay visible: error rates may be above 100
             middle = min(middle, whole - margin)
         axes.set_ylim(middle - least / 2, middle + least / 2)

@@ -1,4 +1,4 @@
-"""Models of Hugging Face as the recipes open them: new models, and the checkpoint of
+"""Builds and loads the Hugging Face models of the recipes: new models, and the checkpoint of
 ``--model``."""
 
 import dataclasses
@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from recipes.lab.steps import CommandError, reason
 
-# Errors of checkpoints that are no model of their type, are damaged, or have other shapes
+# Errors of checkpoints that do not match their model type, are damaged, or have other shapes
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 
@@ -27,7 +27,9 @@ def make_config(config_class: type[Any], sizes: Mapping[str, Any], **more: Any) 
     try:
         return config_class(**{key: value for key, value in sizes.items() if key in names}, **more)
     except (ValueError, StrictDataclassError) as error:
-        raise CommandError(f"the configuration of the model is refused: {error}") from None
+        raise CommandError(
+            f"transformers refuses the configuration of the model: {error}"
+        ) from None
 
 
 def unloadable(path: str, error: Exception) -> CommandError:
@@ -68,10 +70,12 @@ def read_beside(loader: type[Any], path: str) -> Any:
 
 
 def load_model(loader: type[Any], path: str, settings: Mapping[str, Any], **more: Any) -> Any:
-    """The checkpoint of ``--model`` with another position embedding. Weights are float32 unless
-    `more` has another ``dtype``, because transformers 5 loads them in the stored precision."""
+    """The checkpoint of ``--model`` with another position embedding. Weights are loaded as float32,
+    unless `more` has another ``dtype``; transformers 5 would load weights in the stored
+    precision."""
     try:
-        # weights stored in half precision are trained in single precision, with or without autocast
+        # training needs weights in single precision, also with autocast and if they are stored in
+        # half precision
         options = {"position_embedding": dict(settings), "dtype": torch.float32, **more}
         return loader.from_pretrained(path, **options)
     except UNREADABLE as error:

@@ -1,7 +1,7 @@
 """Shared code of the Hugging Face recipes: options, training of several models, evaluation.
 
-transformers' Trainer trains, with accelerate. Any flag of the Trainer may be given, under
-``python``, ``accelerate launch`` or ``torchrun`` alike.
+transformers' Trainer trains the models, with accelerate. All flags of the Trainer can be used, with
+``python``, ``accelerate launch`` and ``torchrun``.
 """
 
 import argparse
@@ -40,15 +40,16 @@ TRAINER_DEFAULTS = (
 )
 PACKAGES = ("torch", "transformers", "accelerate")
 
-# The record of a training holds all options but these, so that no other run takes its model.
-# Options of the recipes that set what is tested and where; types, presets, recipes and training
-# data are recorded by their values.
+# The record of a training holds all options except these, so that a run with other options does not
+# reuse its model. These options set what is tested and where, or are recorded by their values
+# (types, presets, recipes and training data).
 UNRECORDED = """
     output compare seeds defaults recipe preset beam hop_seconds limit test_split test_file
     validation_file test_sizes test_lengths ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
 """
-# Beginnings of other options: position settings, which are recorded as one entry; options of the
-# Trainer for output, speed, devices, and duration, because a training goes on if more is asked for.
+# Beginnings of more such options: position settings, which are recorded as one entry; options of
+# the Trainer for output, speed and devices; and options for the duration, because a finished
+# training goes on if its duration is raised.
 DURATION = ("max_steps", "num_train_epochs")
 UNRECORDED_BEGINNINGS = """
     position_ output_dir log report_to run_name project trackio_ hub_ push_to_hub save_ disable_
@@ -73,7 +74,7 @@ def make_parser(
     add_shared(
         parser,
         "model",
-        note="or name on the hub, stock or cape, where training begins",
+        note="or name on the hub, stock or cape, from which training starts",
         shown="none, from scratch",
     )
     text = """sizes of a model trained from scratch, a file or such as '{"hidden_size": 192}'"""
@@ -93,7 +94,7 @@ def parse(
     trainer_parser.error = parser.error
     recipe_flags = [*TRAINER_DEFAULTS.split(), *defaults, "--output_dir", str(args.output)]
     if not torch.accelerator.is_available() or "--use_cpu" in rest:
-        # also for the arguments parsed below: all share one state of processes and devices
+        # also holds for the arguments parsed below: they share one state of processes and devices
         recipe_flags.append("--use_cpu")
     try:
         training, *_, unknown = trainer_parser.parse_args_into_dataclasses(
@@ -110,7 +111,7 @@ def parse(
         if (size := getattr(training, name)) < 1:
             raise CommandError(f"--{name} {size} is not allowed; allowed: >= 1")
     if args.seeds and any(word.split("=")[0] == "--seed" for word in rest):
-        raise CommandError(f"--seeds {' '.join(map(str, args.seeds))}: give no --seed besides")
+        raise CommandError(f"--seeds {' '.join(map(str, args.seeds))}: leave --seed out")
     check_shared(args)
     (plain,) = trainer_parser.parse_args_into_dataclasses(
         args=recipe_flags, look_for_args_file=False
@@ -141,8 +142,8 @@ def _read_sizes(text: str) -> dict[str, Any]:
 
 
 class SetEpoch(TrainerCallback):
-    """Tells a sampler which epoch begins, also where a training resumes within an epoch: accelerate
-    does not reach the sampler of a resumed training of several processes."""
+    """Tells a sampler which epoch begins, also if a training resumes within an epoch: accelerate
+    does not set the epoch of the sampler when a training of several processes resumes."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -154,8 +155,8 @@ class SetEpoch(TrainerCallback):
 def recorded_options(
     settings: Mapping[str, Any], args: argparse.Namespace, run_args: Seq2SeqTrainingArguments
 ) -> dict[str, Any]:
-    """All options that may change a trained model. Only the options named above are left out, so a
-    new option cannot be forgotten. Therefore a change of precision (``--bf16``) needs another
+    """All options that may change a trained model. Only the options listed above are left out, so a
+    new option is always recorded. A change of precision (``--bf16``) therefore needs another
     folder."""
     unrecorded = (*UNRECORDED_BEGINNINGS.split(), *DURATION)
     options = {
@@ -174,15 +175,16 @@ def train_all(
     data: str,
 ) -> Iterator[tuple[dict[str, Any], Trainer]]:
     """Trains each of the types that are compared, with each of ``--seeds``. An interrupted training
-    goes on, a finished model is reused.
+    goes on; a finished model is reused.
 
     Args:
         data: Fingerprint of the training data; a finished model is reused only for the data that it
             was trained on.
 
     Yields:
-        The first columns of the model's scores, variant and seed; and the trainer. Its model is
-        loaded from the saved folder, whole on each process even if training had it in shards.
+        The first columns of the model's scores (variant and seed), and the trainer. The model of
+        the trainer is loaded from the saved folder, complete on each process, even if it was
+        sharded in training.
     """
     for (variant, settings), seed in product(compared.items(), args.seeds or [training.seed]):
         name = f"{variant}-seed{seed}" if args.seeds else variant
@@ -190,8 +192,8 @@ def train_all(
         run_args = dataclasses.replace(training, seed=seed, output_dir=str(folder))
         accelerate.utils.set_seed(seed)
         made_with = {**recorded_options(settings, args, run_args), "training_data": data}
-        # an older transformers has recorded fewer options; new options with their defaults change
-        # no model
+        # an older transformers recorded fewer options; new options with their defaults change no
+        # model
         on_disk, default = recorded(folder), args.defaults.get
         expected = {
             n: value for n, value in made_with.items() if n in on_disk or value != default(n)
@@ -219,9 +221,9 @@ def train(trainer: Trainer, folder: Path) -> None:
     trainer.accelerator.wait_for_everyone()
     saved = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(folder)
     trainer.model = trainer.model_wrapped = saved.to(run_args.device).eval()
-    # Free the wrapper of the model for several processes before their group. Otherwise the wrapper
-    # frees the group while it holds Python's lock, and the group waits for gloo's thread, which may
-    # wait for that lock: the program never ends.
+    # Free the DistributedDataParallel wrapper of the model before its process group. Otherwise the
+    # wrapper frees the group while it holds Python's lock, and the group waits for a thread of
+    # gloo, which may wait for this lock: the program never ends.
     trainer.callback_handler.model = trainer.model
     trainer.accelerator.free_memory()
 
@@ -254,8 +256,8 @@ def _init_fields(training: Seq2SeqTrainingArguments) -> dict[str, Any]:
 def share(
     work: Sequence[Sequence[int]], run: Callable[[Sequence[int]], Sequence], what: str, size: int
 ) -> list[Any]:
-    """Runs batches of indices below `size`, each on one of the processes. Returns the results of
-    `run` in the order of the indices, the same list on every process."""
+    """Calls `run` with batches of indices below `size`; each process runs some of the batches.
+    Returns the results in the order of the indices, the same list on every process."""
     state = accelerate.PartialState()
     own_batches = work[state.process_index :: state.num_processes]
     results = []
@@ -269,7 +271,7 @@ def share(
 
 
 def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
-    """Batches of indices of similar length, for little padding."""
+    """Batches of indices of similar length, so that batches have little padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 

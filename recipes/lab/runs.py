@@ -1,5 +1,5 @@
-"""The fairseq commands of an experiment: binarise, train, decode. The commands are what a user
-would type, and run in child processes with the same interpreter."""
+"""Runs the fairseq commands of an experiment: binarise, train, decode. These are the commands that
+a user would type; they run in child processes with the same interpreter."""
 
 import argparse
 import contextlib
@@ -22,13 +22,14 @@ from cape_plugins.files import writing
 from recipes.lab import steps
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent
-LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # none
-# Distance of --seeds: fairseq seeds update n with seed + n, so close seeds share numbers.
+LIMITS = ("--max-source-positions", "100000", "--max-target-positions", "100000")  # no limit
+# Factor on --seeds: fairseq seeds update n with seed + n, so trainings with close seeds share
+# random numbers.
 SEED_STEP = 100003
 HYPOTHESES = "hypotheses"
 LOG = "train.log"
-SECONDS = "seconds.json"  # the time of a training; its presence means: finished
-FIRST_SECONDS = "first_seconds.json"  # the time of a training that was told to stop early
+SECONDS = "seconds.json"  # the time of a training; exists only if the training is finished
+FIRST_SECONDS = "first_seconds.json"  # the time of a training that stopped after `until` updates
 RESUMED_LINE = re.compile(r"Loaded checkpoint .* @ (\d+) updates\)")
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 
@@ -46,15 +47,15 @@ def binarise(
 
 
 def device_flags(device: torch.device) -> list[str]:
-    """Flags of fairseq's commands for a device; the commands take all GPUs that they see."""
+    """Flags of fairseq's commands for a device; the commands use all GPUs that they see."""
     if device.index is not None:
         remedy = f"give cuda, with CUDA_VISIBLE_DEVICES={device.index} before the command"
-        raise steps.CommandError(f"--device {device}: fairseq takes all GPUs it sees; {remedy}")
+        raise steps.CommandError(f"--device {device}: fairseq uses all GPUs that it sees; {remedy}")
     return ["--cpu"] if device.type == "cpu" else []
 
 
 def check_flags(flags: Sequence[object]) -> None:
-    """Refuses flags that fairseq-train does not take, before anything is prepared for it."""
+    """Refuses flags that fairseq-train does not accept, before data are prepared."""
     from fairseq.models import import_models
     from fairseq.options import get_training_parser, parse_args_and_arch
 
@@ -73,8 +74,8 @@ def check_flags(flags: Sequence[object]) -> None:
 
 
 def calm_logging() -> None:
-    """Lowers the level of logs, because the import of fairseq makes every library log all it
-    does."""
+    """Silences low-level log messages: the import of fairseq would make every library print
+    them."""
     logging.getLogger().setLevel(logging.WARNING)
 
 
@@ -96,8 +97,8 @@ def train(
 ) -> float:
     """Run fairseq-train in the folder `run`, unless it is finished. A run that was interrupted, or
     stopped after `until` updates, goes on from its last checkpoint. A run that failed before its
-    first checkpoint may begin anew with other settings. Returns the seconds of the training: after
-    the last interruption, and including the part that `until` ended."""
+    first checkpoint may begin again with other settings. Returns the seconds of the training since
+    the last interruption, including the part up to `until`."""
     updates = last_update(flags)
     settings = {**settings, "flags": list(map(str, flags))}
     if not is_finished(run) and not any(run.glob("checkpoint*.pt")):
@@ -109,7 +110,7 @@ def train(
         return json.loads((run / SECONDS).read_text())
     first_part = run / FIRST_SECONDS
     started = time.monotonic() - (json.loads(first_part.read_text()) if first_part.exists() else 0)
-    often = 0.5 if os.isatty(2) else 30.0  # seldom in a log file
+    often = 0.5 if os.isatty(2) else 30.0  # seconds between two lines; fewer lines in a log file
     with tqdm(total=updates, desc=title, unit="update", mininterval=often) as bar:
 
         def show(line: str) -> None:
@@ -124,7 +125,7 @@ def train(
         arguments = [data, "--user-dir", USER_DIR, "--save-dir", run]
         arguments += ["--log-format", "json", "--log-interval", log_interval, *flags]
         if until:
-            arguments += ["--max-update", until]  # the last value counts
+            arguments += ["--max-update", until]  # fairseq uses the last value
         steps.run_module(
             "fairseq_cli.train",
             *arguments,
@@ -161,7 +162,7 @@ def generate(
     def make(partial: Path) -> None:
         log = partial / "generate.log"
         arguments = [data, "--user-dir", USER_DIR, "--path", checkpoint, *flags]
-        # else the last few sentences are dropped
+        # otherwise fairseq drops the last few sentences
         arguments += ["--required-batch-size-multiple", 1]
         environment = child_environment(threads)
         steps.run_module("fairseq_cli.generate", *arguments, log=log, env=environment)
@@ -181,7 +182,7 @@ def generate(
 
 
 def run_trainings(jobs: Sequence[Callable[[], Any]], workers: int, updates: int) -> list[Any]:
-    """Prints how many trainings there are, and runs them; see :func:`run_all`."""
+    """Prints how many trainings there are, and runs these trainings; see :func:`run_all`."""
     print(f"{len(jobs)} trainings of {updates} updates, {workers} side by side", flush=True)
     return run_all(jobs, workers)
 
@@ -197,6 +198,7 @@ def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
         except BaseException:  # also Ctrl-C: start nothing more and leave no training behind
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(future.done() for future in futures):
-                steps.stop_children()  # again: a job between two children would start the next
+                # again: a job that was between two child processes would start the next one
+                steps.stop_children()
                 wait(futures, timeout=0.2)
             raise

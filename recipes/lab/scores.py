@@ -6,7 +6,7 @@ from pathlib import Path
 from recipes.lab.figures import Panel, write_lines_figure
 from recipes.lab.tables import ALL, Row, pivot, seed_table, write_csv, write_page
 
-# metrics whose highest value is about 1; the others are percentages
+# metrics whose highest value is about 1; all other metrics are percentages
 SHARES = ("accuracy", "exact_match", "token_accuracy", "loss")
 
 

@@ -26,7 +26,7 @@ RECORD = "settings.json"
 
 
 class CommandError(ValueError):
-    """A mistake of the caller; the message names option, value and remedy."""
+    """A mistake of the user; the message names option, value and remedy."""
 
 
 class ChildError(RuntimeError):
@@ -34,16 +34,16 @@ class ChildError(RuntimeError):
 
 
 def reason(error: BaseException) -> str:
-    """The first line of a library's error message, without a full stop, because our messages
-    continue; the name of the error if the message is empty."""
+    """The first line of a library's error message, without its full stop, because our messages
+    continue after it; the name of the error if the message is empty."""
     first = str(error).strip().partition("\n")[0]
     return first.strip().rstrip(".") or type(error).__name__
 
 
 def run_main(main: Callable[[], None], interrupted: str = "") -> None:
-    """Run the `main` of a program. Errors of the program are shown without traceback: exit status 2
-    for a mistake of the caller, 1 for the failure of a started command. A polite kill (SIGTERM) or
-    Ctrl-C ends the program and its child processes; Ctrl-C shows the line `interrupted`."""
+    """Run the `main` of a program. Errors of the program are shown without traceback; the exit
+    status is 2 for a mistake of the user, and 1 if a started command fails. SIGTERM and Ctrl-C end
+    the program and its child processes; Ctrl-C shows the line `interrupted`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return main()
@@ -68,35 +68,35 @@ def started_as() -> str:
 
 
 def folder_name(name: str) -> str:
-    """The name with hyphens for spaces, colons and the like."""
+    """The name, with hyphens in place of spaces, colons and similar characters."""
     return re.sub(r"[^\w.+()]", "-", name)
 
 
 def progress(work: Iterable | None = None, title: str = "", **options: Any) -> tqdm:
-    """A progress bar; if the output goes to a file, some lines for long work."""
+    """A progress bar; if the output goes to a file, a line from time to time."""
     if sys.stderr.isatty():
         return tqdm(work, title, leave=False, disable=None, **options)
     seldom = {"delay": 10, "mininterval": 30}  # seconds
-    # io.StringIO, because tqdm writes control signs to a file, also as it closes
+    # io.StringIO, because tqdm writes control characters to a file, also when it closes
     return _ProgressLines(work, title, leave=False, file=io.StringIO(), **{**options, **seldom})
 
 
 class _ProgressLines(tqdm):
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Writes a new line; tqdm would write over its last line."""
+        """Writes a new line; tqdm would overwrite its last line."""
         if msg is None:  # msg is empty at the end
             print(self, file=sys.stderr, flush=True)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes text lines, whole or not at all."""
+    """Writes text lines in one step: an interrupted program leaves no partial file."""
     with writing(path) as file:
         file.writelines(f"{line}\n" for line in lines)
 
 
 def read_written(path: Path) -> list[str]:
-    """The lines of a file of :func:`write_lines`. Only a line feed ends a line; reading as text
-    would also end lines at carriage returns."""
+    """The lines of a file that :func:`write_lines` has written. Only a line feed ends a line;
+    reading as text would also end lines at carriage returns."""
     return path.read_bytes().decode("utf-8").split("\n")[:-1]
 
 
@@ -111,8 +111,9 @@ def digest(path: Path) -> str:
 
 @contextlib.contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """Yield a fresh temporary folder that takes the name `folder` when the block ends well.
-    Otherwise the folder is deleted, unless a command failed and left its log in the folder."""
+    """Yield a new temporary folder, which is renamed to `folder` when the block ends without an
+    error. Otherwise the temporary folder is deleted, unless a command failed and left its log in
+    the folder."""
     partial = folder.with_name(f"{folder.name}.partial")
     new_parents = [parent for parent in partial.parents if not parent.exists()]
     shutil.rmtree(partial, ignore_errors=True)
@@ -124,13 +125,14 @@ def building(folder: Path) -> Iterator[Path]:
     except BaseException:  # also Ctrl-C
         shutil.rmtree(partial, ignore_errors=True)
         for parent in new_parents:
-            with contextlib.suppress(OSError):  # another process has written to it meanwhile
+            # another process has written to the folder meanwhile
+            with contextlib.suppress(OSError):
                 parent.rmdir()
         raise
     os.replace(partial, folder)
 
 
-# for programs that keep these folders beside their results
+# for programs whose folders of finished work are beside their results
 OTHER_OUTPUT = "give another --output folder"
 
 
@@ -147,12 +149,13 @@ def matches(
     values = ((key, old.get(key), new.get(key)) for key in sorted({*old, *new}))
     changes = "; ".join(_change(key, then, now) for key, then, now in values if then != now)
     raise CommandError(
-        f"{folder} was made with other settings ({changes}); {remedy}, or delete this one to have"
-        " it made again"
+        f"{folder} was made with other settings ({changes}); {remedy}, or delete this folder to "
+        "have it made again"
     )
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:  # as read from a record
+# the settings in the form of a record that was read
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(settings, default=str))
 
 
@@ -218,7 +221,7 @@ _children: set[subprocess.Popen] = set()
 
 
 def stop_children() -> None:
-    """Kill the processes of :func:`run_module` in other threads, which then raise."""
+    """Kill the processes of :func:`run_module` in other threads; :func:`run_module` then raises."""
     for process in tuple(_children):
         process.kill()
 

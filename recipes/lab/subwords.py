@@ -17,10 +17,10 @@ from subword_nmt.learn_bpe import learn_bpe
 from cape_plugins.files import writing
 from recipes.lab.steps import CommandError
 
-WORD_START = "\u2581"  # before the first piece of a word, by sentencepiece
-CONTINUED = "@@"  # after all pieces of a word but the last, by subword-nmt
+WORD_START = "\u2581"  # sentencepiece puts this mark before the first piece of a word
+CONTINUED = "@@"  # subword-nmt puts this mark after all pieces of a word except the last
 SETTINGS = {"model_type": "bpe", "hard_vocab_limit": False, "character_coverage": 1.0}
-SETTINGS |= {"bos_id": -1, "eos_id": -1}  # fairseq brings special symbols
+SETTINGS |= {"bos_id": -1, "eos_id": -1}  # fairseq adds special symbols
 SETTINGS |= {"input_sentence_size": 5_000_000, "num_threads": 1, "minloglevel": 2}
 
 
@@ -68,7 +68,7 @@ class SubwordNMT:
         with (
             fileinput.FileInput(files, encoding="utf-8") as texts,
             writing(codes) as output,
-            # subword-nmt complains when there is less to merge, which is no problem
+            # subword-nmt warns if the text allows fewer merges, which is no problem
             contextlib.redirect_stderr(io.StringIO()),
         ):
             learn_bpe(texts, output, merges)
@@ -86,7 +86,8 @@ SEGMENTATIONS = {"sentencepiece": SentencePiece, "bpe": SubwordNMT}
 
 
 def segmentation_of(subwords: Iterable[str]) -> type[SentencePiece] | type[SubwordNMT] | None:
-    """The class that made these subwords, found by their marks; None without marks, as in words."""
+    """The class that made these subwords, recognised by their marks; None if there are no marks, as
+    in words."""
     marked: Counter = Counter()
     for subword in subwords:
         marked[SentencePiece] += subword.startswith(WORD_START)

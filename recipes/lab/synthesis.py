@@ -56,9 +56,9 @@ _Callback = ctypes.CFUNCTYPE(
 
 
 class Synthesizer:
-    """espeak-ng in its initial state. The library keeps states (of random numbers, of the flutter
-    of the voice) that no function resets. Each synthesizer loads a separate copy of the library, so
-    the same calls give the same samples."""
+    """espeak-ng in its initial state. The library has states (of random numbers, of the flutter of
+    the voice) that no function resets. Each synthesizer therefore loads a separate copy of the
+    library, so the same calls give the same samples."""
 
     def __init__(self) -> None:
         try:
@@ -76,7 +76,8 @@ class Synthesizer:
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(0))
         self._samples: list[np.ndarray] = []
         self._phones: list[tuple[int, str]] = []
-        self._callback = _Callback(self._collect)  # kept alive for the library
+        # a reference, so that the callback exists as long as the library uses it
+        self._callback = _Callback(self._collect)
         self._library.espeak_SetSynthCallback(self._callback)
 
     def _collect(self, samples: Sequence[int], count: int, events: Sequence[_Event]) -> int:
@@ -99,7 +100,7 @@ class Synthesizer:
         self._library.espeak_SetParameter(_RATE, speed, 0)
         self._library.espeak_SetParameter(_PITCH, pitch, 0)
         if not text.strip():
-            raise ValueError(f"text={text!r} has nothing to be spoken; give words.")
+            raise ValueError(f"text={text!r} has no words to speak; give words.")
         self._samples, self._phones = [], []
         encoded = text.encode()
         self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 1, 0, _UTF8, None, None)

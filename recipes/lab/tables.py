@@ -1,6 +1,6 @@
 """Writes tables as CSV and as Markdown, and the pages that hold the tables. Values of several seeds
-are shown as mean ± sample standard deviation; the head of the table names this form. JSON is not
-written, because no program reads the tables back."""
+are shown as mean ± sample standard deviation, which the head of the table says. JSON is not
+written, because no program reads the tables again."""
 
 import contextlib
 import csv
@@ -33,7 +33,7 @@ def pivot(rows: Iterable[Row], row: str, column: str, value: str) -> Cells:
 
 
 def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
-    """Rows by the values of `keys`, which are joined into a heading."""
+    """Groups rows by the values of `keys`; the joined values are the heading of a group."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(", ".join(str(row[key]) for key in keys), []).append(row)
@@ -124,7 +124,8 @@ def write_page(
 def how_made(
     command: str, packages: Sequence[str], device: torch.device | None = None, **more: str
 ) -> dict[str, str]:
-    """Facts to repeat and to judge numbers: command, machine, versions, and `more` by name."""
+    """Facts for repeating and judging the numbers: command, machine, versions, and `more` by
+    name."""
     where = describe_processor()
     if device is not None and device.type == "cuda":
         where = f"{torch.cuda.get_device_name(device)}; {where}"
@@ -137,7 +138,7 @@ def how_made(
 
 
 def shown_command(program: str, argv: Sequence[str]) -> str:
-    """The command as it was typed: pasted into a shell in the same folder, it can be run again.
+    """The command that was typed; pasted into a shell in the same folder, it runs again.
     Committed results come from commands with relative paths.
 
     >>> shown_command("python -m run", ["--model", "a=runs/*/last.pt", "--output", "my results"])

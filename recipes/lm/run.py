@@ -192,7 +192,7 @@ def score(args: argparse.Namespace, model: Model, data: Path, test: Sequence) ->
 
 
 def make_parser() -> argparse.ArgumentParser:
-    epilog = "Flags behind -- go to fairseq-train."
+    epilog = "Flags after -- go to fairseq-train."
     parser = command_line.new_parser(__doc__, epilog=epilog)
     task = TASKS["text"]
     files = {"nargs": "+", "type": Path, "metavar": "FILE"}

@@ -221,7 +221,7 @@ def test_decoder_from_scratch_and_finetuned(tmp_path, main, folder, monkeypatch)
 
 SEQ2SEQ = ("--model-config", '{"model_type": "speech_to_text"}')
 BAD = [
-    (["--beam", "3"], "--beam is for models with decoder"),
+    (["--beam", "3"], "--beam is for models with a decoder"),
     (["--ctc-lm", "gone", "--ctc-beam", "9"], "lm='gone': no such file"),
     (["--padding-free", "9", *SEQ2SEQ], "by CTC"),
     (["--max-seconds", "0.01"], "--max-seconds 0.01"),

@@ -234,7 +234,7 @@ def test_wsj_is_prepared(ldc, tmp_path, capsys):
     assert seconds == "0.4000"
     output = capsys.readouterr().out
     assert "si_tr_s.ndx is not there: all of wsj1/si_tr_s is used" in output
-    assert output.count("is not there") == 1
+    assert output.count("does not exist") == 1
     assert "skipped" not in output
     run("wsj", ldc, "--output", tmp_path / "5k", "--vocabulary", "5k")
     assert list(texts(tmp_path / "5k", "valid")) == ["4k0-4k0c0201"]

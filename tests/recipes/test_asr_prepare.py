@@ -242,7 +242,7 @@ def test_finished_folder_is_reused(libri, tmp_path, capsys):
     libri.rename(tmp_path / "gone")  # not needed any more
     run(*arguments, "train-clean-100")
     assert table.stat().st_mtime_ns == made
-    assert capsys.readouterr().out == f"{reused}is not there any more\n{before}"
+    assert capsys.readouterr().out == f"{reused}does not exist any more\n{before}"
     with pytest.raises(CommandError, match=r"other settings \(train .*another --output folder"):
         run(*arguments, "train-other-500")
     assert table.stat().st_mtime_ns == made

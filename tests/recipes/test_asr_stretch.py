@@ -131,7 +131,9 @@ def test_any_group_joins_across_chapters(test_set, tmp_path):
 def test_ids_without_groups_are_refused(test_set):
     entries = [e._replace(id=f"x{n}") for n, e in enumerate(read_manifest(test_set))]
     write_manifest(test_set, entries)
-    with pytest.raises(CommandError, match="every id is of another talk.* give --any-group"):
+    with pytest.raises(
+        CommandError, match="no two utterances are of the same talk.* give --any-group"
+    ):
         stretch.main([str(test_set), "--seconds", "6"])
 
 
