@@ -223,7 +223,7 @@ SEQ2SEQ = ("--model-config", '{"model_type": "speech_to_text"}')
 BAD = [
     (["--beam", "3"], "--beam is for models with a decoder"),
     (["--ctc-lm", "gone", "--ctc-beam", "9"], "lm='gone': no such file"),
-    (["--padding-free", "9", *SEQ2SEQ], "by CTC"),
+    (["--padding-free", "9", *SEQ2SEQ], "for CTC models"),
     (["--max-seconds", "0.01"], "--max-seconds 0.01"),
     (["--model-config", '{"hiden_size": 1}'], "CapeSpeechConfig has no hiden_size"),
     (["--preset", "wsj", "--model", "x"], "has no effect on the checkpoint of --model"),

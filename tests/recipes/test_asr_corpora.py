@@ -102,7 +102,7 @@ def test_librispeech_subsets_are_chosen_and_missing_ones_named(libri, tmp_path, 
     source = libri / "LibriSpeech"  # the folder itself will do, too
     run("librispeech", source, "--output", tmp_path / "a", "--train", "train-other-500")
     assert {id.split("-")[0] for id in texts(tmp_path / "a", "train")} == {"20"}
-    with pytest.raises(CommandError, match="lacks train-clean-360; there are .*train-clean-100"):
+    with pytest.raises(CommandError, match="lacks train-clean-360; it has .*train-clean-100"):
         run("librispeech", source, "--output", tmp_path / "b", "--train", "train-clean-360")
     for path in sorted((source / "test-other").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
@@ -233,7 +233,7 @@ def test_wsj_is_prepared(ldc, tmp_path, capsys):
     assert audio == str(ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1")  # readable as it is
     assert seconds == "0.4000"
     output = capsys.readouterr().out
-    assert "si_tr_s.ndx is not there: all of wsj1/si_tr_s is used" in output
+    assert "si_tr_s.ndx does not exist: all recordings of wsj1/si_tr_s is used" in output
     assert output.count("does not exist") == 1
     assert "skipped" not in output
     run("wsj", ldc, "--output", tmp_path / "5k", "--vocabulary", "5k")

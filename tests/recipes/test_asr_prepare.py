@@ -163,7 +163,7 @@ def test_all_that_is_left_out_is_listed_and_one_bad_text_stops_nothing(tmp_path,
     for name in names:
         assert sum(name in line for line in lines) == 1, name
         assert name in said, name
-    assert "all of them and why: left_out.txt" in said
+    assert "left_out.txt in the folder of the data lists all" in said
 
 
 def test_one_bad_byte_in_a_table_leaves_out_one_recording(tmp_path, capsys):

@@ -171,7 +171,7 @@ def test_bad_comparisons_are_refused(folder, words, message):
 
 BAD_EVALUATION = [
     (["--model", "gone.pt"], "--model gone.pt: no such file; give a checkpoint"),
-    (["gone.pt"], "gone.pt: checkpoints are given by --model"),
+    (["gone.pt"], "gone.pt: give checkpoints by --model"),
     (["--model", __file__, "--sets", "gone"], "there is no .*gone.tsv"),
     (["--model", __file__, "--hop-seconds", "0.02"], "--hop-seconds is set by this command"),
     (["--model", __file__, "--gpu"], "--gpu is set by this command; see --device"),

@@ -124,7 +124,7 @@ def test_a_carriage_return_ends_no_row(suffix, tmp_path):
     (tmp_path / f"a{suffix}").write_bytes("\n".join(map(separator.join, rows)).encode())
     assert read_rows(tmp_path / f"a{suffix}") == rows[1:]
     (tmp_path / f"b{suffix}").write_bytes("\r\n".join(map(separator.join, rows)).encode())
-    with pytest.raises(CommandError, match="line 2 has a carriage return in it"):
+    with pytest.raises(CommandError, match="line 2 has a carriage return inside"):
         read_rows(tmp_path / f"b{suffix}")
 
 

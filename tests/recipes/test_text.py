@@ -237,7 +237,7 @@ def test_metadata_in_json_is_read_and_a_line_that_is_none_named(recordings):
     table.write_text("".join(rows))
     assert read_folder(table) == ["a x", "b x", "c x"]
     table.write_text(f'{rows[0]}{{"file')
-    with pytest.raises(CommandError, match=r"metadata\.jsonl, line 2 is no JSON"):
+    with pytest.raises(CommandError, match=r"metadata\.jsonl, line 2 is not JSON"):
         read_folder(table)
 
 
@@ -250,7 +250,7 @@ def test_cells_of_metadata_keep_their_line_ends(recordings, end):
 
 def test_a_carriage_return_in_a_bare_cell_of_metadata_is_named(recordings):
     (recordings / "metadata.csv").write_bytes(b"file_name,text\na.wav,one\rtwo\nb.wav,x\n")
-    with pytest.raises(CommandError, match=r"metadata\.csv, line 2 is no csv .*put the cell"):
+    with pytest.raises(CommandError, match=r"metadata\.csv, line 2 is not csv .*put the cell"):
         read_folder(recordings / "metadata.csv")
 
 
