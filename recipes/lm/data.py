@@ -1,7 +1,7 @@
 """Data of the language models: tasks with one right answer at any length, and texts.
 
-Sources: the tasks of Kazemnejad et al., "The Impact of Positional Encoding on Length Generalization
-in Transformers" (2023), for decoders; reversal and addition also of Ruoss et al. (2023).
+The tasks come from Kazemnejad et al., "The Impact of Positional Encoding on Length Generalization
+in Transformers" (2023), who train decoders. Ruoss et al. (2023) also have reversal and addition.
 """
 
 import random
@@ -14,7 +14,7 @@ from recipes.lab.data import read_text
 from recipes.lab.steps import CommandError
 
 IGNORED = -100  # label of tokens that are not predicted
-HELD_OUT = 10  # without a validation file, the last tenth of the text is the test
+HELD_OUT = 10  # the last 1 / HELD_OUT of the text is the test, if there is no validation file
 TEXT_SIZE, DOCUMENT_SIZE = 1_000_000, 1500  # characters of the built-in text
 LEXICON, TOPIC = 400, 12  # words of the built-in text, and of one of its documents
 
@@ -25,7 +25,7 @@ class Exercise(NamedTuple):
 
 
 def copy_letters(rng: random.Random, length: int) -> Exercise:
-    """``>abc=`` and ``abc``; the first sign marks the beginning."""
+    """``>abc=`` and ``abc``; the first character marks the beginning."""
     letters = "".join(rng.choices(string.ascii_lowercase, k=length))
     return Exercise(f">{letters}=", letters)
 
@@ -51,12 +51,13 @@ class Task(NamedTuple):
     """A row of :data:`TASKS`.
 
     Attributes:
-        summary: One line for the help.
-        make: Makes an exercise of a length; None for texts.
-        train_length: Longest exercise of the training; for texts, tokens of a block.
+        summary: One line of the help text.
+        make: Function that makes an exercise of a length; None for texts.
+        train_length: Length of the longest training exercise; for texts, number of tokens of a
+            block.
         times: Tested lengths, as multiples of `train_length`.
         training: Flags of the Trainer.
-        samples: Number of exercises of the training.
+        samples: Number of training exercises.
     """
 
     summary: str
@@ -92,7 +93,7 @@ def exercises(task: Task, lengths: Sequence[int], count: int, seed: str) -> Iter
 
 
 def encode(work: Sequence[Exercise], tokenizer: Any) -> list[dict[str, list[int]]]:
-    """Tokens of exercises; the labels are the tokens of the answers and their ends."""
+    """Tokens of exercises; the labels are the tokens of the answers and the ends of the answers."""
 
     def tokens(texts: Sequence[str]) -> list[list[int]]:
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -126,8 +127,8 @@ def built_in_text(size: int = TEXT_SIZE, seed: int = 0) -> str:
 
 
 def read_texts(files: Mapping[str, Sequence[Path]]) -> dict[str, str]:
-    """Texts of the splits train and test; without files for the test, the end of the training text
-    is the test."""
+    """Texts of the splits train and test. If there are no files for the test, the end of the
+    training text is the test."""
     if not files["train"]:
         texts = {"train": built_in_text()}
     else:

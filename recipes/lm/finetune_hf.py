@@ -1,6 +1,5 @@
-"""Language models (Llama) with any position embedding, trained on short sequences.
-
-The tests use longer sequences:
+"""Trains language models (Llama) with any position embedding on short sequences, and tests them on
+longer sequences:
 
     python recipes/lm/finetune_hf.py                        # copying letters, from scratch
     python recipes/lm/finetune_hf.py --task text            # built-in text: loss by position
@@ -9,7 +8,7 @@ The tests use longer sequences:
         --position-embedding cape --train-file *.txt --train-length 1024
 
 Without --model a small model is trained from scratch, on bytes. Llama turns queries and keys by
-their positions, so the types for such models can be compared.
+their positions, so this recipe compares the types for such models.
 """
 
 import argparse
@@ -83,8 +82,8 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, T
         "--train-length",
         type=positive,
         metavar="N",
-        help="longest exercise of the training; for texts, tokens of a block (default: depends on "
-        "the task)",
+        help="length of the longest training exercise; for texts, number of tokens of a block "
+        "(default: depends on the task)",
     )
     parser.add_argument(
         "--test-lengths",
@@ -94,7 +93,9 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, T
         help="lengths of exercises; for texts, ends of ranges of positions (default: up to 4 or 8 "
         "times --train-length)",
     )
-    add_shared(parser, "limit", note="exercises of each length; for texts, stretches", default=200)
+    add_shared(
+        parser, "limit", note="exercises of each length; for texts, stretches of text", default=200
+    )
     first = parser.parse_known_args(argv)[0]
     task = TASKS[first.task]
     length = first.train_length or task.train_length
@@ -139,7 +140,8 @@ def right_answers(
     model: Any, collate: Any, samples: Sequence[Mapping[str, list[int]]], batch_size: int
 ) -> list[tuple[float, float]]:
     """Two numbers for each exercise: whether the whole answer is right, as greedy decoding would
-    write it, and the share of its tokens that are right after the right tokens before them."""
+    write it, and the share of its tokens that are right if all tokens before them are right
+    (teacher forcing)."""
 
     def run(rows: Sequence[int]) -> list[tuple[float, float]]:
         logits, labels = logits_of(model, collate([samples[row] for row in rows]))
@@ -153,7 +155,7 @@ def right_answers(
 
 
 def losses(model: Any, stretches: Sequence[list[int]], batch_size: int) -> Tensor:
-    """Negative log likelihood ``[stretches, T - 1]``, nats, of each token but the first."""
+    """Negative log likelihood ``[stretches, T - 1]`` in nats, of each token except the first."""
 
     def run(rows: Sequence[int]) -> list[Tensor]:
         ids = torch.tensor([stretches[row] for row in rows])
@@ -169,11 +171,11 @@ class Exam(NamedTuple):
     """Training data of a model, and its test.
 
     Attributes:
-        make_train_set: Makes samples with ``input_ids`` and ``labels``.
+        make_train_set: Function that makes samples with ``input_ids`` and ``labels``.
         data: Fingerprint of the training data.
-        longest: Tokens of the longest input of training and test.
+        longest: Number of tokens of the longest input of training and test.
         trained: Groups of the scores that occur in training.
-        measure: Returns the scores of a model by group.
+        measure: Function that returns the scores of a model by group.
     """
 
     make_train_set: Callable[[], Sequence[Mapping[str, list[int]]]]
@@ -201,7 +203,8 @@ def exam_of_exercises(args: argparse.Namespace, task: Task, tokenizer: Any, size
 
     hardest = exercises(task, [max(*lengths, *args.test_lengths)], args.limit, "longest")
     longest = max(len(sample["input_ids"]) for sample in encode([*hardest], tokenizer))
-    # The recorded options determine all exercises. The first exercises show a change of the code.
+    # The recorded options determine all exercises. The first exercises are in the fingerprint, so
+    # that a change of the code shows.
     first = fingerprint([*map("".join, exercises(task, lengths, 100, "train"))])
     trained = [n for n in tests if int(n) in lengths]
     return Exam(make_train_set, first, longest, trained, measure)
@@ -229,8 +232,8 @@ def exam_of_texts(args: argparse.Namespace, tokenizer: Any, size: int) -> Exam:
 
 
 def models(args: argparse.Namespace, longest: int) -> dict[str, dict[str, Any]]:
-    """Position embeddings to train, by name; positions drawn in training reach as far as the
-    test."""
+    """Position embeddings to train, by name. Positions drawn in training reach to the end of the
+    longest test."""
     rows = {
         name: {"max_position": longest} for name, row in types_of(ROTARY).items() if row.sampling
     }

@@ -1,4 +1,4 @@
-"""Loss by position on texts, for the language models of both hosts."""
+"""Measures loss by position on texts, for language models of fairseq and of Hugging Face."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ LOSS = {"loss": "Loss in nats per token"}
 
 
 def positions_reaching(settings: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """Settings of a position embedding. Positions that the option ``draw_positions`` draws reach
-    as far as the longest test, where the settings say nothing else."""
+    """Settings of a position embedding. Positions that ``draw_positions`` draws reach to the end of
+    the longest test, unless the settings say otherwise."""
     counted = OPTION_FIELDS["draw_positions"].metadata["off"]
     if settings.get("draw_positions", counted) == counted:
-        return dict(settings)  # no effect on positions that are counted
+        return dict(settings)  # positions are counted, not drawn
     return {"max_position": longest, **settings}
 
 
 def ranges(ends: Sequence[int]) -> list[str]:
-    """Labels of the ranges of positions, from 0, with these ends.
+    """Labels of the ranges of positions from 0 on, with these ends.
 
     >>> ranges([64, 128])
     ['0-63', '64-127']
@@ -35,7 +35,7 @@ def trained_ranges(ends: Sequence[int], length: int) -> list[str]:
 
 
 def stretches(tokens: Sequence[Any], length: int, limit: int) -> list[Sequence[Any]]:
-    """Contiguous stretches of a validation text, at most `limit`, evenly spread."""
+    """At most `limit` contiguous stretches of a validation text, evenly spread."""
     whole = blocks(tokens, length, "validation")
     return whole[:: -(-len(whole) // limit)]
 

@@ -1,4 +1,4 @@
-"""Trains language models of fairseq that differ in their positions; tests them on longer text.
+"""Trains language models of fairseq that differ in their positions, and tests them on longer text.
 
     python -m recipes.lm.run                                 # made-up words; all types
     python -m recipes.lm.run --train-file train.en.gz --validation-file val.en.gz \\
@@ -7,8 +7,8 @@
 
 Models read bytes in blocks of --train-length. The test measures loss by position, as
 `recipes/lm/finetune_hf.py --task text` does for models that turn queries and keys. Shifts, offsets
-and drawn positions reach as far as the longest of --test-lengths. All models share every other
-setting. Finished work in --work is reused.
+and drawn positions reach to the end of the longest of --test-lengths. All other settings are the
+same for all models. Finished work in --work is reused.
 """
 
 import argparse
@@ -61,7 +61,8 @@ ARCHITECTURE = "decoder"
 COMPARED = tuple(types_of(ARCHITECTURE, "text"))
 CONTEXT = 16  # of relative positions, as in SHAPE
 
-# Size, optimiser and rate of recipes/lm/finetune_hf.py; its Llama has other layers of these sizes
+# Size, optimiser and learning rate of recipes/lm/finetune_hf.py; its Llama has different layers of
+# the same sizes
 MODEL = """--arch cape_transformer_lm --decoder-layers 4 --decoder-attention-heads 4
     --decoder-embed-dim 64 --decoder-ffn-embed-dim 128 --share-decoder-input-output-embed
     --dropout 0"""
@@ -73,11 +74,11 @@ OPTIMISATION = """--task language_modeling --sample-break-mode none --criterion 
 UPDATES, WARMUP = 600, 100
 TEST_TOKENS = 8192  # of a batch
 
-LINE_END = "</s>"  # fairseq's sign for the end of a line
+LINE_END = "</s>"  # fairseq's symbol for the end of a line
 
 
 def symbol(byte: int) -> str:
-    """The sign for a byte in the text that fairseq reads; printable bytes do not change.
+    """The symbol for a byte in the text that fairseq reads; printable bytes do not change.
 
     >>> symbol(65), symbol(32), symbol(10)
     ('A', '<0x20>', '</s>')
@@ -91,7 +92,7 @@ SYMBOLS = tuple(map(symbol, range(256)))
 
 
 def symbols(text: str) -> list[str]:
-    """Signs for the bytes of a text, see :func:`symbol`."""
+    """Symbols for the bytes of a text, see :func:`symbol`."""
     return [SYMBOLS[byte] for byte in text.encode()]
 
 
@@ -101,7 +102,7 @@ class Data(NamedTuple):
 
 
 def read_data(args: argparse.Namespace) -> Data:
-    """The text of training, and the stretches of the test; refuses texts that are too short."""
+    """The training text, and the stretches of the test text; refuses texts that are too short."""
     texts = read_texts({"train": args.train_file, "test": args.validation_file})
     blocks(symbols(texts["train"]), args.train_length, "training")
     tested = stretches(symbols(texts["test"]), args.test_lengths[-1], args.limit)
@@ -109,8 +110,8 @@ def read_data(args: argparse.Namespace) -> Data:
 
 
 def binarise(folder: Path, text: str) -> Path:
-    """Binarises a stream of bytes in a step; fairseq's sign at the end of a line is the line feed.
-    The dictionary has all 256 bytes, also bytes that the text lacks."""
+    """Binarises a stream of bytes in a step; fairseq's symbol for the end of a line stands for the
+    line feed. The dictionary has all 256 bytes, also bytes that the text lacks."""
 
     def make(folder: Path) -> None:
         signs = (sign for sign in SYMBOLS if sign != LINE_END)  # fairseq adds LINE_END itself
@@ -125,7 +126,7 @@ def binarise(folder: Path, text: str) -> Path:
 
 
 def settings_of_types(train_length: int, longest: int) -> dict[str, dict[str, Any]]:
-    """Settings of each type that follow from the lengths: positions of training reach the end of
+    """Settings of each type that follow from the lengths: positions in training reach the end of
     the longest test."""
     beyond = max(0, longest - train_length)
     follow = {
@@ -172,7 +173,7 @@ def run_folder(args: argparse.Namespace, model: Model) -> Path:
 
 
 def losses(model: Any, ids: Tensor) -> Tensor:
-    """Negative log likelihood ``[B, T - 1]`` float32, nats, of tokens ``[B, T]``, without the first
+    """Negative log likelihood ``[B, T - 1]`` float32 in nats, of tokens ``[B, T]`` except the first
     token, which is read and not predicted."""
     logits, _ = model(ids[:, :-1])
     return F.cross_entropy(logits.float().mT, ids[:, 1:], reduction="none")
@@ -207,7 +208,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--train-length",
         **length,
         default=task.train_length,
-        help=f"bytes of a block of training (default: {task.train_length})",
+        help=f"bytes of a training block (default: {task.train_length})",
     )
     ends = [round(times * task.train_length) for times in task.times]
     parser.add_argument(
@@ -255,9 +256,9 @@ def positions_are(length: int, longest: int) -> str:
         if row
     ]
     return (
-        f"shift and offset are the longest test less the block of training, max_position is the "
-        f"longest test ({', '.join(follow)}), where a variant says nothing else; the learned table "
-        f"has {length} rows and begins anew after them"
+        "shift and offset are the longest test less the block of training, max_position is the "
+        f"longest test ({', '.join(follow)}), unless a variant says otherwise; the learned table "
+        f"has {length} rows and begins again at the first row after them"
     )
 
 

@@ -6,8 +6,8 @@
     python -m recipes.mt.analyze swap --model shape=FOLDER sinpos=FOLDER --test ... --join 10
     python -m recipes.mt.analyze interpolate --text train.en train.de --output joined.en joined.de
 
-Models are checkpoints of fairseq or folders of Hugging Face models, in any mixture; several paths
-of one name are seeds. Each analysis writes COMMAND.csv, COMMAND.md and COMMAND.png.
+Models are checkpoints of fairseq or folders of Hugging Face models, or both; several paths of one
+name are seeds. Each analysis writes COMMAND.csv, COMMAND.md and COMMAND.png.
 """
 
 import argparse
@@ -27,7 +27,10 @@ ANALYSES = {
     "length": (length, "BLEU and exact match by source length (SHAPE figure 7)"),
     "swap": (swap, "BLEU with the first sentence moved to the end (SHAPE table 1)"),
     "similarity": (similarity, "encoder states at different offsets (SHAPE figure 2)"),
-    "scores": (scores, "right tokens scored higher than by another model (SHAPE figure 4)"),
+    "scores": (
+        scores,
+        "reference tokens that one model scores higher than another (SHAPE figure 4)",
+    ),
 }
 
 
@@ -51,7 +54,7 @@ def extrapolate(args: argparse.Namespace) -> None:
 
 def interpolate(args: argparse.Namespace) -> None:
     if args.count < 2:
-        raise CommandError(f"--count {args.count}: joins nothing; allowed: 2 or more")
+        raise CommandError(f"--count {args.count} joins no pairs; allowed: 2 or more")
 
     def checked() -> Iterator[corpus.Pair]:
         for number, pair in enumerate(corpus.read_pairs(*args.text, "--text"), 1):
@@ -69,7 +72,9 @@ def interpolate(args: argparse.Namespace) -> None:
 def _write(args: argparse.Namespace, pairs: Iterator[corpus.Pair], remedy: str) -> int:
     source, target = args.output
     if source.resolve() == target.resolve():
-        raise CommandError(f"--output {source} {target}: is one file; give a name for each side")
+        raise CommandError(
+            f"--output {source} {target}: both are the same file; give a name for each side"
+        )
     for path in args.output:
         if any(path.resolve() == text.resolve() for text in args.text):
             raise CommandError(f"--output {path}: is a file of --text; give other names")
@@ -106,7 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=positive,
         default=10,
         metavar="N",
-        help="neighbouring pairs that become one (default: %(default)s)",
+        help="number of neighbouring pairs that are joined to one pair (default: %(default)s)",
     )
     command = commands.choices["extrapolate"]
     command.add_argument(
@@ -114,7 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=positive,
         default=50,
         metavar="N",
-        help="longest side of a pair that is kept (default: %(default)s)",
+        help="largest length of a side of a pair that is kept (default: %(default)s)",
     )
     command.add_mutually_exclusive_group().add_argument(
         "--spm",

@@ -1,4 +1,5 @@
-"""The translation recipes as rows of data: what each paper prepared, trained and decoded with.
+"""The translation recipes as rows of data: the settings of preparation, training and decoding in
+each paper.
 
 The numbers come from the papers and from the recipes they name:
     CAPE: Likhomanenko et al. 2021, section 5.3 and appendix D, which follow the recipes
@@ -16,7 +17,7 @@ _COMMON = (
     "--optimizer adam --adam-eps 1e-8 --clip-norm 0 --lr-scheduler inverse_sqrt"
     f" --warmup-init-lr 1e-7 --stop-min-lr 1e-9 {LOSS} --share-all-embeddings"
     " --attention-dropout 0.1 --skip-invalid-size-inputs-valid-test"
-    # fairseq drops a last batch whose size is no multiple of this (default 8): always the same
+    # By default, fairseq drops a last batch whose size is no multiple of 8, always with the same
     # sentences.
     " --required-batch-size-multiple 1"
 )
@@ -36,16 +37,17 @@ _SHAPE_PAPER = of_papers("shape_wmt16", "relpos_wmt16", "cape_wmt14")
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """How text is prepared. `clean` counts words, `max_subwords` counts subwords, of each side."""
+    """Settings of text preparation. `clean` limits the words and `max_subwords` the subwords of
+    each side."""
 
     languages: tuple[str, str] = ("en", "de")
     segmentation: str = "bpe"  # "bpe": Moses tokens, then subword-nmt; or "sentencepiece"
     vocab_size: int = 32000  # merges for "bpe", pieces for "sentencepiece"
     lowercase: bool = False
     aggressive_hyphens: bool = True
-    clean: tuple[int, int] | None = None  # words per training sentence
+    clean: tuple[int, int] | None = None  # fewest and most words of a training sentence
     max_ratio: float = 9.0  # longer side / shorter side of a training pair (Moses' default)
-    max_subwords: int | None = None  # drop longer training pairs
+    max_subwords: int | None = None  # longer training pairs are dropped
     filter_valid: bool = False  # max_subwords and max_ratio also hold for the validation set
     hold_out_every: int = 1000  # every n-th training line is validation where no file is given
     join: int = 1  # number of neighbouring sentences that are joined, with a separator between
@@ -61,7 +63,7 @@ class Recipe(Text):
     max_tokens: int  # per device and forward pass, on the hardware of the paper
     beam: int = 4
     length_penalty: float = 1.0
-    position: str = "cape"  # the paper's own position embedding
+    position: str = "cape"  # the position embedding of the paper
     positions: Mapping[str, Settings] = field(default_factory=lambda: _LIKE_CAPE_PAPER)  # by type
     epochs: int | None = None  # length of the training in epochs,
     updates: int | None = None  # or in updates
@@ -155,9 +157,9 @@ _MULTI30K_SMALL = replace(
 )
 
 
-# This row has four times the updates of multi30k_small, with half as many tokens each, and learning
-# curves. No model of this size keeps ten joined captions apart; the column "separated" of the stage
-# analyze shows whether a model keeps three captions apart.
+# This row has four times as many updates as multi30k_small, with half as many tokens in each
+# update, and learning curves. No model of this size keeps ten joined captions apart; the column
+# "separated" of the stage analyze shows whether a model keeps three captions apart.
 _STUDY = replace(
     _MULTI30K_SMALL,
     title="Multi30k English-German by a small model, 4800 updates (no paper)",

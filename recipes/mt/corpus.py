@@ -1,4 +1,5 @@
-"""Parallel text: files, pairs, Moses tokens, subwords. Files are streamed: WMT is large."""
+"""Reads and prepares parallel text: files, pairs, Moses tokens, subwords. Files are streamed,
+because WMT is large."""
 
 import contextlib
 import multiprocessing
@@ -20,8 +21,8 @@ Functions = Sequence[Callable[[str], str]]  # one for each column
 Subwords = subwords.SentencePiece | subwords.SubwordNMT
 
 SEPARATOR = "<sep>"  # between joined sentences
-CHUNK = 500  # rows handed to a worker at a time
-BLOCK = 200_000  # rows held in memory: a pool reads all its input at once
+CHUNK = 500  # number of rows in one task of a worker
+BLOCK = 200_000  # number of rows in memory: a pool would read all its input at once
 
 
 def unreadable(option: str, path: Path, error: Exception) -> CommandError:
@@ -50,15 +51,15 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
 
 def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
     """Yield the sentence pairs of two files, which must have the same number of lines, and at least
-    one line with text on both sides."""
+    one line with text in both files."""
     any_text = False
     pairs = zip_longest(read_lines(source, option), read_lines(target, option))
     for number, (left, right) in enumerate(pairs):
         if left is None or right is None:
             short, long = (source, target) if left is None else (target, source)
             raise CommandError(
-                f"{option} {source} {target}: {short} ends after {number} lines but {long}"
-                " goes on; line n of one file must be the translation of line n of the other"
+                f"{option} {source} {target}: {short} ends after {number} lines, and {long} is "
+                "longer; line n of one file must be the translation of line n of the other"
             )
         any_text = any_text or bool(left and right)
         yield left, right
@@ -82,7 +83,8 @@ def write_columns(paths: Sequence[Path], rows: Iterable[Row]) -> int:
 
 def languages_of(source: Path, target: Path) -> Pair:
     """Returns language codes from file names such as ``train.en.gz``, or "source" and "target" if
-    names have no codes. Only endings of two letters count, so `.src` and `.tgt` pass."""
+    names have no codes. Only endings of two letters are language codes, so `.src` and `.tgt` are
+    not."""
     names = (path.name.removesuffix(".gz").lower() for path in (source, target))
     codes = tuple(name.rpartition(".")[2] for name in names)
     usable = all(code.isalpha() and 2 <= len(code) <= 3 for code in codes) and codes[0] != codes[1]
@@ -103,7 +105,7 @@ def split_pairs(pairs: list[Pair], sizes: dict[str, int], seed: int = 0) -> dict
 
 def join_neighbours(rows: Iterable[Row], count: int) -> Iterator[Row]:
     """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1).
-    The last group may be smaller, so no sentence of a test set is lost."""
+    The last group may be smaller, so that a test set loses no sentence."""
     rows = iter(rows)
     while group := list(islice(rows, count)):
         yield tuple(f" {SEPARATOR} ".join(column) for column in zip(*group, strict=True))
@@ -117,8 +119,8 @@ def by_sentence(function: Callable[[str], str], text: str) -> str:
 
 
 class Moses:
-    """Text of one language, prepared with sacremoses: normalised, without control characters,
-    tokenised."""
+    """Prepares text of one language with sacremoses: normalises it, removes control characters, and
+    tokenises it."""
 
     def __init__(self, language: str, aggressive_hyphens: bool, lowercase: bool):
         self.normalizer = MosesPunctNormalizer(lang=language, post_remove_control_chars=True)
@@ -128,8 +130,8 @@ class Moses:
         self.lowercase = lowercase
 
     def tokenise(self, text: str) -> str:
-        """Tokenises like ``tokenizer.perl`` (with ``-a``: aggressive hyphens), special characters
-        escaped."""
+        """Tokenises like ``tokenizer.perl`` (with aggressive hyphens, like ``tokenizer.perl -a``),
+        and escapes special characters."""
         tokens = self.tokenizer.tokenize(self.normalizer.normalize(text), **self.flags)
         return tokens.lower() if self.lowercase else tokens
 
@@ -138,7 +140,7 @@ class Moses:
         return self.detokenizer.detokenize(tokens.split())
 
 
-_functions: Functions  # of a worker process, sent once and not with each chunk
+_functions: Functions  # in a worker process: sent once, not with each chunk
 
 
 def _set_functions(functions: Functions) -> None:
@@ -164,8 +166,8 @@ def map_columns(functions: Functions, rows: Iterable[Row], workers: int) -> Iter
 
 
 class Segmentation:
-    """Turns text into the subwords of a model, and back; `moses` tokenises source and target
-    before."""
+    """Turns text into the subwords of a model, and back; `moses` first tokenises source and
+    target."""
 
     def __init__(self, model: Subwords, moses: Sequence[Moses] = ()):
         self.model, self.moses = model, moses
@@ -191,8 +193,8 @@ class Segmentation:
 
 class Segmented:
     """Text that is already in the subwords of a model; marks of the subwords show how to join them.
-    The text is joined before BLEU is computed and words are counted, but not detokenised, because
-    the tokenisation is not known."""
+    Subwords are joined before BLEU is computed and words are counted; the text is not detokenised,
+    because its tokenisation is not known."""
 
     keeps_separator = True
 
@@ -202,7 +204,7 @@ class Segmented:
         if not segmentation:
             marks = f"{subwords.WORD_START} or {subwords.CONTINUED}"
             problem = f"--segmented: no subword of the model is marked by {marks}"
-            print(f"{problem}; text is scored as it is", flush=True)
+            print(f"{problem}; subwords are scored without joining", flush=True)
 
     def encode(self, text: str, side: int) -> str:
         return text
@@ -227,8 +229,8 @@ def open_subwords(method: str, path: Path, option: str) -> Subwords:
 def open_segmentation(
     data: Path, languages: Pair, spm: Path | None = None, bpe: Path | None = None
 ) -> Segmentation | None:
-    """Opens the model of ``--spm`` or ``--bpe``, else the model that quickstart or run left beside
-    `data`."""
+    """Opens the model of ``--spm`` or ``--bpe``, or the model that quickstart or run has stored
+    beside `data`."""
     method, option, flags = "sentencepiece", "segmentation", ()
     if spm:
         path, option = spm, "--spm"

@@ -88,7 +88,7 @@ class Experiment:
         return steps.read_written(self.work / "subwords" / f"{split}.{ending}")
 
     def commands(self) -> list[str]:
-        """Lines with the commands of train, select and decode; nothing runs. Steps without a
+        """Lines with the commands of train, select and decode, for printing. Steps without a
         command are comments."""
         recipe, data, common = self.recipe, self.work / "binary", ("--user-dir", runs.USER_DIR)
         prepared = ((key.name, getattr(recipe, key.name)) for key in fields(Text))
@@ -111,7 +111,7 @@ class Experiment:
         ]
 
     def train(self) -> None:
-        """Train, or go on with a training that was interrupted."""
+        """Train, or continue an interrupted training."""
         runs.train(
             self.data,
             self.run,
@@ -234,7 +234,7 @@ class Experiment:
         for name, (pieces, targets, references) in zip(
             self.names(split, len(texts)), texts, strict=True
         ):
-            if not references:  # all of a file was left out
+            if not references:  # preparation left out all lines of a file
                 continue
             hypotheses = self.detokenise(list(map(self.subwords.decode, pieces)))
             sacre = metric.corpus_score(hypotheses, [list(references)]).score
@@ -262,8 +262,8 @@ class Experiment:
         pieces = [(encode(source), encode(target)) for source, target in stacked]
         if not pieces:
             raise CommandError(
-                f"--work {work}: its test set has fewer than {length} target subwords, too few for"
-                " one stacked sentence; prepare a larger one"
+                f"--work {work}: its test set has fewer than {length} target subwords, too few "
+                "for one stacked sentence; prepare a larger test set"
             )
         model = self.open_selected()
         model.title = "stack"
@@ -305,7 +305,7 @@ class Experiment:
 
 
 def train_flags(recipe: Recipe, settings: Settings, devices: int) -> list[str]:
-    """The flags of fairseq-train that make up the recipe, without the flags of the user."""
+    """The flags of fairseq-train of the recipe, without the user's flags."""
     accumulate = max(1, ceil(recipe.tokens_per_update / (recipe.max_tokens * devices)))
     schedule = f"--max-tokens {recipe.max_tokens} --update-freq {accumulate}"
     if recipe.epochs:

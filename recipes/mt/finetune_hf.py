@@ -1,6 +1,4 @@
-"""Translation with a Marian model and any position embedding, trained on short texts.
-
-The tests use longer texts:
+"""Trains Marian models with any position embedding on short texts, and tests them on longer texts:
 
     python recipes/mt/finetune_hf.py                        # built-in number lists, from scratch
     accelerate launch recipes/mt/finetune_hf.py --position-embedding cape \\
@@ -10,7 +8,7 @@ The tests use longer texts:
 
 Data are a hub name, a folder of `datasets`, or csv, tsv, json, jsonl or parquet files with one
 column per language (or a column `translation` that holds both). Alpha is counted on the training
-data and kept in the model.
+data and stored in the model.
 """
 
 import argparse
@@ -136,7 +134,8 @@ def encode(pairs: Sequence[Pair], tokenizer: Any, longest: int) -> list[dict[str
 
 
 def count_alpha(rows: Sequence[Mapping[str, Any]], tokenizer: Any, eos: bool) -> TokenCounts:
-    """Target and source tokens (CAPE section 5.3), with or without end-of-sentence tokens."""
+    """Numbers of target and source tokens (CAPE section 5.3), with or without end-of-sentence
+    tokens."""
     end = None if eos else tokenizer.eos_token_id
     sides = (
         [[i for i in row[side] if i != end] for row in rows] for side in ("input_ids", "labels")
@@ -174,7 +173,7 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, b
         "--max-length",
         type=positive,
         default=256,
-        help="tokens of a training sentence (default: 256)",
+        help="largest number of tokens of a training sentence (default: 256)",
     )
     add_shared(parser, "beam", default=1)
     first = parser.parse_known_args(argv)[0]

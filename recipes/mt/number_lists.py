@@ -3,9 +3,9 @@
     81, 7, 36   ->   eighty-one, seven, thirty-six
                      einundachtzig, sieben, sechsunddreißig
 
-German puts units before tens ("einundachtzig" is one-and-eighty), so a translator has to reorder
-within a number and to keep its place in the list. Training lists are short and test lists are long,
-so the corpus tests length generalisation, and scores need no judgement.
+German puts units before tens ("einundachtzig" is one-and-eighty), so a model has to reorder words
+within a number and to keep track of its position in the list. Training lists are short and test
+lists are long, so the corpus tests length generalisation. Each list has one right translation.
 """
 
 import random
@@ -32,18 +32,16 @@ def spell(numbers: Sequence[int], language: str) -> str:
     try:
         return ", ".join(num2words(number, lang=language) for number in numbers)
     except NotImplementedError:
-        why = (
-            "there are no built-in number lists in this language; give text of your own by --train"
-        )
+        why = "there are no built-in number lists in this language; give your text by --train"
         raise CommandError(f"language {language}: {why}") from None
 
 
 def draw_split(
     rng: random.Random, size: int, max_length: int, forbidden: set[NumberList], distinct: bool
 ) -> list[NumberList]:
-    """Draw about `size` lists of 1..`max_length` numbers, equally many of each length. `distinct`
-    draws no list twice, and only a fifth of the hundred lists of one number, so that training keeps
-    some."""
+    """Draw about `size` lists of 1..`max_length` numbers, equally many of each length. With
+    `distinct`, no list is drawn twice, and only a fifth of the hundred lists of one number is
+    drawn, so that some are left for training."""
     lists: list[NumberList] = []
     seen = set(forbidden)
     for length in range(1, max_length + 1):

@@ -22,9 +22,10 @@ from recipes.mt import corpus
 from recipes.mt.catalog import Text
 from recipes.mt.number_lists import write_number_lists
 
-VALID_SIZES = "valid.sizes"  # lines of each validation file, which make one set together
+# number of lines of each validation file; the files together are one set
+VALID_SIZES = "valid.sizes"
 SAMPLE_SIZES = {"train": 600, "valid": 20, "test": 12}
-# A step gets and records all options of the text but these, which only later steps need.
+# A step gets and records all options of the text except these, which only later steps need.
 LATER = {"tokenised": ("segmentation", "vocab_size", "max_subwords", "filter_valid", "join")}
 LATER["text"] = ("lowercase", "aggressive_hyphens", "clean", "max_ratio", *LATER["tokenised"])
 
@@ -40,9 +41,9 @@ Files = Mapping[str, Sequence[tuple[Path, Path]]]
 
 
 class Cleaning:
-    """The filter of clean-corpus-n.perl. Leaves out and counts pairs of a split without `low` to
-    `high` tokens (`unit`) on both sides, and pairs with one side more than `max_ratio` times as
-    long as the other."""
+    """The filter of clean-corpus-n.perl. Leaves out, and counts, pairs of a split that do not have
+    `low` to `high` tokens (`unit`) on both sides, and pairs of which one side is more than
+    `max_ratio` times as long as the other."""
 
     def __init__(self, split: str, unit: str, low: int, high: int | None, max_ratio: float):
         self.split, self.unit = split, unit
@@ -51,7 +52,7 @@ class Cleaning:
         self.removed: Counter[str] = Counter()  # by reason
 
     def why_unfit(self, pair: corpus.Row) -> str:
-        """The reason to leave a pair out; empty for a fit pair."""
+        """The reason to leave a pair out; empty for a pair to keep."""
         short, long = sorted(len(text.split()) for text in pair)
         if short < self.low:
             return f"of fewer than {self.low} {self.unit} on a side" if short else "empty on a side"
@@ -62,7 +63,7 @@ class Cleaning:
         return ""
 
     def fitting(self, rows: Iterator[corpus.Row]) -> Iterator[corpus.Row]:
-        """The rows whose first two columns fit."""
+        """The rows whose first two columns are a pair to keep."""
         for row in rows:
             self.total += 1
             if reason := self.why_unfit(row[:2]):
@@ -102,7 +103,7 @@ def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) 
         options = {option.name: getattr(recipe, option.name) for option in step_options}
         settings = {**digests, "sample": sample, **options}
         if matches(work / name, settings):
-            print(f"prepare {name}: finished before", flush=True)
+            print(f"prepare {name}: already finished", flush=True)
         else:
             print(f"prepare {name}: {DOING[name]}", flush=True)
             step(work / name, settings, partial(function, Namespace(**options), *inputs))
@@ -167,16 +168,16 @@ def write_parts(names: Sequence[Path], parts: Sequence[Iterator[corpus.Row]]) ->
 
 
 def part_sizes(folder: Path, whole: int | None) -> list[int | None]:
-    """Numbers of the `whole` validation lines in `folder` by the user's file that they come
-    from."""
+    """Numbers of validation lines in `folder` by file of the user; they add up to `whole`."""
     path = folder / VALID_SIZES
-    return list(map(int, read_written(path))) if path.exists() else [whole]  # held out
+    # held-out lines count as one file
+    return list(map(int, read_written(path))) if path.exists() else [whole]
 
 
 def tokenise_text(
     options: Namespace, splits: Sequence[str], text: Path, workers: int, folder: Path
 ) -> None:
-    """Moses tokens of all splits; training pairs of unfit lengths are dropped."""
+    """Writes Moses tokens of all splits, without training pairs of unsuitable lengths."""
     flags = options.aggressive_hyphens, options.lowercase
     cleaning = Cleaning("train", "words", *(options.clean or (1, None)), options.max_ratio)
     moses = [corpus.Moses(language, *flags).tokenise for language in options.languages]
@@ -210,7 +211,7 @@ def segment_text(
         if split == "train" or (split == "valid" and options.filter_valid):
             cleaning = Cleaning(split, "subwords", 1, options.max_subwords, options.max_ratio)
         if split == "valid":
-            # each file by itself, like test sets: no sentences of two files are joined
+            # each file separately, like test sets: sentences of two files are never joined
             parts = (islice(rows, size) for size in part_sizes(text, None))
             write_parts(names, [fit_and_join(part, options, cleaning) for part in parts])
         else:
@@ -222,7 +223,7 @@ def segment_text(
 def fit_and_join(
     rows: Iterator[corpus.Row], options: Namespace, cleaning: Cleaning | None
 ) -> Iterator[corpus.Row]:
-    """Leaves out rows that `cleaning` finds unfit, and joins neighbours."""
+    """Leaves out rows that `cleaning` removes, and joins neighbours."""
     if cleaning:
         rows = cleaning.fitting(rows)
     return corpus.join_neighbours(rows, options.join) if options.join > 1 else rows

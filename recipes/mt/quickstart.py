@@ -1,4 +1,5 @@
-"""Train position embeddings on short sentences, test them on long ones: from data to plot.
+"""Trains models with different position embeddings on short sentences, and tests them on longer
+sentences.
 
     python -m recipes.mt.quickstart
     python -m recipes.mt.quickstart --compare relpos shape shape-sync
@@ -8,10 +9,11 @@
 
 The built-in data are lists of numbers in English and German (see number_lists.py): training lists
 have up to 4 numbers, test lists up to 12. Your own files are split into train, valid and test
-(unless --valid and --test name files); pairs longer than the median source sentence are kept out
-of training, and scores are shown by source length.
+(unless --valid and --test name files); pairs longer than the median source sentence are not used in
+training, and scores are shown by source length.
 
-All models share every setting but the position embedding. Finished work in --work is reused.
+All settings except the position embedding are the same for all models. Finished work in --work is
+reused.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import NamedTuple
 
-if __name__ == "__main__":  # also as a script, whose path has its own folder only
+if __name__ == "__main__":  # also as a script, whose import path has only the folder of this file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cape_plugins.machine import available_cores
@@ -39,11 +41,11 @@ from recipes.mt import corpus, number_lists
 from recipes.mt.scoring import METRICS, metrics_are, score_groups
 
 PACKAGES = ("torch", "fairseq-fixed", "sentencepiece", "sacrebleu", "num2words")
-# Shifts and offsets are alike: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training lists
-# have up to 17 tokens, test lists up to 48. relpos clips distances beyond its context.
+# Shifts and offsets have equal ranges: CAPE's U(-30, 30) is as wide as SHAPE's U{0..60}. Training
+# lists have up to 17 tokens, test lists up to 48. relpos clips distances beyond its context.
 _CAPE = {"type": "cape", "max_global_shift": 30}
 _SHAPE = {"type": "shape", "max_offset": 60}
-COMPARED = ("sinpos", "cape")  # as many as the cores of a small machine: side by side
+COMPARED = ("sinpos", "cape")  # two types, trained side by side on the two cores of a small machine
 VARIANTS: dict[str, command_line.Settings] = {
     "relpos": {"relative_context": 16},
     "shape": _SHAPE,
@@ -117,7 +119,7 @@ def word_count(text: str) -> int:
 
 
 def length_bins(limit: int) -> list[tuple[str, int, float]]:
-    """Bins of source words around the training `limit`: two within, three beyond."""
+    """Bins of source words around the training `limit`: two bins up to the limit, three above."""
     edges = {limit // 2, limit, limit * 3 // 2, limit * 2} - {0}
     (_, _, first), *longer = command_line.bins(sorted(edges), "--max-train-length")
     return [(f"1-{first}", 1, first), *longer]
@@ -159,7 +161,8 @@ def prepare_files(args: argparse.Namespace) -> Data:
     counts = [word_count(source) for source, _ in splits["test"]]
     if max(counts) <= limit:
         why = (
-            f"no test sentence is longer, the longest has {max(counts)} words; choose a smaller one"
+            f"no test sentence is longer, the longest has {max(counts)} words; choose a smaller "
+            "number"
         )
         raise CommandError(f"--max-train-length {limit}: {why}, or give a longer --test")
     groups = [command_line.bin_of(count, bins) for count in counts]
@@ -184,7 +187,7 @@ def prepare_files(args: argparse.Namespace) -> Data:
 
 
 class Comparison:
-    """The scores so far; tables and figure are written anew with each model that is tested."""
+    """Collects scores; tables and figure are written again after each test of a model."""
 
     def __init__(self, args: argparse.Namespace, data: Data, facts: Mapping[str, str]):
         self.args, self.data, self.facts = args, data, facts
@@ -264,7 +267,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--max-train-length",
         type=positive,
         metavar="WORDS",
-        help="keep pairs of --data with more words out of training (default: median of the source)",
+        help=(
+            "leave pairs of --data with more source words out of training (default: median of "
+            "the source)"
+        ),
     )
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
     rows = {**VARIANTS, **ABLATIONS}

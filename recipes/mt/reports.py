@@ -1,4 +1,5 @@
-"""Pages over all trainings of a recipe: scores, the best on validation text, and learning curves.
+"""Writes pages on all trainings of a recipe: scores, the best settings on validation text, and
+learning curves.
 
 scores  BLEU of each test set and each validation file (SHAPE, appendix D, table 5), and which
         settings are best on validation text (SHAPE, appendix B: the choice of K)
@@ -29,10 +30,10 @@ _VALID = re.compile(r"\| valid \| (\{.*\})")
 
 
 class Point(NamedTuple):
-    """A validation in the course of a training."""
+    """One validation during a training."""
 
     update: int
-    seconds: float  # since the first update, without the time that an interruption lost
+    seconds: float  # since the first update, without updates that an interruption lost
     loss: float  # of the criterion, in bits a token
     perplexity: float
 
@@ -47,12 +48,13 @@ class Curve(NamedTuple):
 
 
 def read_curve(log: Path) -> Curve:
-    """Reads a log of fairseq-train in json. In the log, an interrupted training goes on from an
-    earlier update; lines of later updates before the interruption, and their time, do not count.
-    The clock adds up the times of log lines, because fairseq's `wall` starts again on resuming.
+    """Reads a log of fairseq-train in json. After an interruption, a training continues from an
+    earlier update; lines of the log for later updates before the interruption, and their time, do
+    not count. The clock adds up the times of log lines, because fairseq's `wall` starts again on
+    resuming.
 
     Raises:
-        CommandError: There is no log, or the log has no validation.
+        CommandError: if there is no log, or the log has no validation.
     """
     if not log.exists():
         raise CommandError(f"{log} does not exist; run the stage train first")
@@ -132,7 +134,8 @@ def time_table(curves: Mapping[str, Sequence[Curve]]) -> list[str]:
 
 
 def _draw_curves(curves: Mapping[str, Sequence[Curve]]) -> Any:
-    """SHAPE figures 8 (by updates) and 9 (by the clock); bands are over seeds."""
+    """Draws SHAPE figures 8 (by updates) and 9 (by elapsed time); bands show the deviation over
+    seeds."""
     figure, ((by_update, by_clock),) = new_figure(11, 4.4, columns=2)
     for name, group in curves.items():
         seeds = [{point.update: point for point in curve.points} for curve in group]
@@ -175,7 +178,7 @@ def write_all_scores(
 
 
 def _means_of_all(rows: Iterable[tables.Row]) -> list[tables.Row]:
-    """Means over validation files and test sets together, where a training has both."""
+    """Means over validation files and test sets together, for trainings that have both."""
     means = []
     for group in tables.grouped(rows, "type", "seed").values():
         of_files = [row for row in group if row.get("split")]
@@ -197,7 +200,7 @@ def _on_validation(rows: Iterable[tables.Row]) -> dict[str, list[float]]:
 
 
 def option_swept(settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, float]] | None:
-    """The option that alone differs between the settings of all types, and its numbers by type, in
+    """The only option in which the settings of all types differ, and its numbers by type, in
     increasing order; None if there is no such option, or fewer than three numbers."""
     options = {key for of_type in settings.values() for key in of_type}
     different = [

@@ -1,4 +1,5 @@
-"""The translation recipes of the CAPE and SHAPE papers: one program, a recipe is a row of data.
+"""Runs the translation recipes of the CAPE and SHAPE papers; each recipe is a row of
+recipes/mt/catalog.py.
 
     python -m recipes.mt.run wmt14_en_de prepare --train train.en train.de --valid ... --test ...
     python -m recipes.mt.run wmt14_en_de train select decode score
@@ -11,15 +12,15 @@
 
 Stages: prepare (text to binary data), train, select (the best epoch by validation BLEU, or the
 average of the last checkpoints), decode (test sets), score (sacreBLEU, and the papers' BLEU of
-tokens); "all" means these five. More: validate (the scores of the validation text, file by file:
-SHAPE table 5; of several settings the best, SHAPE appendix B), curve (validation perplexity by
-updates and by the clock, time of training: SHAPE appendix E), stack (loss by position on stacked
-sentences, CAPE figure 8), swap (another order of joined sentences, SHAPE table 1), analyze (the
-analyses of recipes.mt.analyze on the first test set, for all trainings together).
+tokens); "all" means these five. More: validate (scores of the validation text, file by file, SHAPE
+table 5; for several settings, their order by these scores, SHAPE appendix B), curve (validation
+perplexity by updates and by elapsed time, and training time, SHAPE appendix E), stack (loss by
+position on stacked sentences, CAPE figure 8), swap (another order of joined sentences, SHAPE table
+1), analyze (the analyses of recipes.mt.analyze on the first test set, for all trainings together).
 
-Options this program does not know go to fairseq-train and replace flags of the recipe. Finished
-work is reused, an interrupted training continues. --sample runs a tiny model for a few updates, on
-built-in number lists where no files are given: a check of the whole recipe.
+All other options go to fairseq-train and replace flags of the recipe. Finished work is reused, and
+an interrupted training continues. --sample checks the whole recipe: it trains a tiny model for a
+few updates, on built-in number lists if no files are named.
 """
 
 import argparse
@@ -46,18 +47,18 @@ __all__ = ["Experiment", "main", "parse_arguments", "train_flags"]
 
 PACKAGES = ("torch", "fairseq-fixed", "sacrebleu")
 STAGES = ("prepare", "train", "select", "decode", "score")
-SCORED = ("score", "validate")  # give rows for the page of all trainings
+SCORED = ("score", "validate")  # stages that return rows for the page of all trainings
 PROBES = ("stack", "swap")
 SPLITS, SIDES = ("train", "valid", "test"), ("source", "target")
-LONGEST_STACK = 6  # sentences in one, for the analysis by length
-TOGETHER = ("curve", "analyze")  # for all trainings together
+LONGEST_STACK = 6  # number of joined sentences, for the analysis by length
+TOGETHER = ("curve", "analyze")  # stages that run for all trainings together
 MORE = ("validate", *PROBES, *TOGETHER)
 
 
 def language(text: str) -> str:
-    """Argument type: a code that fairseq takes for the name of a language."""
+    """Argument type: a code that fairseq accepts as the name of a language."""
     if not re.fullmatch(r"\w+", text):
-        why = f"{text!r} is no name of a language; allowed: letters, digits and _, such as de"
+        why = f"{text!r} is not the name of a language; allowed: letters, digits and _, such as de"
         raise argparse.ArgumentTypeError(why)
     return text
 
@@ -70,9 +71,10 @@ def make_parser() -> command_line.Parser:
         "stages", nargs="+", choices=stage_names, metavar="STAGE", help=", ".join(stage_names)
     )
     texts = (
-        "training text, plain or .gz; may be given several times, files are concatenated",
+        "training text, plain or .gz; if the option is repeated, the files are concatenated",
         "validation text, likewise (default: every n-th line of the training text)",
-        "test text; given several times, each is a test set (default: other n-th lines)",
+        "test text; if the option is repeated, each pair of files is a test set (default: other "
+        "n-th lines)",
     )
     pair = {"nargs": 2, "type": Path, "action": "append", "metavar": ("SOURCE", "TARGET")}
     for split, text in zip(SPLITS, texts, strict=True):
@@ -82,7 +84,10 @@ def make_parser() -> command_line.Parser:
             f"--{side}-lang",
             type=language,
             metavar="LANG",
-            help=f"language of the {side} text, names the data (default: the recipe's, or of WORK)",
+            help=(
+                f"language of the {side} text, part of the names of the data (default: the "
+                "language of WORK, or of the recipe)"
+            ),
         )
     command_line.add_compared(parser, "text", "the type of the recipe")
     add_shared(parser, "seeds", shown="one training, with the seed of the recipe")
@@ -104,7 +109,7 @@ def make_parser() -> command_line.Parser:
         help=f"processes for preparation (default: {cores})",
     )
     parser.add_argument(
-        "--sample", action="store_true", help="check of the whole recipe at a tiny scale"
+        "--sample", action="store_true", help="check the whole recipe at a tiny scale"
     )
     parser.add_argument(
         "--dry-run",
@@ -132,14 +137,14 @@ def _add_changes(parser: command_line.Parser) -> None:
         type=int_at_least,
         dest="epochs",
         metavar="N",
-        help="epochs of training at most (default: the recipe's; those that end by updates have "
-        "none)",
+        help="largest number of training epochs (default: the recipe's number; recipes that end "
+        "by updates have no limit)",
     )
     parser.add_argument(
         "--select", choices=("best", "average"), help="checkpoint choice (default: the paper's)"
     )
     parser.add_argument(
-        "--first-epoch", type=positive, help="consider epochs from this one on for --select best"
+        "--first-epoch", type=positive, help="first epoch to consider for --select best"
     )
     parser.add_argument(
         "--average", type=positive, help="number of checkpoints for --select average"
@@ -147,8 +152,8 @@ def _add_changes(parser: command_line.Parser) -> None:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Our options, and the flags that are left, for fairseq-train. The options include ``settled``,
-    the recipe, and ``compared``, settings by name."""
+    """Options of this program, and the remaining flags, which go to fairseq-train. The options
+    include ``settled``, the recipe, and ``compared``, settings by name."""
     parser = make_parser()
     args, extra = parser.parse_known_args(argv)
     if "all" in args.stages:
@@ -169,7 +174,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
         args, "text", [recipe.position], recipe.positions
     )
     if args.name and max(len(args.compared), len(args.seeds or ())) > 1:
-        raise CommandError(f"--name {args.name}: is for one training; leave it out")
+        raise CommandError(f"--name {args.name}: names a single training; leave the option out")
     return args, extra
 
 
@@ -188,16 +193,17 @@ def settle_recipe(args: argparse.Namespace) -> Recipe:
 
 
 def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
-    """The languages of the options, else of the prepared text, else of the recipe. Refuses text
-    whose file names show other languages. File names do not decide, because a pair in the wrong
-    order would not be noticed."""
+    """The languages of the options; if there are none, the languages of the prepared text, or else
+    of the recipe. Refuses text whose file names show other languages. File names do not choose the
+    languages, because a pair of files in the wrong order would not be noticed."""
     made_with = recorded(args.work / "text")
     prepared = tuple(made_with["languages"]) if made_with else of_recipe
     chosen = args.source_lang, args.target_lang
     languages = tuple(code or default for code, default in zip(chosen, prepared, strict=True))
     if languages[0] == languages[1]:
         raise CommandError(
-            f"{language_flags(languages)}: are alike; give the languages of the text"
+            f"{language_flags(languages)}: both languages are the same; give the languages of the "
+            "text"
         )
     if made_with and languages != prepared:
         has, wanted = (" to ".join(codes) for codes in (prepared, languages))
@@ -205,13 +211,14 @@ def settle_languages(args: argparse.Namespace, of_recipe: Pair) -> Pair:
         raise CommandError(f"--work {args.work}: {why}")
     for split, paths in ((s, paths) for s in SPLITS for paths in getattr(args, s)):
         named = languages_of(*paths)
-        # an option may spell the language differently; longer endings, such as .src, are no codes
+        # an option may spell the language differently; longer endings, such as .src, are not
+        # language codes
         checked = [n for n, code in enumerate(named) if len(code) == 2 and not chosen[n]]
         if any(named[n] != languages[n] for n in checked):
             by_name, has = (" and ".join(codes) for codes in (named, languages))
             raise CommandError(
-                f"--{split} {paths[0]} {paths[1]}: by their names {by_name}, but {args.recipe} has"
-                f" {has}; give {language_flags(named)}, or the languages that they are in"
+                f"--{split} {paths[0]} {paths[1]}: by their names {by_name}, but {args.recipe} "
+                f"has {has}; give {language_flags(named)}, or the languages of the two files"
             )
     sacrebleu(languages[1])  # an error now, and not after the training
     return languages

@@ -1,4 +1,4 @@
-"""Scores of decoded sentences, overall and by length."""
+"""Computes scores of decoded sentences, overall and by length."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -11,12 +11,12 @@ from recipes.lab.steps import CommandError
 from recipes.lab.tables import ALL
 
 METRICS = {"exact_match": "Exact match", "bleu": "BLEU", "token_accuracy": "Token accuracy"}
-Score = dict[str, float]  # count, and METRICS: BLEU from 0 to 100, shares from 0 to 1
+Score = dict[str, float]  # "count" and METRICS: BLEU from 0 to 100, shares from 0 to 1
 
 
 def sacrebleu(language: str, **settings: Any) -> BLEU:
-    """BLEU with sacrebleu's tokenizer for a target language: 13a for most, others for zh, ja and
-    ko."""
+    """BLEU with sacrebleu's tokenizer for a target language: 13a for most languages, separate
+    tokenizers for zh, ja and ko."""
     try:
         return BLEU(trg_lang=language, **settings)
     except (ImportError, RuntimeError) as error:  # ja and ko need packages

@@ -1,4 +1,5 @@
-"""Errors, confusions and attention of models: pure functions of arrays."""
+"""Computes errors, confusions and attention of models; all functions are pure functions of
+arrays."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ MAX_RUN = 3  # frames; in longer runs of wrong frames the context is also wrong
 SILENCE = "sil"
 _VOWELS = "aa ae ah ao aw ax ax-h axr ay eh er ey ih ix iy ow oy uh uw ux"
 VOWELS = {*_VOWELS.split()}
-FRICATIVES = ("z", "s")  # which models without positions confuse
+FRICATIVES = ("z", "s")  # models without positions confuse these two
 Frames = Sequence[np.ndarray]  # targets or predictions, integers [T] for each utterance
 
 
@@ -36,7 +37,7 @@ def confusions(targets: Frames, predictions: Frames, num_classes: int) -> np.nda
 def top_confusions(
     matrix: np.ndarray, classes: Sequence[str], count: int
 ) -> list[tuple[str, str, float]]:
-    """The largest entries beside the diagonal: target, prediction, percent."""
+    """The largest entries off the diagonal: target, prediction, percent."""
     beside = matrix - np.diag(np.diag(matrix))
     largest = np.argsort(-beside, axis=None, kind="stable")[:count]
     pairs = (np.unravel_index(index, matrix.shape) for index in largest)
@@ -51,18 +52,19 @@ def error_types(targets: Frames, predictions: Frames) -> tuple[int, ...]:
 
 def frame_error_types(target: np.ndarray, prediction: np.ndarray) -> np.ndarray:
     """Types of frames ``[T]`` by the rule of README.md: 1, 2 or 3 for wrong frames, 0 for right
-    ones, -1 in long runs. The rule fits all worked examples of the thesis: a frame has type 1 only
-    if it is predicted as the other side of a boundary of its phone, and the run of errors reaches
-    that boundary."""
+    frames, -1 in long runs. The rule agrees with all worked examples of the thesis: a frame has
+    type 1 only if its prediction is the target on the other side of a boundary of its phone, and
+    the run of errors reaches this boundary."""
     types = np.zeros(len(target), dtype=int)
-    starts = np.flatnonzero(np.diff(target)) + 1  # of phones, without the first
+    starts = np.flatnonzero(np.diff(target)) + 1  # first frames of phones, without the first phone
     runs = np.flatnonzero(np.diff(target != prediction, prepend=False, append=False))
     for first, end in runs.reshape(-1, 2).tolist():
         # the boundary before frame b is reached by runs with frame b - 1 or b
         reached = starts[(starts >= first) & (starts <= end)]
         for frame in range(first, end):
             left, right = reached[reached <= frame][-1:], reached[reached > frame][:1]
-            others = [*target[left - 1], *target[right]]  # across boundaries of its phone
+            # targets on the other side of the boundaries of its phone
+            others = [*target[left - 1], *target[right]]
             types[frame] = 1 if prediction[frame] in others else 2 if len(reached) else 3
         if end - first > MAX_RUN:
             types[first:end] = -1
@@ -85,8 +87,8 @@ def matching_frames(
 def class_attention(
     weights: Sequence[np.ndarray], labels: Frames, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Attention ``[layers, H, C, C]`` of the frames of a class (rows) on the frames of a class
-    (columns), and uniform attention ``[C, C]``, as if all frames were attended to alike.
+    """Attention ``[layers, H, C, C]`` from the frames of each class (rows) to the frames of each
+    class (columns), and uniform attention ``[C, C]``, with equal weights for all frames.
 
     Args:
         weights: ``[layers, H, T, T]`` of each utterance.
@@ -125,7 +127,7 @@ def relations(classes: Sequence[str]) -> dict[str, np.ndarray]:
     members = {name: np.array([other.lower() == name for other in classes]) for name in FRICATIVES}
     everything = np.ones(len(classes), dtype=bool)
     pairs = {"same class": np.eye(len(classes), dtype=bool)}
-    if "vowel" in groups:  # else the names are in another alphabet
+    if "vowel" in groups:  # otherwise the names are in another phonetic alphabet
         pairs["same group"] = groups[:, None] == groups
     pairs |= {f"all to {name}": np.outer(everything, keys) for name, keys in members.items()}
     pairs |= {
@@ -147,15 +149,15 @@ def _ratio(attention: np.ndarray, uniform: np.ndarray, pairs: np.ndarray) -> flo
 
 
 def attention_by_distance(weights: np.ndarray, farthest: int) -> np.ndarray:
-    """Mean weight ``[.., 2 D + 1]`` of the keys up to D < T frames before and after their query.
-    `weights` are ``[.., T, T]``, queries in rows."""
+    """Mean attention weight ``[.., 2 D + 1]`` of the keys up to D < T frames before and after their
+    query. `weights` are ``[.., T, T]``, queries in rows."""
     distances = range(-farthest, farthest + 1)
     means = [np.diagonal(weights, d, axis1=-2, axis2=-1).mean(-1) for d in distances]
     return np.stack(means, axis=-1)
 
 
 def near_attention(weights: np.ndarray, farthest: int) -> float:
-    """Share of the attention ``[.., T, T]`` on keys at most `farthest` frames away."""
+    """Share of the attention ``[.., T, T]`` to keys at most `farthest` frames away."""
     index = np.arange(weights.shape[-1])
     near = np.abs(index[:, None] - index) <= farthest
     return float((weights * near).sum(-1).mean())

@@ -1,5 +1,5 @@
-"""Utterances with a phone for each frame: synthetic, or from a folder with labels of TIMIT
-(``.PHN``) or Praat (``.TextGrid``)."""
+"""Utterances with a phone for each frame: synthetic speech, or a folder of recordings with labels
+of TIMIT (``.PHN``) or Praat (``.TextGrid``)."""
 
 import hashlib
 import random
@@ -28,7 +28,7 @@ SPLITS = ("train", "dev", "test")
 AUDIO = (".wav", ".flac", ".ogg", ".mp3", ".sph", ".aiff")
 LABELS = (".phn", ".textgrid")
 # Labels may end at most BEYOND seconds after the recording, and not before the share COVERED of it;
-# other labels belong to another recording, or have another unit of time.
+# labels beyond these limits belong to another recording, or have another unit of time.
 BEYOND, COVERED = 0.1, 0.5
 
 # names of silence in TIMIT, in Praat, of the Montreal Forced Aligner, of MAUS and of espeak-ng
@@ -42,8 +42,8 @@ _TEXT_GRID_TOKEN = re.compile(
 _INTERVALS = "IntervalTier"
 _ROW_SIZES = {"TextTier": 2, _INTERVALS: 3}  # time, mark; start, end, text
 
-# Words that have all 39 phones of the thesis and none of espeak-ng's diphthongs with r. A comma
-# makes a pause.
+# Words that have all 39 phones of the thesis, and none of the diphthongs with r of espeak-ng. A
+# comma makes a pause.
 _WORDS = """the quick brown fox jumps lazy dog measure pleasure vision treasure beige rouge church
     judge teeth breathe this that sheep shoe azure boy noise voice cow house out bird nurse girl
     father calm spa thought law saw go home day make time light think thing singing zoo zip yes you
@@ -53,8 +53,9 @@ _WORDS = """the quick brown fox jumps lazy dog measure pleasure vision treasure 
 WORDS = _WORDS.split()
 WORDS_PER_UTTERANCE = (1, 3)
 STEADY_VOICES = [voice for voice in VOICES if voice != "en-us+f2"]  # f2's breath differs by run
-NOISE_DB = (0.0, 20.0)  # speech above noise; without noise single frames tell phones apart
-# names of the thesis, each before the names of espeak-ng in the voices of synthesis.py
+# speech relative to noise; without noise, single frames are enough to tell phones apart
+NOISE_DB = (0.0, 20.0)
+# names of the thesis, each followed by the names of espeak-ng in the voices of synthesis.py
 _NAMES = """ah @ @2 V a#, ih I I# I2, iy i: i, aa A: 0, er 3 3:, r r r-, t t t2, y j ;, sil _ _:,
     ae a, ay aI, aw aU, dh D, jh dZ, eh E, ey eI, hh h, ng N, ao O:, oy OI, ow oU, sh S, th T,
     ch tS, uw u:, uh U, zh Z"""
@@ -74,8 +75,8 @@ class Corpus:
     classes: list[str]  # sorted
     splits: dict[str, list[Example]]
     description: str  # for reports
-    skipped: Sequence[str] = ()  # why recordings were left out
-    # the test once more, joined and cut into pieces of these lengths in seconds
+    skipped: Sequence[str] = ()  # reasons for which recordings were left out
+    # the test again, joined and cut into pieces of these lengths in seconds
     lengths: dict[float, list[Example]] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -191,8 +192,8 @@ def _parse_tier(tokens: Iterator[str | float]) -> Tier | None:
 
 
 def choose_tier(tiers: Sequence[Tier], name: str | None = None) -> Tier:
-    """The tier `name`; without a name, the tier with a usual name or ``SPEAKER - phones``, else the
-    only tier."""
+    """The tier `name`. Without a name, the tier with a usual name or ``SPEAKER - phones``, or else
+    the only tier."""
     wanted = PHONE_TIERS if name is None else [name.lower()]
     chosen = [tier for tier in tiers if tier.name.lower() in wanted]
     if name is None:
@@ -227,9 +228,10 @@ def add_noise(waveform: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def synthetic(sizes: Sequence[int], seed: int = 0) -> Corpus:
-    """Random words read by espeak-ng; `sizes` are utterances for training, dev and test. The speech
-    is short and noisy: in sentences of 1.5 s, SGD did not find local attention within 16 epochs,
-    and in clean synthesis of formants single frames tell phones apart."""
+    """Random words spoken by espeak-ng; `sizes` are the numbers of utterances for training, dev and
+    test. The utterances are short and noisy: with sentences of 1.5 s, SGD did not find local
+    attention within 16 epochs, and in formant synthesis without noise, single frames are enough to
+    tell phones apart."""
     splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
     for number, (split, count) in enumerate(zip(SPLITS, sizes, strict=True)):
         rng = np.random.default_rng((seed, number))
@@ -255,7 +257,9 @@ def read_folder(folder: Path, tier: str | None = None, seed: int = 0) -> Corpus:
     dev is missing.
     """
     if not folder.is_dir():
-        raise CommandError(f"--data {folder}: no such folder; give one with recordings and labels")
+        raise CommandError(
+            f"--data {folder}: no such folder; give a folder with recordings and labels"
+        )
     pairs, skipped = _pairs(folder)
     items = []
     for audio, labels in progress(pairs, "read"):
@@ -328,7 +332,7 @@ def _split(items: Sequence[tuple[Path, Example]], seed: int) -> dict[str, list[E
 
 
 def _corpus(splits: dict[str, list[Example]], description: str, skipped: Sequence[str]) -> Corpus:
-    """Numbers the classes of the labels."""
+    """Makes a corpus, in which labels are numbers of classes."""
     labels = (name for items in splits.values() for item in items for name in item.labels)
     classes = sorted({SILENCE, *labels})
     index = {name: number for number, name in enumerate(classes)}
@@ -339,17 +343,17 @@ def _corpus(splits: dict[str, list[Example]], description: str, skipped: Sequenc
 
 
 def join_and_cut(corpus: Corpus, train: float | None, tests: Sequence[float]) -> Corpus:
-    """The corpus in pieces of other lengths, in seconds: each split is joined and cut. A piece may
-    begin inside a phone.
+    """The corpus in pieces of other lengths, in seconds: the utterances of each split are joined
+    and cut. A piece may begin inside a phone.
 
     Args:
         corpus: Corpus with whole utterances.
         train: Length of the pieces of all splits; None does not cut them.
-        tests: Lengths of further tests. All tests, also the test of length `train`, have the same
-            frames: the frames in whole pieces of the longest length.
+        tests: Lengths of further tests. All tests, including the test of length `train`, have the
+            same frames: the frames in whole pieces of the longest length.
 
     Raises:
-        CommandError: A split has too little speech for a piece.
+        CommandError: if a split has too little speech for a piece.
     """
     lengths = sorted({*tests} | ({train} - {None}))
     if not lengths:

@@ -1,4 +1,4 @@
-"""All measurements of the models with one position embedding, and their pictures."""
+"""Runs all measurements of the models with one position embedding, and draws their pictures."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from recipes.phones.train import CONDITIONS, Experiment, targets
 
 PRINTED_MODELS = ("inc", "exc")  # models whose errors are compared frame by frame
 BY_DISTANCE = 50  # frames
-# Trained and tested on utterances of the training (Figures 5.5, 5.6 and 5.4)
+# Conditions of training and test on training utterances (Figures 5.5, 5.6 and 5.4)
 FITTED = (("inc", "inc"), ("exc", "exc"), ("inc", "exc"))
 FITTED_UTTERANCES = 1000
 SIMILARITIES = ("distance", "dot", "dot_min", "dot_max", "cosine", "cosine_min", "cosine_max")
@@ -95,7 +95,7 @@ def _measure(
 
 
 def _measure_fit(model: PhoneClassifier, corpus: Corpus, names: Row, result: Result) -> None:
-    """Confusions of utterances that the model was trained on."""
+    """Adds confusions in utterances that the model was trained on."""
     utterances = corpus.splits["train"][:FITTED_UTTERANCES]
     for trained, tested in FITTED:
         if trained == names["trained"]:
@@ -110,8 +110,8 @@ def _look_at_attention(
     model: PhoneClassifier, corpus: Corpus, names: Row, result: Result, folder: Path | None
 ) -> None:
     """Measures attention in one utterance of the test, and between classes in all utterances,
-    because few utterances have both of two phones such as /z/ and /s/. Draws both measurements if
-    there is a folder."""
+    because few utterances have both phones of a pair such as /z/ and /s/. Draws both measurements
+    if there is a folder."""
     test, inputs = corpus.splits["test"], CONDITIONS[names["trained"]]
     utterance = train.long_utterance(test)
     weights = train.attention(model, utterance, inputs)
@@ -139,8 +139,8 @@ def _follow_attention(
     folder: Path | None,
 ) -> None:
     """Measures attention after some epochs in the same utterance, and draws maps of the first and
-    the last layer if there is a folder. The weights of these epochs are stored with each model;
-    models that were trained without them are refused."""
+    the last layer if there is a folder. The parameters of these epochs are stored with each model;
+    a model whose training has not stored them is refused."""
     utterance, rows = train.long_utterance(corpus.splits["test"]), {}
     for epoch, model in models.items():
         weights = train.attention(model, utterance, CONDITIONS[names["trained"]])
@@ -156,8 +156,9 @@ def _follow_attention(
 
 
 def _draw_tables(folder: Path, result: Result, classes: Sequence[str]) -> None:
-    """Draws confusions (means of the seeds) and trainings. The range of colours is the range of all
-    models that are tested under the condition of their training (thesis: 26 %)."""
+    """Draws confusions (means over the seeds) and trainings. All pictures of confusions have the
+    colour range of the models that are tested under the condition of their training (thesis: 26
+    %)."""
     means = {f"M-{name}": mean_matrix(seeds) for name, seeds in result.confusions.items()}
     fitted = {pair: mean_matrix(seeds) for pair, seeds in result.fitted.items()}
     alike = [matrix for (a, b), matrix in fitted.items() if a == b]
@@ -175,7 +176,7 @@ def run_lengths(
     experiment: Experiment, name: str, config: PositionConfig, args: argparse.Namespace
 ) -> tuple[list[Row], list[Row]]:
     """PER by length of the test, and the histories of the trainings. The models have positions if
-    the type has some, and are tested under the condition of their training."""
+    the type has positions, and are tested under the condition of their training."""
     rows, epochs = [], []
     for condition in trained_alone(config, args.conditions):
         for seed in args.seeds:

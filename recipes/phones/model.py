@@ -1,4 +1,5 @@
-"""The thesis's classifier: a Transformer encoder over frames, positions concatenated to features.
+"""The classifier of the thesis: a Transformer encoder over frames, with position embeddings
+concatenated to the features.
 
     [40 log-mel | d position channels] -> linear -> post-LN encoder layers -> linear -> classes
 
@@ -21,11 +22,11 @@ from recipes.phones.data import BANDS
 
 @dataclass(frozen=True)
 class Sizes:
-    dim: int  # d, channels of the positions; d + 40 must be divisible by the heads
+    dim: int  # d, number of position channels; d + 40 must be divisible by the number of heads
     layers: int
     heads: int
     ffn: int  # width of the hidden layer of the feed-forward parts
-    dropout: float  # of attention weights, hidden layers and outputs before the residual sum
+    dropout: float  # rate for attention weights, hidden layers and outputs before the residual sum
 
     def __post_init__(self) -> None:
         width = self.dim + BANDS
@@ -43,7 +44,7 @@ class Output(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Post-LN encoder layer (Vaswani et al.) that can show its attention weights."""
+    """Post-LN encoder layer (Vaswani et al.) that can return its attention weights."""
 
     def __init__(self, width: int, sizes: Sizes) -> None:
         super().__init__()
@@ -126,8 +127,8 @@ class Layer(nn.Module):
 
 
 def stack_positions(config: PositionConfig, sizes: Sizes) -> cape_plugins.StackPositions | None:
-    """Positions for the attention of all layers; None if the type has none. Raises a ValueError if
-    the heads cannot be turned."""
+    """Positions for the attention of all layers; None if the type has no such positions. Raises a
+    ValueError if the size of the heads does not suit rope."""
     head_dim = (BANDS + sizes.dim) // sizes.heads
     return cape_plugins.build_stack_positions(config, head_dim, sizes.heads, HOP_SECONDS)
 
@@ -138,7 +139,7 @@ class PhoneClassifier(nn.Module):
     Parameters of positions are created last, so that one seed gives all types the same initial
     values of the other weights. All types share the models trained without positions; tests with
     positions add the parameters of the type. Learned tables begin with the standard deviation of
-    sinusoids, sqrt(1/2), because tables stand beside normalised features.
+    sinusoids, sqrt(1/2), because they are concatenated to normalised features.
     """
 
     def __init__(
@@ -149,14 +150,15 @@ class PhoneClassifier(nn.Module):
         self.project = nn.Linear(width, width)
         self.layers = nn.ModuleList(Layer(width, sizes) for _ in range(sizes.layers))
         self.classify = nn.Linear(width, num_classes)
-        # last, so that one seed draws the same other weights whatever the position embedding
+        # last, so that one seed gives the same other weights for every position embedding
         self.positions = cape_plugins.build_position_encoder(
             config,
             sizes.dim,
-            unit=HOP_SECONDS,  # positions count frames, so the sinusoid is the thesis's
+            # positions count frames, so the sinusoid is the sinusoid of the thesis
+            unit=HOP_SECONDS,
             frequencies="marian",
             table_size=table_size,
-            table_std=0.5**0.5,  # as large as sines are
+            table_std=0.5**0.5,  # as large as sines
         )
         self.in_attention = stack_positions(config, sizes)
         for number, layer in enumerate(self.layers):
@@ -170,8 +172,8 @@ class PhoneClassifier(nn.Module):
         lengths: Tensor | None = None,
     ) -> Tensor | None:
         """``[B, T, d]`` embeddings of frames in natural order; None if the type has no such
-        embeddings. Each sample has its own augmentation; `lengths` ``[B]`` are the samples' lengths
-        without padding (default: one sample without padding)."""
+        embeddings. Each sample is augmented independently; `lengths` ``[B]`` are the lengths of the
+        samples without padding (default: one sample without padding)."""
         lengths = torch.tensor([length], device=device) if lengths is None else lengths.to(device)
         return self.positions(*self._frames(lengths, length))
 
@@ -216,8 +218,8 @@ class PhoneClassifier(nn.Module):
         if embedding is not None and order is not None:
             embedding = embedding.expand(count, -1, -1)[samples, order]
         x = self.project(cape_plugins.combine(features, embedding, "concat", self.dim))
-        # positions in attention are those of rows, so the frames stand in the order of their
-        # positions there
+        # positions in attention belong to rows, so the frames are put into the order of their
+        # positions
         moved = order is not None and positions and self.config.in_attention
         if moved:
             x = x[samples, order.argsort()]

@@ -12,7 +12,7 @@ from recipes.lab.figures import Panel, new_figure, write_lines_figure
 from recipes.lab.tables import Row, pivot
 from recipes.phones.analysis import SILENCE, group_of
 
-COLUMNS = {  # of histories: label, and highest possible value
+COLUMNS = {  # columns of histories: label, and highest possible value
     "train_loss": ("training loss, nats", 1),
     "dev_per": ("PER of dev, %", 100),
     "near_attention": ("share of attention at most 5 frames away", 1),
@@ -23,7 +23,8 @@ save = partial(plot.save, dpi=72)
 
 
 def draw_histories(path: Path, histories: Sequence[Row]) -> None:
-    """Writes loss, PER of dev and near attention of each model by epoch, with bands of seeds."""
+    """Draws loss, PER on dev and attention to near frames of each model by epoch, with bands over
+    seeds."""
     panels = [
         Panel(pivot(histories, "trained", "epoch", column), title, whole=whole)
         for column, (title, whole) in COLUMNS.items()
@@ -32,7 +33,7 @@ def draw_histories(path: Path, histories: Sequence[Row]) -> None:
 
 
 def off_diagonal(matrix: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-    """Confusions as the thesis draws them: without the diagonal and :data:`NOT_SHOWN`."""
+    """Confusions without the diagonal and :data:`NOT_SHOWN`, as in the pictures of the thesis."""
     errors = matrix - np.diag(np.diag(matrix))
     target, predicted = NOT_SHOWN
     if {*NOT_SHOWN} <= {*classes}:
@@ -43,8 +44,8 @@ def off_diagonal(matrix: np.ndarray, classes: Sequence[str]) -> np.ndarray:
 def draw_confusions(
     path: Path, matrices: Mapping[str, np.ndarray], classes: Sequence[str], highest: float
 ) -> None:
-    """Writes confusions, a panel for each model. The colours of a panel reach up to `highest`, or
-    up to the panel's largest value if this is higher."""
+    """Draws confusions, with a panel for each model. The colours of a panel reach up to `highest`,
+    or up to the largest value of the panel if this value is higher."""
     errors = {name: off_diagonal(matrix, classes) for name, matrix in matrices.items()}
     columns = min(2, len(errors))
     rows = -(-len(errors) // columns)
@@ -65,7 +66,7 @@ def name_classes(axis: Any, classes: Sequence[str]) -> None:
 
 
 def draw_attention(path: Path, rows: Mapping[str, np.ndarray], title: str) -> None:
-    """Writes attention maps ``[H, T, T]``: a row for each name, such as "L1", and columns for the
+    """Draws attention maps ``[H, T, T]``: a row for each name, such as "L1", and columns for the
     heads and their mean. The colours of a map end at its 99th percentile, because a few large
     weights would hide the others."""
     heads = len(next(iter(rows.values())))
@@ -87,9 +88,9 @@ def draw_attention(path: Path, rows: Mapping[str, np.ndarray], title: str) -> No
 def draw_class_attention(
     path: Path, attention: np.ndarray, uniform: np.ndarray, classes: Sequence[str], title: str
 ) -> None:
-    """Writes attention between classes, mean of the heads, a panel for each layer, as multiples of
-    uniform attention. Vowels come first, then consonants, silence; pairs of classes that no
-    utterance has are white."""
+    """Draws attention between classes (the mean over the heads) as multiples of uniform attention,
+    with a panel for each layer. Vowels come first, then consonants, then silence; pairs of classes
+    that no utterance has are white."""
     groups = ("vowel", "consonant", SILENCE)
     order = sorted(range(len(classes)), key=lambda number: groups.index(group_of(classes[number])))
     expected = np.where(uniform > 0, uniform, np.nan)

@@ -1,4 +1,4 @@
-"""Tables and pictures of one comparison, and the page that shows them."""
+"""Writes the tables of one comparison, and the page that shows tables and pictures."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from recipes.phones.train import CONDITIONS, NEAR, NO_POSITIONS
 
 PACKAGES = ("torch", "numpy", "scikit-learn", "matplotlib", "espeakng-loader")
 COUNTS = ("per", "changes", "type1", "type2", "type3", "long_runs")
-# Errors that the thesis prints frame by frame: type of error by model (0: the model is right)
+# Errors that the thesis shows frame by frame: type of error by model (0: the model is right)
 PRINTED = {
     "M-inc, type 1 (thesis, Tables 5.5 and 5.6)": {"inc": 1},
     "M-exc, type 2 (Table 5.7)": {"exc": 2},
@@ -41,8 +41,8 @@ TABLES = {
     "attention-classes": "relations",
     "similarity": "similarities",
 }
-LARGEST = 8  # confusions of a model
-EXAMPLES = 2  # of each sort of error
+LARGEST = 8  # number of confusions shown for a model
+EXAMPLES = 2  # number of examples of each kind of error
 AROUND = 2  # frames that are shown on each side of an error
 
 
@@ -52,14 +52,14 @@ class Result:
     come from the first seed."""
 
     name: str
-    target_changes: int  # of the class between consecutive frames in the labels of the test
-    # models of all seeds under the test conditions: type, trained, tested, seed, COUNTS
+    target_changes: int  # class changes between consecutive frames in the labels of the test
+    # a row for each model (all seeds) and test condition: type, trained, tested, seed, COUNTS
     rows: list[Row] = field(default_factory=list)
     trainings: list[Row] = field(default_factory=list)  # of all seeds: loss, PER of dev, epoch
     histories: list[Row] = field(default_factory=list)  # by condition of training, epoch
     # condition of training, seed: [targets, predictions] in percent
     confusions: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)
-    # trained and tested condition: confusions on utterances of the training, and PER
+    # condition of training and of the test: confusions in training utterances, and PER
     fitted: dict[tuple[str, str], dict[int, np.ndarray]] = field(default_factory=dict)
     fitted_rates: list[Row] = field(default_factory=list)
     heads: list[Row] = field(default_factory=list)  # by condition of training, layer, head
@@ -70,7 +70,8 @@ class Result:
     printed: list[str] = field(default_factory=list)  # lines with errors frame by frame
 
     def type_of(self, condition: str) -> str:
-        """The type of a model; all types share the models that were trained without positions."""
+        """The type that is shown for a model: all types share the models that were trained without
+        positions."""
         return self.name if CONDITIONS[condition].positions else NO_POSITIONS.type
 
     def folder(self, condition: str | None = None) -> str:
@@ -79,7 +80,7 @@ class Result:
 
 
 def rate_table(rows: Sequence[Row]) -> list[str]:
-    """Error rates with models in rows, test conditions in columns."""
+    """A table of error rates with models in rows and test conditions in columns."""
     rows = [{**row, "model": f"{row['type']} M-{row['trained']}"} for row in rows]
     cells = pivot(rows, "model", "tested", "per")
     tests = [name for name in CONDITIONS if any(name in row for row in cells.values())]
@@ -108,8 +109,8 @@ def write_lengths(
     write_lines_figure(output / "lengths.png", panels, "length of the test", trained)
     table = seed_table(cells, "model by length of the test")
     text = (
-        "Wrong frames in percent: all lengths have the same frames of the test, joined and cut to "
-        "pieces of this length."
+        "Wrong frames in percent. All lengths have the same frames of the test, which is joined "
+        "and cut into pieces of each length."
     )
     lines = [text, "", *table, "", "![by length](lengths.png)"]
     write_page(output / "results.md", "Phone classification by length", {"": lines}, facts)
@@ -122,7 +123,7 @@ def printed_errors(
     predictions: Mapping[str, Frames],
     classes: Sequence[str],
 ) -> list[str]:
-    """Lines with the first errors of each sort of :data:`PRINTED`, from different utterances: the
+    """Lines with the first errors of each kind of :data:`PRINTED`, from different utterances: the
     frames, their targets, and the predictions of the models."""
     lines = []
     for title, wanted in PRINTED.items():
@@ -146,8 +147,8 @@ def _error_table(
     wanted: Mapping[str, int],
     classes: Sequence[str],
 ) -> list[str]:
-    """A table of the first wanted error of an utterance and the frames around it; empty without
-    such an error."""
+    """A table of the first error of the wanted kind in an utterance, with the frames around it;
+    empty if there is no such error."""
     for first, end in matching_frames(target, predictions, wanted)[:1]:
         frames = range(max(0, first - AROUND), min(len(target), end + AROUND))
         rows = {"target": target} | {f"M-{model}": row for model, row in predictions.items()}
@@ -185,7 +186,7 @@ def mean_matrix(seeds: Mapping[int, np.ndarray]) -> np.ndarray:
 
 
 def _confusion_rows(results: Sequence[Result], classes: Sequence[str]) -> list[Row]:
-    """Confusions in the test and in utterances of the training; only once for a shared model."""
+    """Confusions in the test and in training utterances; once only for a model that types share."""
     matrices = {}
     for result in results:
         measured = {("test", name, name): seeds for name, seeds in result.confusions.items()}
@@ -202,8 +203,8 @@ def _confusion_rows(results: Sequence[Result], classes: Sequence[str]) -> list[R
 
 
 def _section(result: Result, classes: Sequence[str]) -> list[str]:
-    """The page's section on one type: numbers of all seeds. The table of heads, printed errors, and
-    pictures of attention and positions are of the first seed only."""
+    """The section of the page on one type, with numbers of all seeds. The table of heads, printed
+    errors, and pictures of attention and positions come from the first seed only."""
     of_type = result.folder()
     of_models = {name: result.folder(name) for name in result.confusions}
     pictures = [f"{of_type}/training", f"{of_type}/confusions"]
@@ -270,7 +271,7 @@ def _confused(seeds: Mapping[int, np.ndarray], classes: Sequence[str]) -> list[s
 
 
 def _fitted(rows: Sequence[Row]) -> list[str]:
-    """Error rates of utterances of the training; nothing without rows."""
+    """Lines with error rates in training utterances; empty if there are no rows."""
     if not rows:
         return []
     text = f"Wrong frames of {rows[0]['utterances']} utterances of the training, in percent:"
@@ -292,8 +293,8 @@ def _seed_rows(rows: Sequence[Row], keys: Sequence[str], columns: Collection[str
 
 
 def nearest_heads(rows: Sequence[Row]) -> list[Row]:
-    """Near attention by epoch, for each model, seed and layer, of the head with the largest near
-    attention in the first epoch."""
+    """Attention to near frames by epoch, for each model, seed and layer, of the head that has the
+    largest such attention in the first of these epochs."""
     by_layer = grouped(rows, "trained", "seed", "layer").values()
     nearest = []
     for layer in by_layer:

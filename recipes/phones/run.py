@@ -7,8 +7,8 @@
         --compare nopos sinpos cape --train-length 0.6 --test-lengths 2.5 10 30
     python -m recipes.phones.run --data TIMIT --paper
 
-The built-in data are random words read by espeak-ng. Your own data are a folder of recordings with
-`.PHN` (TIMIT) or `.TextGrid` (Praat) files of the same names. Without --position-embedding or
+The built-in data are random words spoken by espeak-ng. Your own data are a folder of recordings
+with `.PHN` (TIMIT) or `.TextGrid` (Praat) files of the same names. Without --position-embedding or
 --compare the positions are the sinusoid (sinpos). With --train-length and --test-lengths the speech
 is joined and cut, to train on short pieces and test long ones. Finished models in --work are
 reused.
@@ -61,8 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=CONDITIONS,
         metavar="NAME",
-        help=f"how to train, of {', '.join(CONDITIONS)} (default: the first {len(TRAINED)}, or "
-        "with --test-lengths the first two)",
+        help=f"conditions of training, of {', '.join(CONDITIONS)} (default: the first "
+        f"{len(TRAINED)}, or with --test-lengths the first two)",
     )
     _add_training_options(parser)
     _add_length_options(parser)
@@ -107,7 +107,9 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_training_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--paper", action="store_true", help="sizes and training of the thesis")
+    parser.add_argument(
+        "--paper", action="store_true", help="train with the sizes and the settings of the thesis"
+    )
     for option, (parse, small, paper) in SETTINGS.items():
         parser.add_argument(
             f"--{option.replace('_', '-')}",
@@ -126,7 +128,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         type=command_line.positive,
         default=1,
         metavar="N",
-        help="utterances of one step (default: 1, as in the thesis)",
+        help="number of utterances of one step (default: 1, as in the thesis)",
     )
     rates = {"learning-rate": "", "final-learning-rate": "of the last eighth of the epochs "}
     small, paper, adamw = *RATES["sgd"], RATES["adamw"][0]
@@ -142,7 +144,7 @@ def _add_length_options(parser: argparse.ArgumentParser) -> None:
         "--train-length",
         type=LENGTH,
         metavar="SECONDS",
-        help="speech is joined and cut to pieces of this length (default: not cut)",
+        help="join the speech and cut it into pieces of this length (default: whole utterances)",
     )
     parser.add_argument(
         "--test-lengths",
@@ -150,8 +152,8 @@ def _add_length_options(parser: argparse.ArgumentParser) -> None:
         type=LENGTH,
         default=(),
         metavar="SECONDS",
-        help="test with pieces of these lengths, which the test is joined and cut to, and of "
-        "--train-length",
+        help="join the test and cut it into pieces of each of these lengths and of "
+        "--train-length, and test with each length",
     )
 
 
@@ -180,7 +182,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _complete_training(args: argparse.Namespace) -> None:
-    """Sets learning rates and epochs of attention maps where the options are missing."""
+    """Sets learning rates and epochs of attention maps that the options do not set."""
     small, paper = RATES[args.optimizer]
     rates = paper if args.paper else small
     if rates is None and None in (args.learning_rate, args.final_learning_rate):
@@ -193,7 +195,9 @@ def _complete_training(args: argparse.Namespace) -> None:
     if args.final_learning_rate is None:
         args.final_learning_rate = rates[1]
     if args.test_lengths and args.attention_epochs:
-        raise CommandError("--attention-epochs has no effect with --test-lengths; leave it out")
+        raise CommandError(
+            "--attention-epochs has no effect with --test-lengths; leave the option out"
+        )
     if args.attention_epochs is None and not args.test_lengths:
         args.attention_epochs = [
             max(1, round(epoch * args.epochs / OF_EPOCHS)) for epoch in THESIS_EPOCHS
@@ -207,8 +211,9 @@ def _complete_training(args: argparse.Namespace) -> None:
 
 
 def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
-    """Positions are frame numbers, because the thesis's sinusoid is 10000^(-2i/d) of frame numbers:
-    shifts in seconds are converted. (CAPE's frequencies for audio are 0.3 of these at 10 ms.)"""
+    """Configurations whose positions are frame numbers, because the frequencies 10000^(-2i/d) of
+    the thesis are for frame numbers; shifts in seconds are converted to frames. (CAPE's frequencies
+    for audio are 0.3 times as high at 10 ms.)"""
     compared = command_line.settings_to_compare(args, "audio", DEFAULT)
     configs = {
         name: PositionConfig.from_dict(settings, "audio") for name, settings in compared.items()
@@ -216,7 +221,7 @@ def position_configs(args: argparse.Namespace) -> dict[str, PositionConfig]:
     option = f"--conditions {' '.join(args.conditions)}"
     for name, config in configs.items():
         if not {*args.conditions} & {*conditions_of(config)}:
-            raise CommandError(f"{option}: {name} has no positions to put in; give exc")
+            raise CommandError(f"{option}: {name} has no positions; give exc")
         if args.test_lengths and not trained_alone(config, args.conditions):
             raise CommandError(f"{option}: {name} is tested with positions; give inc")
         try:
@@ -243,7 +248,7 @@ def training_of(args: argparse.Namespace) -> Training:
 
 
 def facts_of(experiment: Experiment, argv: Sequence[str]) -> dict[str, str]:
-    """Facts to repeat and to judge the numbers."""
+    """Facts for repeating and judging the numbers."""
     corpus, training = experiment.corpus, experiment.training
     skipped, numbers = corpus.skipped, f"{corpus.sizes()}; {len(corpus.classes)} classes"
     return how_made(
@@ -271,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if skipped := corpus.skipped:
         path = args.output / LEFT_OUT
         write_lines(path, skipped)
-        example = f"such as {skipped[0]}; all of them and why: {path}"
+        example = f"such as {skipped[0]}; {path} lists all of them with reasons"
         print(f"{len(skipped)} files left out, {example}", file=sys.stderr)
     corpus = join_and_cut(corpus, args.train_length, args.test_lengths)
     experiment = Experiment(corpus, sizes_of(args), training_of(args), args.work, args.device)

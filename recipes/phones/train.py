@@ -1,4 +1,4 @@
-"""Training and tests of the classifier, with positions in or out, frames scrambled or not."""
+"""Trains and tests the classifier, with or without positions, on ordered or scrambled frames."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,8 @@ class Condition(NamedTuple):
 
     positions: bool  # False: the position channels are zero, relative attention is off
     scrambled: bool = False  # frames, and their labels, are in random order
-    with_positions: bool = False  # scrambled frames keep their positions; else natural order
+    # scrambled frames keep their positions; otherwise positions stay in natural order
+    with_positions: bool = False
 
 
 CONDITIONS = {
@@ -52,8 +53,8 @@ class Training:
     learning_rate: float
     final_learning_rate: float  # of the last eighth of the epochs
     optimizer: str = "sgd"  # key of OPTIMIZERS
-    batch_size: int = 1  # utterances of one step
-    kept_epochs: tuple[int, ...] = ()  # epochs, from 1, whose weights are kept
+    batch_size: int = 1  # number of utterances of one step
+    kept_epochs: tuple[int, ...] = ()  # epochs, counted from 1, whose weights are stored
 
     def rate(self, epoch: int) -> float:
         """Learning rate of the epoch with this index, from 0."""
@@ -127,7 +128,7 @@ def seen_labels(utterance: Example, condition: Condition) -> np.ndarray:
 
 
 def long_utterance(utterances: Sequence[Example]) -> Example:
-    """The longest of the first ten utterances, to look at its attention."""
+    """The longest of the first ten utterances, whose attention is shown."""
     return max(utterances[:10], key=lambda utterance: len(utterance.labels))
 
 
@@ -143,8 +144,8 @@ def train_epoch(
     generator: torch.Generator,
     batch_size: int = 1,
 ) -> Iterator[float]:
-    """Trains one step on each batch of utterances, in random order; yields the loss of each step, a
-    mean over frames."""
+    """Trains one step on each batch of utterances, in random order. Yields the loss of each step,
+    which is a mean over frames."""
     model.train()
     shuffled = torch.randperm(len(utterances), generator=generator).tolist()
     for first in range(0, len(shuffled), batch_size):
@@ -179,8 +180,8 @@ class Experiment:
     def model(
         self, name: str, config: PositionConfig, condition: str, seed: int
     ) -> tuple[PhoneClassifier, History]:
-        """A trained model. Training without positions is the same for all position embeddings and
-        done once; the tests put positions in."""
+        """A trained model. All position embeddings share one training without positions; the tests
+        add positions to this model."""
         if CONDITIONS[condition].positions:
             return self.trained(name, config, condition, seed)
         model, history = self.trained(NO_POSITIONS.type, NO_POSITIONS, condition, seed)
@@ -196,7 +197,8 @@ class Experiment:
     def with_positions(
         self, config: PositionConfig, model: PhoneClassifier, seed: int
     ) -> PhoneClassifier:
-        """`model`, trained without positions, with random initial positions put in."""
+        """`model`, which was trained without positions, with positions of the type at their random
+        initial values."""
         other = self.build(config, seed)
         other.load_state_dict({**other.state_dict(), **model.state_dict()})
         return other.to(next(model.parameters()).device)
@@ -204,7 +206,7 @@ class Experiment:
     def trained(
         self, name: str, config: PositionConfig, condition: str, seed: int
     ) -> tuple[PhoneClassifier, History]:
-        """A model and its history, trained unless `work` has it."""
+        """A model and its history; trains the model unless `work` holds it."""
         settings = {"condition": condition, "position_embedding": config.to_dict(), "seed": seed}
         settings |= {"data": self.corpus.fingerprint(), **vars(self.sizes), **vars(self.training)}
         folder = self._folder(name, condition, seed)

@@ -1,8 +1,9 @@
-"""Images."""
+"""Recipe for images."""
 
 import logging
 
-# transformers recommends torchvision for speed at each start; these recipes never need torchvision.
+# Silences the advice of transformers, at each start, to install torchvision for speed: these
+# recipes do not use torchvision.
 logging.getLogger("transformers.utils.import_utils").addFilter(
     lambda record: "torchvision" not in record.getMessage()
 )

@@ -1,8 +1,8 @@
-"""Training on images as DeiT and CAPE do it, without torchvision: sizes, augmentation, targets.
+"""Image training of DeiT and CAPE without torchvision: sizes, augmentation, targets.
 
 Touvron et al., "Training data-efficient image transformers", 2021, is the recipe of the CAPE paper
-(section 5.1). Magnitudes come from the released code of CAPE; they are DeiT's without the small
-random part.
+(section 5.1). Magnitudes come from the released code of CAPE: the magnitudes of DeiT without their
+small random part.
 """
 
 import math
@@ -26,10 +26,11 @@ from recipes.vit.data import Request
 
 RANDAUGMENT_DRAWS, RANDAUGMENT_CHANCE = 2, 0.5
 ERASED_AREA, ERASED_ASPECT, ERASING_TRIES = (0.02, 1 / 3), 0.3, 10
-# Weight decay is for parameters that are multiplied with inputs, not for added parameters: biases
-# and norms (the Trainer and DeiT), and these (DeiT); learned biases of attention (fire) are added
-# to scores, as relative keys are. CAPE's released code decays biases and norms,
-# but not the first two parameters, which are class token and patches without positions.
+# Weight decay applies to parameters that are multiplied with inputs, and not to added parameters:
+# biases and norms (as in the Trainer and DeiT), and the parameters of this list (as in DeiT).
+# Learned biases of attention (fire) are added to scores, as relative keys are. CAPE's released code
+# decays biases and norms, but not the first two parameters, which are class token and patches
+# without positions.
 WITHOUT_DECAY = ("cls_token", "mask_token", "position_embeddings", ".relative.", ".layer_bias.")
 
 Color = int | tuple[int, ...]
@@ -39,17 +40,17 @@ Pixels = Callable[[Image.Image, random.Random], Image.Image]
 @dataclass(eq=False)
 class SizeSampler(Sampler[Request]):
     """Images in random order; all images of an update have the same random size (UniViT, CAPE
-    section 5.1). The paper writes "per batch" and leaves open whether a batch is of one GPU; CAPE's
-    code goes through its sizes in a fixed order, with 224 twice and 320 never.
+    section 5.1). The paper writes "per batch", and does not say whether this means the batch of one
+    GPU. The code of CAPE goes through its sizes in a fixed order, with 224 twice and without 320.
 
     Order and sizes depend only on seed and epoch and are the same in every process. All images of
-    an update therefore have one size, however many processes and micro-batches share it, and a
-    resumed training goes on with the sizes of a training without interruption.
+    an update therefore have one size with any number of processes and micro-batches, and a resumed
+    training continues with the sizes of a training without interruption.
     """
 
     images: int  # number of images
     sizes: Sequence[int]  # in pixels; drawn with equal probability
-    update: int  # images of all processes and micro-batches together
+    update: int  # number of images in an update, over all processes and micro-batches
     multiple: int = 1  # the epoch is filled up with its first images to a multiple of this
     seed: int = 0
     repeats: int = 1  # copies of an image in an epoch of unchanged length (Hoffer et al., 2020)
@@ -163,8 +164,8 @@ OPERATIONS: dict[str, Callable[[Image.Image, random.Random, Color], Image.Image]
 
 
 def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
-    """RandAugment (Cubuk et al., 2020), by name: "deit", two draws of the 15 :data:`OPERATIONS`,
-    each applied with probability 0.5; a setting in the notation of timm, such as
+    """RandAugment (Cubuk et al., 2020), by name: "deit" draws two of the 15 :data:`OPERATIONS`, and
+    applies each with probability 0.5; a setting in the notation of timm, such as
     "rand-m9-mstd0.5-inc1"; "none" or None. Empty areas get the color `mean`, in 0 to 1. timm is
     imported only for a setting of timm, because timm imports torchvision, which does not load
     beside a CPU-only torch."""
@@ -183,8 +184,8 @@ def rand_augment(name: str | None, mean: Sequence[float]) -> Pixels | None:
         from timm.data.auto_augment import rand_augment_transform
     except ImportError:
         raise CommandError(
-            f"--rand-augment {name} is made by timm, which is not installed; install it (pip "
-            "install timm), or give deit, which needs nothing"
+            f"--rand-augment {name} needs timm, which is not installed; install it (pip install "
+            "timm), or give deit, which does not need timm"
         ) from None
     return partial(_seeded, rand_augment_transform(name, {"img_mean": fill}))
 
@@ -198,8 +199,8 @@ def _randaugment(fill: Color, image: Image.Image, rng: random.Random) -> Image.I
 
 
 def _seeded(transform: Callable, image: Image.Image, rng: random.Random) -> Image.Image:
-    """Seeds the global generators, which timm draws from, and restores them, because other code
-    also draws from them."""
+    """Seeds the global random generators, from which timm draws, and restores their states
+    afterwards, because other code also draws from them."""
     states = random.getstate(), np.random.get_state()
     random.seed(rng.getrandbits(64))
     np.random.seed(rng.getrandbits(32))
@@ -211,7 +212,7 @@ def _seeded(transform: Callable, image: Image.Image, rng: random.Random) -> Imag
 
 
 class Mix(NamedTuple):
-    """How the images of a batch are mixed with the batch in reverse order."""
+    """One draw for mixing the images of a batch with the images of the reversed batch."""
 
     share: float  # lambda, the part of the original image
     # top, bottom, left, right of the replaced part (CutMix); None averages pixels (Mixup)
@@ -260,7 +261,7 @@ class Mixing:
 
 
 class ImageTrainer(Trainer):
-    """Trainer with one size per update, Mixup and CutMix, and smoothed targets."""
+    """Trainer with one image size per update, Mixup and CutMix, and smoothed targets."""
 
     sizes: Sequence[int] = ()
     repeats: int = 1
@@ -271,7 +272,8 @@ class ImageTrainer(Trainer):
         update = self.get_total_train_batch_size(args)
         if self.accelerator.split_batches:  # the batch size counts all processes
             update //= args.world_size
-        # else accelerate fills up the last step with images of the first step, of another size
+        # otherwise accelerate fills up the last step with images of the first step, which have
+        # another size
         fill = args.world_size > 1 and not args.dataloader_drop_last
         multiple = update // args.gradient_accumulation_steps if fill else 1
         sampler = SizeSampler(

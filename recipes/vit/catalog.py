@@ -28,12 +28,13 @@ PRESETS = {
 
 
 class Recipe(NamedTuple):
-    """Settings of a training; options on the command line win."""
+    """Settings of a training; options on the command line override these settings."""
 
     training: str = ""  # flags of the Trainer
-    options: Mapping[str, Any] = {}  # of recipes/vit/finetune_hf.py
+    options: Mapping[str, Any] = {}  # options of recipes/vit/finetune_hf.py
     model: Mapping[str, Any] = {}  # sizes of a model from scratch
-    settings: Mapping[str, Mapping[str, Any]] = {}  # of positions by type, instead of defaults
+    # settings of positions by type, instead of the defaults
+    settings: Mapping[str, Mapping[str, Any]] = {}
     univit_sizes: Sequence[int] = UNIVIT_SIZES
     rate_per_1024: float | None = None  # learning rate by images per update; else in `training`
 
@@ -59,7 +60,7 @@ _DEIT_TRAINING = (
 
 RECIPES = {
     "plain": Recipe(),
-    # scikit-learn's digits, enlarged: a minute a type
+    # scikit-learn's digits, enlarged: one minute for each type
     "digits": Recipe(
         training=f"{_SMALL_TRAINING} --per_device_train_batch_size 64 --warmup_steps 50",
         options={"crop": (0.25, 1.0), "test_sizes": _DIGIT_SIZES},
@@ -68,7 +69,7 @@ RECIPES = {
         settings={"cape": {"max_global_shift": 0.1}},
         univit_sizes=_DIGIT_SIZES,
     ),
-    # CIFAR-10, or some thousand images of it: minutes a type on one core
+    # CIFAR-10, or some thousand images of it: minutes for each type on one core
     "cifar10": Recipe(
         training=f"{_SMALL_TRAINING} --per_device_train_batch_size 32 --warmup_steps 100 "
         "--per_device_eval_batch_size 100",
@@ -79,8 +80,9 @@ RECIPES = {
         univit_sizes=(16, 24, 32, 40, 48),
     ),
     # A grid of 16 x 16 patches, close to ImageNet's 14 x 14. 42 % of the channels turn by more than
-    # half a circle from one patch to the next on 8 x 8 patches (as above), and 9 % here. Weights
-    # have the deviation 0.02, as in DeiT, except the weights of the patches.
+    # half a circle from one patch to the next on 8 x 8 patches (recipe cifar10), and 9 % on 16 x
+    # 16. Weights start with the standard deviation 0.02, as in DeiT, except the weights of the
+    # patch projection.
     "cifar10-fine": Recipe(
         training="--num_train_epochs 10 --learning_rate 2e-3 --lr_scheduler_type cosine "
         "--weight_decay 0.05 --per_device_train_batch_size 32 --warmup_steps 200 "
@@ -99,7 +101,7 @@ RECIPES = {
         model={"layer_norm_eps": 1e-6},
         rate_per_1024=1e-3,
     ),
-    # DeiT's command for finetuning at a higher size: 5e-6 for 512 images, 5 epochs of warm-up
+    # DeiT's command for finetuning at a larger image size: 5e-6 for 512 images, 5 epochs of warm-up
     "deit-finetune": Recipe(
         training=f"{_DEIT_TRAINING} --num_train_epochs 30 --weight_decay 1e-8 "
         "--warmup_steps 0.1667 --lr_scheduler_type constant_with_warmup",

@@ -1,5 +1,5 @@
-"""Any image classifier of transformers: loading, scores, images per second, and the match between
-its classes and the classes of data."""
+"""Any image classifier of transformers: loading, scores, images per second, and matching its
+classes with the classes of the data."""
 
 import contextlib
 import inspect
@@ -20,13 +20,15 @@ from recipes.lab.hf_checkpoints import UNREADABLE, unloadable
 from recipes.lab.steps import CommandError, reason
 from recipes.lab.tables import Row
 
-# messages of torch, cuBLAS and cuDNN in errors other than torch.OutOfMemoryError
+# messages about lack of memory of torch, cuBLAS and cuDNN, in errors other than
+# torch.OutOfMemoryError
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 
 
 class Classifier:
     """A checkpoint (a folder or a name on the hub), and the facts that its images need. `size` and
-    `patch` are sides in pixels, by default 224 and 16; `labels` are the names of its classes."""
+    `patch` are the sides of image and patch in pixels, by default 224 and 16; `labels` are the
+    names of its classes."""
 
     def __init__(self, path: str, dtype: torch.dtype = torch.float32) -> None:
         self.path = path
@@ -48,13 +50,13 @@ class Classifier:
         self.channels = getattr(config, "num_channels", 3)
         self.labels = [str(config.id2label[number]) for number in range(config.num_labels)]
         self.mean, self.std = _normalisation(path, self.channels)
-        # stock models resize their positions only on demand; other models have no such flag
+        # stock models resize their positions only with this flag, which other models do not have
         parameters = inspect.signature(self.model.forward).parameters
         self.options = dict.fromkeys({"interpolate_pos_encoding"} & parameters.keys(), True)
 
     @contextlib.contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
-        """Moves the model to `device` in this block, and back to the CPU afterwards."""
+        """Moves the model to `device` within the ``with`` block, and back to the CPU afterwards."""
         self.model.to(device)
         yield
         self.model.to("cpu")
@@ -66,8 +68,8 @@ class Classifier:
     @torch.inference_mode()
     def scores(self, images: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
         """Log-probabilities ``[B, classes]`` of `images` ``[B, C, h, w]`` in 0 to 1, float32;
-        `gamma` is a factor on the grid of positions (CAPE Table 6), besides the checkpoint's
-        factor."""
+        `gamma` multiplies the grid of positions (CAPE Table 6), on top of the factor of the
+        checkpoint."""
         device = self.model.device
         height, width = images.shape[2:]
         subject = f"{self.path} on {len(images)} images of {height} x {width}"
@@ -83,7 +85,7 @@ class Classifier:
         return scores
 
     def refusal(self, height: int, width: int) -> str | None:
-        """The model's error for an image of this size; None if it takes such images."""
+        """The model's error for an image of this size; None if the model accepts this size."""
         try:
             self.scores(torch.zeros(1, self.channels, height, width))
         except (RuntimeError, ValueError) as error:
@@ -103,7 +105,8 @@ class Classifier:
 
 
 def _normalisation(path: str, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation ``[C, 1, 1]`` from the checkpoint's processor; 0.5 without a processor."""
+    """Mean and standard deviation ``[C, 1, 1]`` from the processor of the checkpoint; 0.5 without a
+    processor."""
     mean = std = [0.5] * channels
     try:
         processor = ViTImageProcessor.from_pretrained(path)
@@ -118,7 +121,8 @@ def _normalisation(path: str, channels: int) -> tuple[torch.Tensor, torch.Tensor
 
 @contextlib.contextmanager
 def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
-    """Multiplies the normalised grid of all position encoders by `gamma` in its block."""
+    """Multiplies the normalised grid of all position encoders by `gamma` within the ``with``
+    block."""
     encoders = (module for module in model.modules() if isinstance(module, PositionEncoder))
     before = {encoder: encoder.config for encoder in encoders if gamma != 1}
     try:
@@ -133,9 +137,10 @@ def scaled_grid(model: torch.nn.Module, gamma: float) -> Iterator[None]:
 def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int], str]:
     """Number of the model's class for each class of the data, and how the match was found.
 
-    Classes match by name; else whole numbers are the numbers of classes (folders 0 to 999 of
-    ImageNet-v2); else classes match by order, if there are as many names as classes. If the model
-    has one of the names at another number, only a match by name is possible.
+    Classes match by name. If names do not match, names that are whole numbers are numbers of
+    classes (folders 0 to 999 of ImageNet-v2). Other classes match by order, if there are as many
+    names as classes. If the model has one of the names at another number, classes match only by
+    name.
     """
     data, model = (
         [name.casefold().replace("_", " ").strip() for name in part] for part in (names, labels)
@@ -154,7 +159,7 @@ def match_classes(names: Sequence[str], labels: Sequence[str]) -> tuple[list[int
             order = sorted(numbers)
             guesses.append(([order.index(n) for n in numbers], "by order of their numbers"))
     if len(data) == len(model):
-        guesses.append((list(range(len(model))), "by order, since their names differ"))
+        guesses.append((list(range(len(model))), "by order, because their names differ"))
     for numbers, description in guesses:
         pairs = zip(data, numbers, strict=True)
         if all(number_of.get(name, number) == number for name, number in pairs):
@@ -185,8 +190,8 @@ def attempt(run: Callable[[int], Any], batch: int) -> Any:
 
 
 def largest_batch(run: Callable[[int], object], limit: int) -> int:
-    """The largest batch up to `limit` that fits, found by doubling, then by halving the gap until
-    it is below 1/64 (so exactly below 128); 0 if not even one image fits."""
+    """The largest batch up to `limit` that fits, found by doubling and then by bisection to within
+    1/64 (so the result is exact below 128); 0 if not even one image fits."""
     batch, above = 0, 1
     while attempt(run, above) is not None:
         if above == limit:
@@ -210,8 +215,8 @@ def images_per_second(
     synchronize: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """``batch * runs / seconds``, by the protocol of DeiT and CAPE (Appendix B.1): the clock is
-    read only when the device has finished its work."""
+    """``batch * runs / seconds``, by the protocol of DeiT and CAPE (Appendix B.1): the time is
+    taken only when the device has finished its work."""
     for _ in range(warmup):
         run()
     synchronize()
@@ -249,7 +254,7 @@ def throughput(classifier: Classifier, size: int, *, limit: int, **counts: int) 
         rate = attempt(measure, batch)
         if rate is not None:
             return {"size": size, "batch": batch, "images_per_second": rate}
-        batch = batch * 9 // 10  # memory is fragmented: a batch that fitted once need not fit again
+        batch = batch * 9 // 10  # memory is fragmented: a batch that fitted once may not fit again
     raise CommandError(
         f"--throughput: not one image of {size} x {size} pixels fits into memory; give smaller "
         "--sizes"

@@ -1,4 +1,4 @@
-"""Images with labels: built-in digits, folders, tables and data sets of the hub."""
+"""Reads images with labels: built-in digits, folders, tables and data sets of the hub."""
 
 import argparse
 import contextlib
@@ -25,19 +25,19 @@ from transformers import ViTImageProcessor
 from recipes.lab.data import TEST_SPLITS, check_columns, open_dataset, train_and_test
 from recipes.lab.steps import CommandError, progress, reason
 
-# Default columns: the first of these that the data have.
+# Default columns: the first of these names that the data have.
 COLUMNS = {
     "image_column": ("image", "img", "picture"),
     "label_column": ("label", "labels", "fine_label", "target", "class"),
 }
 _DARK = 4095  # largest value of 12 bits
-HELD_BYTES = 2**28  # CIFAR-10 takes 150 MB
+HELD_BYTES = 2**28  # CIFAR-10 needs 150 MB
 
 
 class Request(NamedTuple):
-    """An image for an epoch of training: a square of `size` pixels, or with None the crop without
-    resizing. The augmentation depends only on seed, epoch and `place` in the order of the epoch, so
-    neither resuming nor the number of workers or processes changes it."""
+    """Asks for an image of a training epoch: a square of `size` pixels or, with None, the crop
+    without resizing. The augmentation depends only on seed, epoch and `place` in the order of the
+    epoch, so neither resuming nor the number of workers or processes changes it."""
 
     index: int
     size: int | None
@@ -49,19 +49,19 @@ class Request(NamedTuple):
 class Images(Dataset):
     """Images ``[channels, height, width]`` in 0 to 1 with labels, by index or :class:`Request`."""
 
-    items: Any  # one for each image
+    items: Any  # one item for each image
     load: Callable  # from an item to image (float32 in 0 to 1, or uint8) and label
     names: Sequence[str]  # of the classes
     column: str = ""  # column of the images, where `items` are rows of a data set
-    crop: tuple[float, float] | None = None  # share of a random crop, least and most
+    crop: tuple[float, float] | None = None  # smallest and largest share of a random crop
     augment: Callable[[torch.Tensor, random.Random], torch.Tensor] | None = None  # after resizing
-    seed: int = 0  # of crops and augmentation
+    seed: int = 0  # seed of crops and augmentation
 
     def __len__(self) -> int:
         return len(self.items)
 
     def keep(self, number: int) -> None:
-        """Keeps `number` images, evenly spread; all images if there are no more."""
+        """Keeps `number` images, evenly spread, or all images if there are fewer."""
         if number < len(self):
             indices = [n * len(self) // number for n in range(number)]
             if isinstance(self.items, list):
@@ -94,7 +94,10 @@ class Images(Dataset):
             if self.column and isinstance(self.items.features[self.column], Feature):
                 row = self.items.cast_column(self.column, Feature(decode=False))[index]
                 name = (row[self.column] or {}).get("path") or name
-            why = f"{name} cannot be read ({reason(error)}); repair it, or take it out of the data"
+            why = (
+                f"{name} cannot be read ({reason(error)}); repair the image, or remove it from "
+                "the data"
+            )
             raise CommandError(why) from None
 
     def __getitem__(self, key: int | Request) -> tuple[torch.Tensor, int]:
@@ -175,9 +178,9 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
     for labels in (training[target], rows[target]):
         if None in labels:
             where = f"row {labels.index(None) + 1} of the data"
-            why = f"{where} has none; give it a label, or take it out"
+            why = f"{where} has no label; add a label, or remove the row"
             raise CommandError(f"--label-column {target}: {why}")
-    # plain numbers or words have no names
+    # labels that are plain numbers or words have no names of classes
     values = sorted(set(training[target])) if names is None else range(len(names))
     classes = {value: number for number, value in enumerate(values)}
     unknown = set(rows[target]) - set(classes)
@@ -187,11 +190,14 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
             f"the {len(values)} classes; where a test has no labels, name another --test-split"
         )
     declared = isinstance(rows.features[pixels], Feature)
-    if declared and rows.features[pixels].mode:  # datasets would convert, and cut values off
+    # datasets would convert the image, and cut off large values
+    if declared and rows.features[pixels].mode:
         rows = rows.cast_column(pixels, Feature())
     first = None if declared or not len(rows) else rows[0][pixels]
     if first is not None and not _has_bytes(first):
-        raise CommandError(f"--image-column {pixels} has no images but {first!r:.40}; name another")
+        raise CommandError(
+            f"--image-column {pixels} has no images, but {first!r:.40}; name another column"
+        )
     load = partial(_load, pixels=pixels, target=target, channels=channels, classes=classes)
     return Images(rows, load, list(map(str, names or values)), pixels)
 
@@ -202,10 +208,10 @@ def _load(
     """The image ``[channels, H, W]``, uint8, and the number of its class."""
     image = row[pixels]
     if image is None:
-        raise ValueError("there is none in this row")
-    if _has_bytes(image):  # from a parquet file without a declared feature
+        raise ValueError("this row has no image")
+    if _has_bytes(image):  # a parquet file that does not declare the feature Image
         image = Image.open(io.BytesIO(image["bytes"]))
-    image = eight_bits(ImageOps.exif_transpose(image))  # turned as the camera was held
+    image = eight_bits(ImageOps.exif_transpose(image))  # turned by its EXIF data
     # a copy, because the pixels of an image are read-only
     array = torch.from_numpy(np.array(image.convert("L" if channels == 1 else "RGB")))
     array = array[None] if channels == 1 else array.permute(2, 0, 1).contiguous()
@@ -216,11 +222,11 @@ def eight_bits(image: Image.Image) -> Image.Image:
     """The image with its grey values scaled to 0 to 255, if it stores more than 8 bits; Pillow's
     conversion would cut them off at 255. White is 65535 for whole numbers, with a warning if all
     values fit into 12 bits; for floats white is 1, or 255 if a value is above 1. Other values are
-    refused, because white is not defined. The scale is not guessed for each image: a guess would
-    make dark images of the same data bright.
+    refused, because white is not defined. The scale is not chosen for each image, because this
+    would make dark images bright.
 
     Raises:
-        ValueError: A value is not between 0 and white.
+        ValueError: if a value is not between 0 and white.
     """
     if image.mode[0] not in "IF":
         return image
@@ -234,8 +240,9 @@ def eight_bits(image: Image.Image) -> Image.Image:
         )
     if white == 65535 and 0 < high <= _DARK:
         warnings.warn(
-            f"an image has whole numbers of at most {_DARK}, nearly black where white is 65535; if "
-            "its white is 255 or 4095, store it in 8 bits, or multiplied by 257 or 16",
+            f"an image has whole numbers of at most {_DARK}, nearly black if white is 65535; if "
+            "white is 255 or 4095 in this image, store the image in 8 bits, or multiply its "
+            "values by 257 or 16",
             stacklevel=2,
         )
     return Image.fromarray((values * (255 / white)).round().astype(np.uint8))
@@ -246,7 +253,8 @@ def _has_bytes(value: Any) -> bool:
 
 
 def _usual(args: argparse.Namespace, option: str, data: Any) -> str | None:
-    """The column that the option names, or the first with a usual name, if the data have it."""
+    """The column that the option names, or the first column with a usual name; checks that the data
+    have this column."""
     names = [getattr(args, option)] if getattr(args, option) else COLUMNS[option]
     return next((name for name in names if name in data.column_names), None)
 
@@ -264,8 +272,8 @@ def _column(args: argparse.Namespace, option: str, data: Any) -> str:
 
 
 def make_processor(path: str | None, size: int, channels: int) -> ViTImageProcessor:
-    """The processor for images of `size`: it normalises with the numbers of the checkpoint `path`,
-    or with 0.5 and 0.5."""
+    """The processor for images of `size`: it normalises with mean and standard deviation of the
+    checkpoint `path`, or with 0.5 and 0.5."""
     pixels = {"height": size, "width": size}
     if path:
         with contextlib.suppress(OSError):  # a checkpoint without a processor
@@ -275,8 +283,8 @@ def make_processor(path: str | None, size: int, channels: int) -> ViTImageProces
 
 
 class Data(NamedTuple):
-    """Test images: `order` are the indices to use, `batch_size` images share a forward, `workers`
-    threads read them."""
+    """Test images: `order` are the indices to use, a batch has `batch_size` images, and `workers`
+    threads read images."""
 
     name: str
     images: Images
@@ -285,11 +293,12 @@ class Data(NamedTuple):
     workers: int = 1
 
     def read(self, read: Callable[[int], Any], what: str) -> Iterator[list]:
-        """Yields batches of the results of `read` for the indices of the order, with progress. A
-        batch is read while the batch before it is in use."""
+        """Yields batches of the results of `read` for the indices of the order, with progress. The
+        next batch is read while a batch is in use."""
         order, size = self.order, self.batch_size
         chunks = [order[i : i + size] for i in range(0, len(order), size)]
-        # threads: decoding releases Python's lock; processes would send every pixel
+        # threads, because decoding releases Python's lock, and processes would have to send every
+        # pixel
         with ThreadPoolExecutor(self.workers) as pool:
             waiting = pool.map(read, chunks[0])
             for following in progress([*chunks[1:], ()], what, unit="batch"):
@@ -297,7 +306,7 @@ class Data(NamedTuple):
                 yield list(ready)
 
 
-@cache  # the same for all models
+@cache  # shapes are the same for all models
 def shapes_of(data: Data) -> list[tuple[int, int]]:
     """(height, width) of each image of the order, in pixels."""
     shapes = data.read(lambda index: data.images[index][0].shape[1:], f"{data.name}: sizes")
@@ -320,23 +329,27 @@ def load_data(args: argparse.Namespace, channels: int) -> list[Data]:
 
 
 def _test_images(name: str, args: argparse.Namespace, channels: int) -> Images:
-    """Images of a whole split: of ``--test-split``, else the only split, else the first split with
-    a usual name and labels. The labels of this split alone define the classes, because there may be
-    no training split. A training split is tested only if named, or if it is the only split."""
+    """Images of a whole split: ``--test-split``, or the only split, or else the first split that
+    has a usual name and labels. Only the labels of this split define the classes, because there may
+    be no training split. A training split is tested only if it is named or is the only split."""
     data = open_dataset(name, args.dataset_config)
     splits = f"{name} has the splits {', '.join(data)}"
     split = args.test_split
     if not split and len(data) == 1:
-        print(f"{name}: its only split is tested whole; is it new to the models?", flush=True)
+        print(
+            f"{name}: all images of its only split are tested; make sure that no model was "
+            "trained on them",
+            flush=True,
+        )
         (split,) = data
     elif not split:
         with_labels = labelled(args, data)
         split = next((split for split in TEST_SPLITS if split in with_labels), None)
         if split is None:
             raise CommandError(
-                f"--test-split is missing: {splits}, of which none with labels is called "
-                f"{', '.join(TEST_SPLITS)}; name the one to test"
+                f"--test-split is missing: {splits}, and no split with labels is called "
+                f"{', '.join(TEST_SPLITS)}; name the split to test"
             )
     if split not in data:
-        raise CommandError(f"--test-split {split}: {splits}; name one")
+        raise CommandError(f"--test-split {split}: {splits}; name one of them")
     return read_images(args, data[split], data[split], channels)

@@ -1,12 +1,13 @@
-"""Image classifiers at sizes they were not trained at (CAPE section 5.1 and Appendix B).
+"""Tests image classifiers at sizes other than their size of training (CAPE section 5.1 and Appendix
+B).
 
     python recipes/vit/evaluate.py --model results/vit/abspos results/vit/cape --protocol whole
     python recipes/vit/evaluate.py --model cape=runs/a,runs/b,runs/c google/vit-base-patch16-224 \\
         --dataset imagenet-1k --sizes 160 224 384 672 --tta --bins --throughput
 
-Models are checkpoints of transformers that classify images, stock or cape; several may be seeds of
-one model. Without --dataset the data are the test digits of finetune_hf.py. Tables (CSV,
-Markdown) and plots (PNG) go to --output.
+Models are checkpoints of transformers that classify images, stock or cape; several checkpoints may
+be seeds of one model. Without --dataset the data are the test digits of finetune_hf.py. Tables
+(CSV, Markdown) and plots (PNG) go to --output.
 """
 
 import argparse
@@ -78,7 +79,10 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--test-split",
         metavar="NAME",
-        help="tested as a whole; default: the only one, else test, validation, valid or dev",
+        help=(
+            "split to test as a whole (default: the only split, or else test, validation, valid "
+            "or dev)"
+        ),
     )
     parser.add_argument("--image-column", metavar="NAME", help="default: one of a usual name")
     parser.add_argument("--label-column", metavar="NAME", help="default: one of a usual name")
@@ -104,7 +108,10 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         "--protocol",
         choices=("crop", "whole"),
         default="crop",
-        help="crop: shorter side to SIZE/0.875, centre square (paper; default); whole: squeezed",
+        help=(
+            "crop: resize the shorter side to SIZE/0.875, then crop the centre square (paper; "
+            "default); whole: resize the whole image to a square"
+        ),
     )
     parser.add_argument(
         "--tta",
@@ -115,7 +122,7 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gamma",
         action="store_true",
-        help=f"also with factors {', '.join(GAMMA_RULES)} on the grid of positions (sinusoids)",
+        help=f"also multiply the grid of positions by {', '.join(GAMMA_RULES)} (sinusoids only)",
     )
     parser.add_argument(
         "--trained-size",
@@ -127,11 +134,11 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=command_line.positive,
         metavar="EDGE",
-        help="also the best size by bins of shorter sides; default: "
+        help="also find the best size by bins of shorter sides; default: "
         f"{' '.join(map(str, BIN_EDGES))}",
     )
     parser.add_argument(
-        "--throughput", action="store_true", help="also images per second at each size"
+        "--throughput", action="store_true", help="also measure images per second at each size"
     )
     parser.add_argument(
         "--runs", type=command_line.positive, help="timed runs of --throughput (default: 30)"
@@ -157,12 +164,14 @@ def _add_computation(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=command_line.positive,
         metavar="N",
-        help="threads that read images (default: 1 on cpu, else one for each core, at most 16)",
+        help=(
+            "threads that read images (default: 1 on cpu; otherwise one for each core, at most 16)"
+        ),
     )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Options, completed and checked as far as possible without a model."""
+    """Parses the options, sets defaults, and checks all that can be checked without a model."""
     args = make_options().parse_args(argv)
     command_line.check_shared(args)
     cpu = args.device.type == "cpu"
@@ -184,7 +193,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def default_sizes(train: int, patch: int) -> list[int]:
-    """The paper's sizes for a model trained at 224, for others in proportion, in whole patches."""
+    """The sizes of the paper for a model trained at 224; for other models, sizes in the same
+    proportion, in whole patches."""
     return [max(1, round(train * ratio / patch)) * patch for ratio in SIZE_RATIOS]
 
 
@@ -195,7 +205,7 @@ def measure_speed(classifier: Classifier, args: argparse.Namespace) -> dict[str,
 
 
 def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
-    """The result of `work`, from `folder` if an earlier run left it there."""
+    """The result of `work`, from `folder` if an earlier run has stored it there."""
     file = folder / f"{fingerprint([json.dumps(settings, sort_keys=True)])}.json"
     if not file.exists():
         write_lines(file, [json.dumps(work())])
@@ -205,7 +215,7 @@ def remembered(folder: Path, settings: Any, work: Callable[[], Any]) -> Any:
 def evaluate(
     args: argparse.Namespace, groups: Mapping[str, Sequence[Classifier]]
 ) -> dict[str, list[Row]]:
-    """Rows of all tables by name; everything is checked before the first measurement."""
+    """Rows of all tables by name; all checks come before the first measurement."""
     every = [model for group in groups.values() for model in group]
     data = {channels: load_data(args, channels) for channels in {model.channels for model in every}}
     for model in every:
@@ -224,7 +234,7 @@ def evaluate(
             files = [file for file in sorted(Path(model.path).glob("*")) if file.suffix in WEIGHTS]
             made_with = [options, [model.path, *map(digest, files)]]
             work = {part.name: partial(measure, model, part, args) for part in data[model.channels]}
-            if args.throughput and model is group[0]:  # seeds are equally fast
+            if args.throughput and model is group[0]:  # seeds of a model are equally fast
                 work[None] = partial(measure_speed, model, args)
             with model.on(args.device):
                 for part, run in work.items():
@@ -240,7 +250,7 @@ def write_all(
     folder: Path, rows: Mapping[str, Sequence[Row]], facts: Mapping[str, str]
 ) -> Iterator[list[str]]:
     """Writes ``TABLE.csv``, ``TABLE.md`` and ``TABLE.png``, and yields the lines of the page. Facts
-    with the name of a table are for that table only."""
+    under the name of a table are for this table only."""
     for table, measured in rows.items():
         figure = folder / f"{table}.png"
         if table == "bins":
@@ -281,7 +291,7 @@ def _write_bins(path: Path, rows: Sequence[Row]) -> dict[str, list[str]]:
     panels, sections = [], {}
     for title, group in tables.grouped(rows, "data", "model").items():
         labels = dict.fromkeys(row["bin"] for row in group)
-        # each line has all bins, so that they keep their order
+        # each line has all bins, so that the bins stay in order
         lines = {
             name: {label: tried.get(label, []) for label in labels}
             for name, tried in tables.pivot(group, "strategy", "bin", "top1").items()
@@ -324,7 +334,8 @@ def bin_table(rows: Sequence[Row]) -> list[str]:
 
 
 def draw_throughput(path: Path, rates: Cells, accuracies: Cells) -> None:
-    """Accuracy against images per second, a line for each model through its sizes (CAPE Fig. 4)."""
+    """Draws accuracy against images per second, with one line through the sizes of each model (CAPE
+    Fig. 4)."""
     figure, ((axes,),) = new_figure(7, 4.8)
     for name, row in rates.items():
         points = [(mean(row[size]), mean(accuracies[name][size])) for size in row]
@@ -372,7 +383,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     facts = tables.how_made(command, PACKAGES, args.device, images=images)
     facts |= {
         "gamma": f"train is {args.trained_size or 'the image_size of each model'}",
-        "bins": "sizes by centre crop; the best is chosen on these very images (CAPE Table 5)",
+        "bins": (
+            "sizes by centre crop; the best size is chosen on the tested images (CAPE Table 5)"
+        ),
         "throughput": f"largest batch that fits, at most {args.max_batch}; {args.warmup} runs to "
         f"warm up, {args.runs} timed",
     }

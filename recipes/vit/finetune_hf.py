@@ -1,4 +1,5 @@
-"""Image classification with any position embedding, trained at one size or many, tested at others.
+"""Trains image classifiers with any position embedding at one or several sizes, and tests them at
+other sizes.
 
     python recipes/vit/finetune_hf.py              # built-in digits, about a minute a type
     accelerate launch recipes/vit/finetune_hf.py --position-embedding cape \\
@@ -36,7 +37,7 @@ from recipes.vit.catalog import PRESETS, RECIPES, Recipe
 from recipes.vit.data import COLUMNS, Images, Request, digits, given_data, make_processor
 
 COMPARED = ("abspos", "sinpos", "cape")
-CLASSIFIER = ("classifier.weight", "classifier.bias")  # drawn anew if the classes differ
+CLASSIFIER = ("classifier.weight", "classifier.bias")  # get new random values if the classes differ
 
 
 def make_options() -> argparse.ArgumentParser:
@@ -46,13 +47,16 @@ def make_options() -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{option.replace('_', '-')}",
             metavar="NAME",
-            help=f"default: the first that there is of {', '.join(names)}",
+            help=f"default: the first existing column of {', '.join(names)}",
         )
     parser.add_argument("--preset", choices=PRESETS, help="sizes of a model from scratch")
     parser.add_argument(
         "--recipe",
         choices=RECIPES,
-        help="settings of a training; other options win (default: digits without --dataset)",
+        help=(
+            "settings of a training; other options override these settings (default: digits "
+            "without --dataset)"
+        ),
     )
     pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
     parser.add_argument("--train-sizes", **pixels, help="default: the size of the model")
@@ -63,13 +67,13 @@ def make_options() -> argparse.ArgumentParser:
         "--scale-patches",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="start the projection of patches of a new model with deviation 1/sqrt(inputs)",
+        help="start the patch projection of a new model with standard deviation 1/sqrt(inputs)",
     )
     parser.add_argument(
         "--univit",
         action="store_true",
-        help="one random size of --train-sizes per update; default: 128 to 320 in steps of 32, for "
-        "the digits: 16 to 48",
+        help="train at one random size of --train-sizes per update; default: 128 to 320 in steps "
+        "of 32, for the digits: 16 to 48",
     )
     _add_regularisation(parser)
     return parser
@@ -90,35 +94,42 @@ def _add_regularisation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rand-augment",
         metavar="NAME",
-        help="deit (its 15 operations), none, or a setting of timm such as rand-m9-mstd0.5-inc1",
+        help=(
+            "deit (two of 15 operations), none, or a setting of timm such as rand-m9-mstd0.5-inc1"
+        ),
     )
     parser.add_argument(
         "--random-erasing",
         type=number(0, 1),
         default=0.0,
         metavar="P",
-        help="share of the images of which a part becomes noise",
+        help="share of the images in which a box is replaced by noise",
     )
     parser.add_argument(
         "--mixup",
         type=number(0, 1e3),
         default=0.0,
         metavar="A",
-        help="mix pairs of images, lambda of Beta(A, A); with --cutmix one of them per batch",
+        help=(
+            "mix pairs of images, with lambda drawn from Beta(A, A); with --cutmix, one of the "
+            "two per batch"
+        ),
     )
     parser.add_argument(
         "--cutmix",
         type=number(0, 1e3),
         default=0.0,
         metavar="A",
-        help="replace a box by the same box of another image, its share of Beta(A, A)",
+        help=(
+            "replace a box by the same box of another image, with its share drawn from Beta(A, A)"
+        ),
     )
     parser.add_argument(
         "--repeats",
         type=positive,
         default=1,
         metavar="N",
-        help="copies of an image in an epoch of unchanged length (default: 1, none is repeated)",
+        help="copies of an image in an epoch of unchanged length (default: 1, no repetition)",
     )
     parser.add_argument(
         "--drop-path",
@@ -131,7 +142,7 @@ def _add_regularisation(parser: argparse.ArgumentParser) -> None:
 def read_options(
     argv: Sequence[str] | None,
 ) -> tuple[argparse.Namespace, Seq2SeqTrainingArguments, Recipe]:
-    """Options; ``--recipe`` sets options that the command line leaves out."""
+    """Parses the options; ``--recipe`` sets options that the command line leaves out."""
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = make_options()
     first = parser.parse_known_args(argv)[0]
@@ -148,7 +159,7 @@ def read_options(
     if training.train_sampling_strategy != "random":
         raise CommandError(
             f"--train_sampling_strategy {training.train_sampling_strategy} is not possible here: "
-            "images come in random order; leave it out"
+            "images come in random order; leave the option out"
         )
     if args.model and args.preset:
         raise CommandError("--preset has no effect on the checkpoint of --model")
@@ -163,8 +174,8 @@ def read_options(
 
 
 def model_sizes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Fields of the configuration. The image size of a model trained at one size is this size; the
-    image size of a new model trained at many sizes is the middle size: 224 of 128 to 320."""
+    """Fields of the configuration. The image size is the size of training; for a new model that is
+    trained at several sizes, it is the middle size: 224 of 128 to 320."""
     pixels = sorted(args.train_sizes or ())
     middle = {"image_size": pixels[len(pixels) // 2]} if pixels else {}
     only_size = middle if len(pixels) == 1 else {}
@@ -206,8 +217,8 @@ def build_model(
     others = sorted({key for key, *_ in info["mismatched_keys"]} - set(CLASSIFIER))
     if others:
         raise CommandError(
-            f"--model {args.model}: the shapes of {', '.join(others[:3])} are not those of its "
-            "config.json; give the folder as it was saved"
+            f"--model {args.model}: the shapes of {', '.join(others[:3])} differ from its "
+            "config.json; give the folder that save_pretrained wrote"
         )
     if sizes["image_size"] != model.config.image_size:
         model.base_model.resize_images(*np.broadcast_to(sizes["image_size"], 2).tolist())
@@ -215,11 +226,12 @@ def build_model(
 
 
 def scale_patches(model: CapeViTForImageClassification) -> None:
-    """Draws the weights of the projection of patches anew, with a deviation of 1 / sqrt(inputs), so
-    that the output has the deviation of the pixels. A deviation of 0.02 makes embeddings of patches
-    of few pixels so much smaller than sinusoids that a short training hardly sees them. Other
-    weights keep DeiT's 0.02. `cifar10-fine` has patches of 2 pixels because 42 % of the channels
-    turn by more than half a circle from one patch to the next on the 8 x 8 patches of `cifar10`."""
+    """Draws the weights of the patch projection again, with a standard deviation of 1 /
+    sqrt(inputs), so that the output has the standard deviation of the pixels. With 0.02, embeddings
+    of patches of few pixels are so much smaller than sinusoids that a short training hardly uses
+    them. Other weights keep 0.02, as in DeiT. `cifar10-fine` has patches of 2 pixels because 42 %
+    of the channels turn by more than half a circle from one patch to the next on the 8 x 8 patches
+    of `cifar10`."""
     weight = model.base_model.embeddings.patch_embeddings.projection.weight
     torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
 
@@ -246,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.set_num_threads(1)  # more threads do not speed up such a small model
     sizes = args.model_config = model_sizes(args, recipe)  # part of the record of a training
     fields = CapeViTConfig().to_dict() | sizes
-    # a configuration may have one number per side
+    # in a configuration, a size may have one number for each side
     channels, size = fields["num_channels"], int(np.min(fields["image_size"]))
     trained = list(args.train_sizes or [size])
     tested = list(args.test_sizes or trained)

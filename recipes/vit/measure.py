@@ -1,4 +1,4 @@
-"""Measurements of one model on one data set: ranks of the right classes by size and rule, with the
+"""Measurements of one model on one data set: ranks of the right class by size and rule, with the
 protocols of CAPE (section 5.1 and Appendix B)."""
 
 import argparse
@@ -19,13 +19,13 @@ from recipes.vit.data import Data, resize, shapes_of
 
 CENTRE = 0.875  # share of the shorter side that the centre crop keeps: 224 of 256 pixels
 BIN_EDGES = (100, 150, 200, 250, 300, 350, 384)  # CAPE Table 5
-OPEN_BIN_MAX = 500 / 384  # the table's largest size above the last edge, relative to that edge
+OPEN_BIN_MAX = 500 / 384  # largest size of the table above the last edge, relative to the last edge
 MIN, MAX = "min", "max"  # names of strategies
 GAMMA_RULES = {"1": 0, "r/train": 1, "sqrt(r/train)": 0.5}  # powers of r/train, CAPE Table 6
 
 
 class View(NamedTuple):
-    """One way to show an image ``[C, h, w]`` to a model, by one of the protocols:
+    """One way to resize and crop an image ``[C, h, w]`` for a model, by one of the protocols:
 
     "crop", the paper's: the shorter side becomes ``int(size / 0.875)`` pixels, with the same
     aspect, then a square is cropped from the centre; "whole": the whole image becomes a square;
@@ -55,8 +55,8 @@ class View(NamedTuple):
 
 
 def columns_of(args: argparse.Namespace, train: int) -> dict[tuple[str, int, str], list[View]]:
-    """Views of all images by name of table, size and rule; the log-probabilities of the views of a
-    column are added up."""
+    """Views of all images for each column of the tables, by name of table, size and rule; the
+    log-probabilities of the views of a column are added up."""
     columns = {}
     for size in args.sizes:
         view = View(args.protocol, size)
@@ -98,8 +98,8 @@ def label_ranks(
     classifier: Classifier, data: Data, columns: Mapping[Any, list[View]], classes: Sequence[int]
 ) -> dict[Any, np.ndarray]:
     """Ranks of the right class of each image of the order, by column; rank 0 is the best. The
-    log-probabilities of the views of a column are added up. Images are read once, each distinct
-    view is scored once; `classes` has the number of the model's class for each label."""
+    log-probabilities of the views of a column are added up. Each image is read once, and each
+    distinct view is scored once; `classes` has the number of the model's class for each label."""
     views = {view for column in columns.values() for view in column}
     pictures = {view._replace(gamma=1.0) for view in views}
     ranks: dict[Any, list[int]] = {name: [] for name in columns}
@@ -120,15 +120,15 @@ def label_ranks(
 
 
 def check(classifier: Classifier, args: argparse.Namespace) -> None:
-    """Refuses options that the model cannot do, before hours of work."""
+    """Refuses options that the model does not support, before hours of work."""
     if args.gamma:
         classifier.check_gamma()
     columns = columns_of(args, classifier.size).values()
     for size in sorted({view.size for column in columns for view in column}):
         if reason := classifier.refusal(size, size):
             raise CommandError(
-                f"{classifier.path} refuses images of {size} x {size} pixels ({reason}); its own "
-                f"size is {classifier.size}; give other --sizes"
+                f"{classifier.path} refuses images of {size} x {size} pixels ({reason}); its size "
+                f"is {classifier.size}; give other --sizes"
             )
 
 
@@ -162,9 +162,9 @@ def strategies(
     shapes: Sequence[tuple[int, int]], low: int, high: float, sizes: Sequence[int]
 ) -> Mapping[str, View]:
     """Ways to resize the images of the bin from `low` to `high`, by name (CAPE Appendix B.2);
-    `shapes` are (height, width). The bin without an upper end may have images of thousands of
-    pixels: 500 pixels (at the paper's edges) stand for its largest size, and no image keeps its
-    size."""
+    `shapes` are (height, width). The last bin may have images of thousands of pixels, so its
+    largest tested size is 500 pixels (with the edges of the paper), and its images are not tested
+    at their original size."""
     sides = [min(shape) for shape in shapes]
     largest = max(round(OPEN_BIN_MAX * (low - 1)), min(sides)) if high == inf else max(sides)
     views = {f"{size} px": View("crop", size) for size in sizes}
@@ -177,7 +177,8 @@ def strategies(
 def measure_bins(
     classifier: Classifier, data: Data, args: argparse.Namespace, classes: Sequence[int]
 ) -> list[Row]:
-    """A row for each bin and strategy, without strategies with a shape that the model refuses."""
+    """A row for each bin and strategy; leaves out strategies with a shape that the model
+    refuses."""
     # images of one size follow each other, so that they share a forward
     members = sorted(zip(shapes_of(data), data.order, strict=True))
     rows = []
@@ -190,7 +191,7 @@ def measure_bins(
         for name, view in strategies(shapes, low, high, args.sizes).items():
             tested = [(view.size, view.size)] if view.size else extremes(shapes)
             if reason := next(filter(None, starmap(classifier.refusal, tested)), None):
-                print(f"{classifier.path}, {data.name} {label}: without {name!r}, since {reason}")
+                print(f"{classifier.path}, {data.name} {label}: without {name!r}, because {reason}")
             else:
                 columns[name] = [view]
         ranks = label_ranks(classifier, data._replace(order=order), columns, classes)
@@ -202,8 +203,8 @@ def measure_bins(
 
 def extremes(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Extremes of (height, width): the smallest height with the smallest width, and the shapes with
-    the smallest and largest height and width. A model that takes all of them has no fixed size, and
-    a patch that is small enough."""
+    the smallest and largest height and width. A model that accepts all of them has no fixed size,
+    and its patches are small enough."""
     corners = [tuple(map(min, zip(*shapes, strict=True)))]
     corners += [pick(shapes, key=itemgetter(side)) for pick in (min, max) for side in (0, 1)]
     return list(dict.fromkeys(corners))

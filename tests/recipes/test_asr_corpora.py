@@ -108,7 +108,7 @@ def test_librispeech_subsets_are_chosen_and_missing_ones_named(libri, tmp_path, 
         path.unlink() if path.is_file() else path.rmdir()
     (source / "test-other").rmdir()
     run("librispeech", source, "--output", tmp_path / "c")
-    assert "test-other is not there, so there is no test_other.tsv" in capsys.readouterr().out
+    assert "test-other does not exist, so test_other.tsv is not made" in capsys.readouterr().out
     assert not (tmp_path / "c" / "test_other.tsv").exists()
 
 
@@ -233,7 +233,7 @@ def test_wsj_is_prepared(ldc, tmp_path, capsys):
     assert audio == str(ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1")  # readable as it is
     assert seconds == "0.4000"
     output = capsys.readouterr().out
-    assert "si_tr_s.ndx does not exist: all recordings of wsj1/si_tr_s is used" in output
+    assert "si_tr_s.ndx does not exist: all recordings of wsj1/si_tr_s are used" in output
     assert output.count("does not exist") == 1
     assert "skipped" not in output
     run("wsj", ldc, "--output", tmp_path / "5k", "--vocabulary", "5k")

@@ -191,7 +191,7 @@ def test_damaged_weights_are_refused(damage, tmp_path):
     else:
         sizes = json.loads(config.read_text())
         config.write_text(json.dumps({**sizes, "intermediate_size": 32}))
-        message = "the shapes of .*mlp.* are not those of its config.json"
+        message = "the shapes of .*mlp.* differ from its config.json"
     args = argparse.Namespace(model=str(tmp_path), drop_path=None)
     with pytest.raises(CommandError, match=f"--model .*{message}"):
         vit.build_model(args, {"type": "nopos"}, {"image_size": 16}, ["a", "b"])

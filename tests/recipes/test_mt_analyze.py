@@ -230,19 +230,22 @@ BAD = {
     "bins": (["length", "--model", "a=A", "--bins", "5", "5"], "--bins 5 5: the numbers must"),
     "no hypothesis": (["length", "--model", "a=A", "--max-length", "0", "0"], "--max-length"),
     "no separator": (["swap", "--model", "a=A"], "give --join 10"),
-    "seeds of two kinds": (["stack", "--model", "a=A,T"], "seeds are of one kind"),
+    "seeds of two kinds": (
+        ["stack", "--model", "a=A,T"],
+        "all seeds of a name must be of one kind",
+    ),
     "moved table": (
         ["length", "--model", "t=T", "--inference-offset", "5"],
         "checkpoint_last.pt: offset 5",
     ),
-    "one side": (["extrapolate", "--output", "x", "./x"], "--output x x: is one file"),
+    "one side": (["extrapolate", "--output", "x", "./x"], "--output x x: both are the same"),
     "one offset": (["similarity", "--model", "a=A", "--offsets", "1"], "--offsets 1"),
     "one model": (["scores", "--model", "a=A"], "scores compares two"),
     "half": (["stack", "--model", "a=A", "--device", "cpu", "--fp16"], "--fp16: needs a GPU"),
     "no pair": (["extrapolate", "--max-length", "1"], "--max-length 1: no pair is that short"),
     "onto itself": (["extrapolate", "--output", "words.en", "x"], "--output words.en"),
     "gzip": (["extrapolate", "--output", "x.en.gz", "x.de.gz"], "leave out .gz"),
-    "joins nothing": (["interpolate", "--count", "1"], "--count 1"),
+    "joins no pairs": (["interpolate", "--count", "1"], "--count 1"),
     "joined before": (["interpolate", "--text", "joined", "joined"], "line 1 has the separator"),
 }
 

@@ -153,8 +153,8 @@ def test_sacrebleu_splits_as_is_usual_for_the_target_language(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--target-lang", "en"), "--source-lang en --target-lang en: are alike"),
-        (("--target-lang", "a/b"), "--target-lang: 'a/b' is no name of a language"),
+        (("--target-lang", "en"), "--source-lang en --target-lang en: both languages are the same"),
+        (("--target-lang", "a/b"), "--target-lang: 'a/b' is not the name of a language"),
         (("--target-lang", "xx"), "language xx: there are no built-in number lists"),
     ],
 )

@@ -115,7 +115,7 @@ LITTLE = "--train-size 3 --dev-size 1 --test-size 1"
         ("--data nowhere --train-size 3", "--train-size is for the built-in speech"),
         ("--tier phones", "--tier needs --data"),
         ("--position-max-offset 3", "has no effect on position embedding 'sinpos'"),
-        ("--position-embedding nopos --conditions inc", "nopos has no positions to put in"),
+        ("--position-embedding nopos --conditions inc", "nopos has no positions; give exc"),
         ("--device abacus", "--device abacus: not available here"),
         ("--test-lengths 1 --conditions exc", "--conditions exc: sinpos is tested with positions"),
         ("--test-lengths 1 --attention-epochs 2", "--attention-epochs has no effect"),

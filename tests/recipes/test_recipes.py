@@ -107,7 +107,10 @@ BAD_INPUTS = [
     (("iwslt14_de_en", "all", "--train", "a", "a"), ("--train", "hold out", "give --test")),
     (("iwslt14_de_en", "train"), ("--work", "run the stage prepare")),
     (("iwslt14_de_en", "swap"), ("swap", "wmt16_en_de_interpolate")),
-    (("iwslt14_de_en", "train", "--seeds", "1", "2", "--name", "x"), ("--name x", "one training")),
+    (
+        ("iwslt14_de_en", "train", "--seeds", "1", "2", "--name", "x"),
+        ("--name x", "a single training"),
+    ),
     (("wmt14_en_de", "train", "--first-epoch", "900"), ("--first-epoch 900", "at most 150")),
     (("wmt14_en_de", "train", "--max-epoch", "20"), ("--first-epoch 50", "at most 20")),
 ]

@@ -61,7 +61,7 @@ def test_bad_files_are_named(tmp_path, content, message):
 def test_unequal_line_counts_name_the_shorter_file(tmp_path):
     (tmp_path / "long").write_text("a\nb\nc\n")
     (tmp_path / "short").write_text("a\nb\n")
-    with pytest.raises(CommandError, match="short ends after 2 lines but .*long goes on"):
+    with pytest.raises(CommandError, match="short ends after 2 lines, and .*long is longer"):
         list(read_pairs(tmp_path / "long", tmp_path / "short", "--data"))
 
 

@@ -316,6 +316,6 @@ def test_stock_model_may_be_of_one_size(tmp_path, capsys):
     classifier = Classifier(stock)
     classifier.options.clear()
     with pytest.raises(
-        CommandError, match=r"refuses images of 24 x 24 .* its own size is 16; give other"
+        CommandError, match=r"refuses images of 24 x 24 .* its size is 16; give other"
     ):
         measure.check(classifier, options())

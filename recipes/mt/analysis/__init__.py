@@ -1,2 +1,1 @@
-"""Analyses of trained models as in the papers: a module for each command of
-recipes/mt/analyze.py."""
+"""The papers' analyses of trained models: one module for each command of recipes/mt/analyze.py."""

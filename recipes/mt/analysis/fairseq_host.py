@@ -20,12 +20,12 @@ from recipes.lab.steps import CommandError, reason
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 from recipes.mt.corpus import SEPARATOR, Segmented, open_segmentation
 
-# fairseq masks padding with booleans, and the future with numbers
+# torch warns, because fairseq masks padding with booleans and the future with numbers
 warnings.filterwarnings("ignore", "Support for mismatched key_padding_mask and attn_mask")
 
 
 class FairseqTranslator(Translator):
-    """A ``checkpoint*.pt`` of a translation task, of this package or stock.
+    """A ``checkpoint*.pt`` of a translation task, of a stock model or of a model of this package.
 
     Args:
         segmented: Whether the test text is in the subwords of the model.
@@ -119,8 +119,8 @@ class FairseqTranslator(Translator):
         return {"src_tokens": self._padded(rows), "src_lengths": lengths}
 
     def _read(self) -> dict[str, Any]:
-        """Returns the checkpoint with a ``cfg`` that names our architecture and the folder of
-        data."""
+        """Returns the checkpoint, with an architecture of this package and the folder of the data
+        in its ``cfg``."""
         try:
             state = checkpoint_utils.load_checkpoint_to_cpu(str(self.path))
         except ValueError as error:
@@ -145,8 +145,8 @@ def _arch(model: Any) -> str:
 
 
 def use_cape_architecture(model: Any) -> None:
-    """Puts our architecture in place of a stock Transformer's in the settings. Outputs stay the
-    same, length has no limit, and positions can be moved."""
+    """Replaces a stock Transformer architecture in the settings by the architecture of this
+    package. Outputs stay the same, length has no limit, and offsets can be added to positions."""
     arch = _arch(model)
     if arch.startswith("cape_") or f"cape_{arch}" not in ARCH_MODEL_REGISTRY:
         return
@@ -165,8 +165,8 @@ def use_cape_architecture(model: Any) -> None:
 
 def find_data(checkpoint: Path, chosen: Path | None, task: Any) -> Path:
     """Returns the folder with the dictionaries of a checkpoint: the `chosen` folder, or the folder
-    of the training. If checkpoint and folder were moved together, the folder is found at the same
-    path relative to a folder above."""
+    of the training. If checkpoint and folder were moved together, the folder is found by its path
+    relative to a common parent folder."""
     names = [f"dict.{code or '*'}.txt" for code in (task.source_lang, task.target_lang)]
     candidates = [chosen or Path(str(task.data).split(":")[0])]
     if not chosen:

@@ -20,10 +20,10 @@ IGNORED = -100  # label of padding
 
 
 class HuggingFaceTranslator(Translator):
-    """A folder with model and tokenizer: cape_marian, or any encoder-decoder of transformers.
+    """A folder with a model and its tokenizer: cape_marian, or any encoder-decoder of transformers.
 
     Stock Marian is loaded as cape_marian with sinusoids: outputs stay the same, length has no
-    limit, and positions can be moved.
+    limit, and offsets can be added to positions.
     """
 
     def __init__(self, path: Path, running: Running, **_files: Any):
@@ -119,7 +119,8 @@ class HuggingFaceTranslator(Translator):
         return {"input_ids": ids, "attention_mask": mask}
 
     def _checked(self, ids: Ids) -> Ids:
-        """Refuses a text longer than the table of positions; it would end in an index error."""
+        """Refuses a text that is longer than the table of positions: the model would raise an index
+        error."""
         free = self.config.model_type in CapeMarianConfig.model_types()
         limit = getattr(self.config, "max_position_embeddings", None)
         if not free and limit and len(ids) > limit:

@@ -1,8 +1,8 @@
 """BLEU (sacrebleu) and exact match by source length (SHAPE figure 7).
 
-Lengths count words of the test text, so models with different subwords share the bins. --stack N
-... first joins N neighbouring sentences at a time, as in the analysis stack (CAPE section 5.3). The
-whole test text is joined for each N, and scores are shown by N.
+Lengths are numbers of words of the test text, so models with different subwords have the same bins.
+--stack N ... first joins N neighbouring sentences at a time, as the analysis stack does (CAPE
+section 5.3). The whole test text is joined for each N, and scores are shown by N.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def stack_all(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[list[Pair], list[str]]:
-    """Stacks of as many sentences as each of `counts`, and the count of each stack as a label."""
+    """Stacks with each number of sentences in `counts`, and the number of each stack as a label."""
     if sorted(set(counts)) != list(counts) or counts[-1] > len(pairs):
         numbers = " ".join(map(str, counts))
         raise CommandError(

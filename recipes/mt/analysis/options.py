@@ -18,7 +18,7 @@ from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.corpus import Pair, fingerprint, read_pairs
 
 PACKAGES = ("torch", "fairseq-fixed", "transformers", "sentencepiece", "sacrebleu")
-Models = dict[str, list[Translator]]  # by name; several are seeds
+Models = dict[str, list[Translator]]  # by name; several models of one name are seeds
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--segmented",
         action="store_true",
-        help="the test text is in the subwords of the models; they are joined before it is scored",
+        help=(
+            "the test text is in the subwords of the models; the subwords are joined before scoring"
+        ),
     )
     group = parser.add_argument_group("computation")
     add_shared(group, "device")
@@ -67,16 +69,17 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decoding_options(parser: argparse.ArgumentParser) -> None:
-    """Adds options of the beam search. SHAPE and most recipes have the default beam; fairseq and
-    the recipes of Multi30k have the default penalty. SHAPE's penalty has to be given: paper and
-    code of SHAPE name none, and their host OpenNMT-py has none by default."""
+    """Adds options of the beam search. The default beam is the beam of SHAPE and of most recipes;
+    the default penalty is the penalty of fairseq and of the recipes of Multi30k. For SHAPE, give a
+    penalty of 0: paper and code of SHAPE name no penalty, and OpenNMT-py, which they use, has none
+    by default."""
     group = parser.add_argument_group("beam search")
     add_shared(group, "beam", default=4)
     add_shared(
         group,
         "length-penalty",
         default=1.0,
-        note="0, none, as in SHAPE's recipes; 0.6 and 0.8 in CAPE's",
+        note="0 in SHAPE's recipes; 0.6 and 0.8 in CAPE's recipes",
     )
     text = "longest hypothesis: A x source tokens + B (default: 2 20)"
     pair = {"nargs": 2, "type": number(0, 1e6), "metavar": ("A", "B")}
@@ -116,7 +119,7 @@ def _open_seeds(
         )
     for option, by_name in files.items():
         if name in by_name and all(path.is_dir() for path in paths):
-            why = f"{name} is a Hugging Face model, which has its own tokenizer; leave it out"
+            why = f"{name} is a Hugging Face model, which has a tokenizer; leave the option out"
             raise CommandError(f"--{option} {name}={by_name[name]} has no effect: {why}")
     files_of_model = {
         option: by_name.get(name, by_name.get("")) for option, by_name in files.items()
@@ -130,8 +133,8 @@ def _open_seeds(
         seed.title = f"{name} {count}"
         if seed.kind != first.kind:
             raise CommandError(
-                f"--model {name}: {first.path} is {first.kind}, {seed.path} is {seed.kind}; "
-                "seeds are of one kind; give the others another name"
+                f"--model {name}: {first.path} is {first.kind}, {seed.path} is {seed.kind}; all "
+                "seeds of a name must be of one kind; give other models another name"
             )
     if running.offset:
         first.check_offset(running.offset)
@@ -153,11 +156,12 @@ def open_translator(path: Path, running: Running, **files: Any) -> Translator:
     if not path.is_dir() and not path.is_file():
         remedy = "give a checkpoint of fairseq, or a folder of a Hugging Face model"
         raise CommandError(f"--model {path}: no such file or folder; {remedy}")
-    # Before the import of fairseq, which would make all libraries log: the first call wins.
+    # Set before the import of fairseq, which would make all libraries log: only the first call of
+    # basicConfig has an effect.
     logging.basicConfig(level=logging.WARNING)
     host = "HuggingFace" if path.is_dir() else "Fairseq"
     module = f"recipes.mt.analysis.{host.lower()}_host"
-    try:  # imports this host only, because the other may not be installed
+    try:  # imports only one of fairseq and transformers, because the other may not be installed
         return pkgutil.resolve_name(f"{module}:{host}Translator")(path, running, **files)
     except ModuleNotFoundError as error:
         raise CommandError(
@@ -169,8 +173,8 @@ def open_translator(path: Path, running: Running, **files: Any) -> Translator:
 def translations(
     model: Translator, decoding: Decoding, folder: Path, sources: Sequence[str], order: str = ""
 ) -> list[str]:
-    """Returns hypotheses, and stores them in `folder` for the next run, under a name made from
-    everything that they depend on."""
+    """Returns hypotheses, and stores them in `folder` for the next run. The name of the file is
+    computed from everything that the hypotheses depend on."""
     settings = {
         "model": [digest(path) for path in model.files()],
         "text": digest_text(sources),

@@ -1,10 +1,10 @@
-"""The share of right tokens that the first model scores higher than the second (SHAPE figure 4).
-
-Both models see the right tokens before (teacher forcing). The share counts tokens to which the
-first --model gives a higher log probability than the second, among all tokens of the test text
-except the end of sentence. Shares are shown by position in the sentence and by frequency in
---train-target (default: in the test text). The n-th seed of one model is compared with the n-th
-seed of the other. The CSV has rows of each seed; the table shows mean ± sample standard deviation.
+"""Computes the share of reference tokens that the first model scores higher than the second model
+(SHAPE figure 4). Both models get the reference tokens before each token (teacher forcing). The
+share counts tokens to which the first --model gives a higher log probability than the second, among
+all tokens of the test text except the end of sentence. Shares are shown by position in the sentence
+and by frequency in --train-target (default: in the test text). The n-th seed of one model is
+compared with the n-th seed of the other. The CSV has rows of each seed; the table shows mean ±
+sample standard deviation.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--train-target",
         type=Path,
         metavar="FILE",
-        help="target side of the training text, in which subwords are counted",
+        help="target side of the training text, for counting subwords",
     )
 
 
@@ -61,8 +61,8 @@ def compare(
     frequency_edges: Sequence[int],
 ) -> np.ndarray:
     """Returns ``[2, frequency bins, position bins]``: the number of tokens that `better` scores
-    higher than `worse`, and the number of all tokens with `frequencies` (the end of sentence has
-    none). A token with equal scores counts as not higher."""
+    higher than `worse`, and the number of all tokens with `frequencies` (the end of sentence has no
+    frequency). Tokens with equal scores do not count as higher."""
     tally = np.zeros((2, len(frequency_edges) + 1, len(position_edges) + 1), int)
     for ours, theirs, often in zip(better, worse, frequencies, strict=True):
         column = np.searchsorted(position_edges, np.arange(len(often)))

@@ -22,8 +22,8 @@ from recipes.lab.tables import seed_table
 from recipes.mt.analysis.options import each, open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator, shifted
 
-# From none to the largest offset of SHAPE's training (table 4), and two between. The paper's figure
-# has other offsets, which are missing in the text of the paper that was at hand.
+# No offset, the largest offset of SHAPE's training (table 4), and two offsets between. The figure
+# of the paper has other offsets, which were not legible in our copy of the paper.
 OFFSETS = (0, 100, 250, 500)
 
 

@@ -2,9 +2,9 @@
 
 Consecutive test pairs are joined until the target has --target-tokens subwords for the model with
 the fewest subwords, so all models see the same text and reach that position. Later positions hold
-the last words and the end of a text: they are easier, and some texts have none. The CSV marks later
-positions as tail; table and figure leave them out. Bands show the standard deviation over seeds, or
-the standard error over sentences for a single seed.
+the last words and the end of a text: these are easier, and some texts do not reach them. The CSV
+marks later positions as tail; table and figure leave them out. Bands show the standard deviation
+over seeds, or the standard error over sentences for a single seed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=300,
         metavar="N",
-        help="target tokens of a stacked sentence, at least (default: %(default)s)",
+        help="lowest number of target tokens of a stacked sentence (default: %(default)s)",
     )
     parser.add_argument(
         "--smooth",
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def lower_first(text: str) -> str:
-    """Puts the first letter in lower case; a mark of sentencepiece may stand before the letter."""
+    """Puts the first letter in lower case; sentencepiece's mark may precede the letter."""
     first = int(text.startswith("\u2581"))
     return text[:first] + text[first : first + 1].lower() + text[first + 1 :]
 
@@ -77,9 +77,9 @@ def stack_groups(pairs: Sequence[Pair], count: int) -> list[Pair]:
 
 def stack_for(models: Iterable[Translator], pairs: Sequence[Pair], minimum: int) -> list[Pair]:
     """Returns stacked pairs whose targets have at least `minimum` subwords of each model. All
-    models of a plot share the text, which grows until the model with the fewest subwords has
-    enough. Positions after `minimum` belong to the end of the last sentence, which is easier on
-    average: table and picture leave these positions out, the CSV marks them."""
+    models of a plot share the text: sentences are added until the model with the fewest subwords
+    has `minimum` subwords. Positions after `minimum` belong to the end of the last sentence, which
+    is easier on average: table and picture leave these positions out, and the CSV marks them."""
     lengths = [model.target_length for model in models]
     stacked = list(stack_pairs(pairs, lambda text: min(count(text) for count in lengths), minimum))
     if not stacked:
@@ -100,8 +100,8 @@ def totals_by_bin(losses: Losses, width: int) -> np.ndarray:
 
 
 def position_rows(losses: Losses, end: int) -> list[Row]:
-    """Mean loss of the sentences that reach a position, and their number; positions from `end` on
-    are tail."""
+    """Mean loss at each position over the sentences that reach the position, and the number of
+    these sentences; positions from `end` on are tail."""
     totals = enumerate(totals_by_bin(losses, 1).sum(1).T.tolist())
     return [
         {"position": n, "mean_nll": total / count, "count": int(count), "tail": int(n >= end)}
@@ -112,14 +112,16 @@ def position_rows(losses: Losses, end: int) -> list[Row]:
 def estimate(
     seeds: Sequence[Losses], width: int, end: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean loss of a token by bin of positions before `end`, and its sample standard deviation over
-    the seeds; for a single seed the standard error over sentences, NaN for fewer than two."""
+    """Mean loss per token by bin of positions before `end`, and its sample standard deviation over
+    the seeds; for a single seed, the standard error over sentences, or NaN for fewer than two
+    sentences."""
     totals = [totals_by_bin([values[:end] for values in losses], width) for losses in seeds]
     means = np.stack([sums.sum(0) / counts.sum(0) for sums, counts in totals])
     if len(seeds) > 1:
         return means.mean(0), means.std(0, ddof=1)
     ((sums, counts),), (mean,) = totals, means
-    # the ratio of two sums over sentences: tokens of one sentence vary together
+    # standard error of a ratio of two sums over sentences, because losses within a sentence are
+    # correlated
     sentences = (counts > 0).sum(0)
     squares = ((sums - mean * counts) ** 2).sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -133,8 +135,8 @@ def run(args: argparse.Namespace) -> None:
     for name, group in models.items():
         if len({tuple(seed.target_length(text) for _, text in stacked) for seed in group}) > 1:
             raise CommandError(
-                f"--model {name}: its seeds have different subwords, so positions differ; "
-                "give each another name"
+                f"--model {name}: its seeds have different subwords, so positions differ; give "
+                "each seed another name"
             )
     names = [args.output / f"stack.{side}" for side in ("source", "target")]
     write_columns(names, stacked)
@@ -151,7 +153,11 @@ def run(args: argparse.Namespace) -> None:
         f" {end} on, which hold the ends of the texts (tail 1 in stack.csv).",
     ]
     if len({tuple(map(len, group[0])) for group in losses.values()}) > 1:
-        lines += ["", "The models have different subwords: compare their shapes, not their values."]
+        lines += [
+            "",
+            "The models have different subwords: compare the shapes of their curves, not the "
+            "values.",
+        ]
     title = "Loss by target position on stacked sentences (CAPE figure 8)"
     write_report(args, models, title, rows, plot(losses, args.smooth, end), lines)
 

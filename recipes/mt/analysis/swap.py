@@ -3,8 +3,9 @@
 Each test line holds several sentences with the separator <sep> between them (see interpolate), or
 --join makes such lines. A line is translated unchanged, and with its first sentence moved to the
 end. The last sentence of the second translation is moved back to the front, and both translations
-are scored against the same reference. The drop of BLEU shows how much the model has tied words to
-positions. The paper translates 10,000 lines of training text, so no sentence is new to the model.
+are scored against the same reference. The drop of BLEU shows how much the translation of a sentence
+depends on its position. The paper translates 10,000 lines of training text, so that the model knows
+all sentences.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from recipes.mt.scoring import sacrebleu
 ORDERS = ("original", "swapped")
 BLEUS = (*ORDERS, "drop")
 COLUMNS = (*BLEUS, "separated")
-FEW = 50  # percent of separated translations below which a drop means little
+FEW = 50  # percentage of separated translations below which the drop of BLEU means little
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def first_to_end(text: str) -> str:
 
 
 def last_to_front(text: str) -> str:
-    """Inverts :func:`first_to_end` for a translation, which may lack separators."""
+    """Inverts :func:`first_to_end` for a translation, in which separators may be missing."""
     *others, last = text.split(f" {SEPARATOR} ")
     return f" {SEPARATOR} ".join([last, *others])
 
@@ -60,8 +61,8 @@ def swap_bleu(
     readable: Callable[[Sequence[str]], list[str]] = list,
 ) -> dict[str, float]:
     """Returns BLEU of each order, the drop, and the percentage of hypotheses of the swapped order
-    with as many separators as their source. The BLEU of other hypotheses shows little about
-    positions.
+    with as many separators as their source. BLEU of hypotheses with fewer or more separators shows
+    little about positions.
 
     Args:
         translate: Returns hypotheses of sources; its second argument is "original" or "swapped".
@@ -105,8 +106,8 @@ def run(args: argparse.Namespace) -> None:
         f"BLEU of {len(pairs)} lines of joined sentences, in their order and with the first"
         f" sentence moved to the end. {metric.get_signature()}",
         "",
-        f"Separated: translations of the swapped order with as many {SEPARATOR} as their source, in"
-        " percent. In others the sentence that belongs to the front is not known.",
+        f"Separated: translations of the swapped order with as many {SEPARATOR} as their source, "
+        "in percent. In other translations it is not known which sentence to move to the front.",
     ]
     for name, row in cells.items():
         if (share := mean(row["separated"])) < FEW:

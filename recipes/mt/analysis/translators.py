@@ -1,7 +1,8 @@
 """One interface over trained translation models of fairseq and of Hugging Face.
 
-A host defines how to load a model, how to read its vocabulary and how to run a padded batch. This
-module builds the functions of the analyses on these definitions, for both hosts alike.
+A subclass for each of the two hosts (fairseq, Hugging Face) defines how to load a model, how to
+read its vocabulary and how to run a padded batch. This module builds the functions of the analyses
+from these definitions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +27,8 @@ class Running:
     """Options for running models."""
 
     device: torch.device
-    half: bool = False  # in half precision
-    max_tokens: int = 4000  # of a padded batch, per side
+    half: bool = False  # run in half precision
+    max_tokens: int = 4000  # number of tokens of a padded batch, per side
     offset: int = 0  # added to all positions of source and target
 
 
@@ -43,20 +44,16 @@ class Decoding:
 
 class Translator:
     """A trained model from a checkpoint or folder. Its weights are in memory only while they are
-    used.
-
-    A host provides (tokens of texts have the end of sentence):
-        kind: Host, architecture and position embedding, for reports.
-        files(): Files of the model for a fingerprint, without the files that make its tokens.
-        source_ids(text), target_ids(text): Tokens.
-        subwords(ids), text(ids): Target tokens as strings, and as text.
-        load(): The model, with its weights in single precision, on the CPU.
-        position_config(model): Settings of the position embedding; None for others.
-        score(model, sources, targets): ``[B, T]`` log probabilities (nats) of the target tokens
-            after the right tokens before them.
-        generate(model, sources, decoding): The best hypothesis for each source, as text.
-        states(model, sources): The sum of embeddings and the output of each encoder layer before
-            any final layer norm, each ``[B, S, C]``; and ``[B, S]`` bool, False on padding.
+    used. A subclass provides (tokens of texts include the end of sentence): kind: Host,
+    architecture and position embedding, as text for reports. files(): Files of the model for a
+    fingerprint, without the files that make its tokens. source_ids(text), target_ids(text):
+    Tokens. subwords(ids), text(ids): Target tokens as strings, and as text. load(): The model,
+    with its weights in single precision, on the CPU. position_config(model): Settings of the
+    position embedding; None for a model that is not of this package. score(model, sources,
+    targets): ``[B, T]`` log probabilities (nats) of the target tokens, by teacher forcing.
+    generate(model, sources, decoding): The best hypothesis for each source, as text.
+    states(model, sources): The sum of embeddings and the output of each encoder layer before
+        any final layer norm, each ``[B, S, C]``; and ``[B, S]`` bool, False on padding.
     """
 
     title = ""  # name and number of the seed, for progress and stored translations
@@ -69,7 +66,7 @@ class Translator:
         return text
 
     def check_offset(self, offset: int) -> None:
-        """Refuses, before hours of work, a model whose positions cannot be moved."""
+        """Refuses, before hours of work, a model to whose positions no offset can be added."""
         model = self.load()
         try:
             with shifted(model, self.position_config(model), offset):
@@ -78,7 +75,7 @@ class Translator:
             raise CommandError(f"--model {self.path}: {error}") from None
 
     def target_length(self, text: str) -> int:
-        """Subwords of a target text, without the end of sentence."""
+        """Number of subwords of a target text, without the end of sentence."""
         return len(self.target_ids(text)) - 1
 
     def log_probabilities(self, pairs: Sequence[Pair]) -> list[np.ndarray]:
@@ -152,16 +149,17 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
     default offset is 0, as in the SHAPE paper; the released code uses K, one more than the largest
     offset of training. An offset for a learned table is an error.
 
-    The hosts pass on a draw in training only, so the offset is set in the position encoder, which
-    all calls use, incremental decoding included. Types that add nothing to the tokens ignore the
+    Models use a draw in training only, so the offset is set in the position encoder, which all
+    calls use, including incremental decoding. Types that add nothing to the tokens ignore the
     offset: only distances count there, and large coordinates would be rounded.
     """
     if offset and (config is None or config.encoding.counts):
         without = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].adds]
         what = "a learned table has" if config else "this architecture has"
         raise CommandError(
-            f"offset {offset}: {what} no positions that could be moved; give models with sinusoids"
-            f" (sinpos, shape, cape) or without absolute positions ({', '.join(without)})"
+            f"offset {offset}: {what} no positions to which an offset can be added; give models "
+            "with sinusoids (sinpos, shape, cape) or without absolute positions "
+            f"({', '.join(without)})"
         )
     encoders = (module for module in model.modules() if isinstance(module, PositionEncoder))
     starts = {encoder: encoder.start for encoder in encoders if encoder.config.encoding.adds}
