@@ -1,7 +1,7 @@
 """Continuous augmented positional embeddings (CAPE), SHAPE and their baselines, in plain torch.
 
-The core turns positions into embeddings; ``fairseq_user_dir`` and ``hf_models`` put it into
-fairseq and Hugging Face models. This package imports torch and numpy only.
+This package turns positions into embeddings; ``fairseq_user_dir`` and ``hf_models`` use these
+embeddings in fairseq and Hugging Face models. This package imports torch and numpy only.
 """
 
 from cape_plugins.corpus.alpha import TokenCounts

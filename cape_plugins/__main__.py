@@ -1,4 +1,4 @@
-"""``python -m cape_plugins`` is the command ``cape-plugins``; it needs no installation."""
+"""``python -m cape_plugins`` runs the command ``cape-plugins`` without an installation."""
 
 import sys
 

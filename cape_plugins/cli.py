@@ -1,7 +1,7 @@
-"""The command ``cape-plugins``: shows in two minutes what position embeddings do on longer inputs,
-prints the folder for fairseq, counts alpha of a corpus, advises on settings, prints the table of
-options, draws pictures, exports to engines that serve models, checks models on the installed
-hosts."""
+"""The command ``cape-plugins``: shows in two minutes the errors of position embeddings on longer
+inputs, prints the folder for fairseq, counts alpha of a corpus, advises on settings, prints the
+table of options, draws pictures, exports to engines that serve models, checks models on the
+installed hosts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
         print(args.run(args), flush=True)
-    except BrokenPipeError:  # the reader of the pipe, such as head, has ended
+    except BrokenPipeError:  # the program that reads the pipe, such as head, has ended
         # Python flushes the rest at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

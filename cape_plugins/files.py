@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, so that no reader sees half a file; checks folders before
+"""Writes files in one step, so that no reader sees an incomplete file; checks folders before
 anything is written."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
         mode: "w" for text in UTF-8, "wb" for bytes.
 
     Raises:
-        OSError: if the folder cannot be written to, or the disk is full. Nothing is left behind, as
-            after any error of the block.
+        OSError: if the folder cannot be written to, or the disk is full. No temporary file is left,
+            as after any error of the block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder the last step is a rename, not a copy between file systems.
@@ -54,7 +54,7 @@ def editing_json(path: Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"a {type(content).__name__}")
     except ValueError as error:
         raise ValueError(
-            f"{path.name} holds no JSON object ({error}); repair it, or take it away."
+            f"{path.name} holds no JSON object ({error}); repair or remove the file."
         ) from error
     yield content
     if content != json.loads(before):
@@ -76,14 +76,16 @@ def missing_folder(folder: Path, named: str) -> Path | None:
 
     Raises:
         ValueError: if folders would have to be made in a file, in a folder that cannot be written
-            to, or at the root of the file system, where a typing error is likelier.
+            to, or at the root of the file system, where the path is more likely a typing error.
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if folder.is_absolute() and folder != existing == Path(folder.anchor):
         raise ValueError(
-            f"{named}: {Path(*folder.parts[:2])} does not exist, and no folder is made at the root "
-            "of the file system; check the path, or make that folder first"
+            f"{named}: {Path(*folder.parts[:2])} does not exist, and this program makes no folder "
+            "at the root of the file system; check the path, or make the folder first"
         )
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise ValueError(f"{named}: {existing} is no folder that can be written to; give another")
+        raise ValueError(
+            f"{named}: {existing} is no folder that can be written to; give another folder"
+        )
     return None if folder == existing else folder

@@ -1,8 +1,8 @@
-"""Texts of the user: lines end at a line feed alone, and bytes that are no text are an error.
+"""Reads the user's texts: only a line feed ends a line, and bytes that are no text are an error.
 
 Python by default ends a line at a carriage return, ``str.splitlines`` also at U+2028, U+0085 and
 some control characters; all of them occur within crawled sentences. No encoding is guessed: Latin-1
-never fails, so one damaged byte would silently make a whole text of wrong letters.
+decodes any bytes, so one damaged byte would silently turn a whole text into wrong letters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-# The longer marks first: the mark of UTF-32 begins with the mark of UTF-16.
+# Byte-order marks, the longer marks first: the mark of UTF-32 begins with the mark of UTF-16.
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -28,7 +28,7 @@ _MARKS = {
 }
 _WIDE = ("utf-16", "utf-32")
 _MARK, _SWAPPED_MARK = "\ufeff", "\ufffe"
-# First bytes of compressed files, the program, and how to make text of them.
+# First bytes of compressed files, the program that wrote them, and how to decompress them.
 _COMPRESSED = {
     rb"\x28\xb5\x2f\xfd": ("zstd", "decompress it first, for example with `zstd -d`"),
     rb"\xfd7zXZ\x00": ("xz", "decompress it first, for example with `xz -d`"),
@@ -60,7 +60,7 @@ def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
         empty = True
         for number, line in enumerate(lines, 1):
             text = _decode(path, line, "utf-8" if wide or number > 1 else encoding, number)
-            if text:  # else only a byte-order mark
+            if text:  # otherwise the file has only a byte-order mark
                 empty = False
                 yield text.removesuffix("\n").removesuffix("\r")
     if empty:
@@ -106,9 +106,9 @@ def _open_bytes(path: Path) -> Iterator[tuple[BinaryIO, str]]:
 
 
 def _compression(path: Path) -> str:
-    """Words for the compression of a file and the way to make text of the file, as in "is
+    """Text for an error on the compression of a file and on how to decompress it, such as "is
     compressed by xz; decompress it first". Empty for other files, and for files named .gz, which
-    readers take."""
+    this module reads."""
     if path.suffix == ".gz":
         return ""
     with path.open("rb") as file:
@@ -126,7 +126,7 @@ def _decode(path: Path, data: bytes, encoding: str, line: int = 1) -> str:
         text = data.decode(encoding)
         if "\0" in text:
             text_before, fault = text.partition("\0")[0], "holds a byte 0"
-            remedy = "this is no text, or one without a byte-order mark; convert it to UTF-8."
+            remedy = "this is no text, or a text without a byte-order mark; convert it to UTF-8."
         elif _SWAPPED_MARK in text and wide:
             text_before = text.partition(_SWAPPED_MARK)[0]
             fault = "holds a byte-order mark the other way round"
@@ -134,7 +134,8 @@ def _decode(path: Path, data: bytes, encoding: str, line: int = 1) -> str:
         else:
             return text.replace(_MARK, "")  # inner marks come from files that were joined
     except UnicodeDecodeError as error:
-        start = len(data) - len(error.object) + error.start  # error.start counts behind the mark
+        # error.start is counted from the end of the mark
+        start = len(data) - len(error.object) + error.start
         text_before = data[:start].decode(encoding, errors="replace")
         fault = f"is not {encoding.upper().removesuffix('-SIG')} text ({error.reason})"
         remedy = "convert the file, for example with `iconv -f latin1 -t utf-8`, or repair it."

@@ -92,7 +92,7 @@ def test_a_seed_that_is_given_twice_is_no_second_seed(parsers):
     for action in actions:
         with pytest.raises(argparse.ArgumentError) as error:
             action(None, argparse.Namespace(), [1, 2, 1])
-        assert str(error.value) == "argument --seeds: 1 2 1: give each once"
+        assert str(error.value) == "argument --seeds: 1 2 1: give each value once"
 
 
 COMMAND = re.compile(

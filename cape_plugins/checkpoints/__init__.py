@@ -1,1 +1,1 @@
-"""Readers for the files of trained models, which need no host."""
+"""Reads files of trained models without fairseq or transformers."""

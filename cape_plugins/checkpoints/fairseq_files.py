@@ -1,7 +1,8 @@
 """Checkpoint files of fairseq, read without fairseq: contents, arguments, position settings.
 
-Reading a file runs nothing from the file. torch refuses what is not data (``weights_only``). A
-setting that fairseq would run as Python, to build the task or the model, is refused too.
+Reading a file runs no code from the file: torch refuses everything that is not data
+(``weights_only``), and this module refuses settings that fairseq would run as Python to build the
+task or the model.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from cape_plugins.settings.config import PositionConfig, option_fields
 DICTIONARIES = "dictionaries"  # key in "task_state": size and digest of each dictionary
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
 
-# Settings that fairseq 0.12 hands as text to Python's eval(): numbers only (also True, False) ...
+# Settings whose text fairseq 0.12 passes to Python's eval(): first, settings that hold numbers only
+# (also True, False) ...
 _NUMBERS_IN_TEXT = (
     "adaptive_input_cutoff",
     "adaptive_softmax_cutoff",
@@ -58,7 +60,7 @@ _NUMBERS_IN_TEXT = (
     "adafactor_eps",
     "lamb_betas",
 )
-# ... and settings that may also hold names or paths.
+# ... then settings that may also hold names or paths.
 _TEXTS_IN_TEXT = ("wer_args", "xformers_att_config")
 # The name of a side may come first: encoder.xformers_att_config, or with an underscore.
 _EVALUATED = re.compile(
@@ -67,9 +69,10 @@ _EVALUATED = re.compile(
 )
 # omegaconf calls a function for ${NAME:...}: oc.env reads the environment; users add others.
 _FUNCTION_CALL = re.compile(r"\$\{.*:", re.DOTALL)
-_MOST_ENTRIES = 10_000  # entries of a list that a text multiplies; fairseq's longest has 20
+# entries of a list that a text may multiply; the longest list of fairseq has 20
+_MOST_ENTRIES = 10_000
 _MOST_CHARACTERS = 60  # characters of a refused value
-_REMEDY = "Give a file of which you know who made it."
+_REMEDY = "Give a file from a source that you trust."
 
 
 class CheckpointError(ValueError):
@@ -87,7 +90,8 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
 
     Args:
         path: Path of the file.
-        remedy: Other inputs that the caller takes; continues "Give another checkpoint ...".
+        remedy: Other inputs that the caller accepts; text that continues "Give another checkpoint
+            ...".
 
     Raises:
         CheckpointError: for files that cannot be read, or hold no model.
@@ -114,8 +118,8 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read, in one line for people."""
-    # the rest of torch's text is not for users: advice to load anything, "miniz"
+    """The reason for which a file could not be read, as one line for users."""
+    # the rest of torch's message does not help users: advice to switch weights_only off, "miniz"
     if type_name := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"it holds {type_name[1]}, which no training saves"
     if isinstance(error, pickle.UnpicklingError | LookupError):
@@ -130,8 +134,8 @@ def reason(error: Exception) -> str:
 
 
 def fairseq_arguments(state: Mapping[str, Any], section: str = "model") -> dict[str, Any]:
-    """One section of the configuration in a checkpoint of fairseq; all arguments in files older
-    than configurations."""
+    """One section of the configuration in a checkpoint of fairseq; in a file of an older fairseq,
+    which has no configuration, all arguments."""
     cfg = state.get("cfg")
     arguments = cfg.get(section) if isinstance(cfg, Mapping) else state.get("args")
     if isinstance(arguments, argparse.Namespace):
@@ -181,8 +185,8 @@ def fairseq_configs(
 
 
 def literal(text: str) -> Any:
-    """Value of a text that holds data: what ``ast.literal_eval`` takes, and sums and multiples of
-    such data, as fairseq writes layers: ``"[(512, 3)] * 4 + [(1024, 3)]"``.
+    """Value of a text that holds data: everything that ``ast.literal_eval`` accepts, and sums and
+    multiples of such data, as in fairseq's settings of layers: ``"[(512, 3)] * 4 + [(1024, 3)]"``.
 
     Raises:
         ValueError: for all other texts; no text is run.
@@ -284,12 +288,13 @@ def _short(value: Any) -> str:
 
 
 def allow_checkpoint_files() -> None:
-    """Declares to ``torch.load(weights_only=True)`` what fairseq stores beside tensors: settings
-    as a Namespace, and metrics as numpy numbers. These types hold data and run nothing.
+    """Declares as safe, for ``torch.load(weights_only=True)``, the types that fairseq stores beside
+    tensors: Namespace (settings) and numpy numbers (metrics). These types hold data and run no
+    code.
 
     Each builder of numpy is declared under its names in numpy 1 and 2, because a file holds the
-    name of the version that wrote the file. A second call changes nothing. (torch's context
-    manager would, at its end, also forget what others have declared.)
+    name of the version that wrote the file. A second call changes nothing. (torch's context manager
+    would, at its end, also remove types that other code has declared.)
     """
     builders = np.zeros(1).__reduce__()[0], np.float64().__reduce__()[0]
     torch.serialization.add_safe_globals(

@@ -1,8 +1,8 @@
 """Families of models as rows of data: where each family keeps settings, and where positions are.
 
-A row reads what a checkpoint stores, without the host: the config.json of transformers, or the
-arguments of fairseq. :func:`add_family_row` adds a row for models outside this package.
-This module needs the standard library only.
+A row describes stored settings, which are read without the host: the config.json of transformers,
+or the arguments of fairseq. :func:`add_family_row` adds a row for models outside this package. This
+module needs the standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 Settings = Mapping[str, Any]
 Number = float | Callable[[Settings], float]  # a constant, or a function of the stored settings
 
-OWN_PREFIX = "cape_"  # turns the stock model type into the model type of this package
+OWN_PREFIX = "cape_"  # prefix that turns a stock model type into the model type of this package
 FIELD = "position_embedding"
 # Settings of the decoder of fairseq's speech models, and prefix of its flags.
 DECODER_FIELD = "position_decoder"
@@ -26,22 +26,25 @@ SIDES = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class Side:
-    """The position embedding of one side of a model.
+    """The position embedding of one side (encoder or decoder) of a model.
 
     Attributes:
         domain: Key of :data:`~cape_plugins.DOMAINS`.
         architecture: Architecture of the side's :class:`~cape_plugins.PositionConfig`.
         dim: Key of K among the stored settings; a dot leads into a part of the settings.
-        field: Key of the position settings; None if they are stored among the others, as flags.
+        field: Key of the position settings; None if they are stored beside other settings, as
+            flags.
         start: Coordinate of the first position.
         spacing: Distance of positions in the unit of the domain, seconds.
         unit: Distance that the model counts as 1, in the unit of the domain.
         frequencies: Frequencies of the sinusoids; None for the frequencies of the domain.
         layout: Order of the channels of sinusoids.
         table: End of the name of a learned table.
-        table_first: Rows of the table before the first position, of padding or a class token.
+        table_first: Number of rows of the table before the first position, for padding or a class
+            token.
         grid: Sizes of the training inputs; for images (height, width) in patches.
-        default: Default type of a side other than the main one; None for the type of the main side.
+        default: Default type of a side other than the main side; None for the type of the main
+            side.
     """
 
     domain: str
@@ -65,10 +68,10 @@ class Family:
 
     Attributes:
         model_type: Type of the stock model.
-        sides: The position embedding of "encoder" and "decoder", the main one first.
+        sides: The position embedding of "encoder" and "decoder", the main side first.
         stock: Type of position embedding of the stock model, or a function of settings and side;
             None if there is no stock model.
-        parts: First parts of parameter names that tell this family from others (fairseq).
+        parts: First parts of parameter names by which this family is recognised (fairseq).
     """
 
     model_type: str
@@ -286,7 +289,7 @@ _SUBSAMPLE = ("encoder.subsample.",)
 _ACOUSTIC = _fairseq_audio(
     start=WINDOW_SECONDS / 2, spacing=lambda settings: HOP_SECONDS * settings["conv_stride"]
 )
-# The first row with the sides and parts of a model describes the model.
+# The first row whose sides and parts fit a model describes the model.
 FAIRSEQ_FAMILIES = (
     Family(
         "ctc_transformer",

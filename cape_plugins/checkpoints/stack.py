@@ -1,5 +1,5 @@
 """Position embeddings of trained models: settings and learned tables, read from a Hugging Face
-folder or a fairseq checkpoint without either host."""
+folder or a fairseq checkpoint, without transformers or fairseq."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from cape_plugins.mathematics.positions import Positions, frame_positions, patch
 from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.domains import DOMAINS, Domain
 
-Size = int | tuple[int, ...]  # tokens or frames; sizes of a grid, (height, width) in patches
+# number of tokens or frames; or sizes of a grid, (height, width) in patches
+Size = int | tuple[int, ...]
 SOURCE_TARGET = {"encoder": "source", "decoder": "target"}
 
 
@@ -46,8 +47,9 @@ class Stack:
 
     Attributes:
         config: Settings of the position embedding.
-        encoder: The core's position encoder.
-        spacing: Distance of neighbours in the unit of the domain: seconds of a frame.
+        encoder: Position encoder.
+        spacing: Distance between neighbours in the unit of the domain, such as seconds between
+            frames.
         grid: Sizes of the training inputs; for images (height, width) in patches.
         name: Name of the checkpoint.
         relative: Maps labels to relative embeddings, which layers add to keys or values (Shaw et
@@ -102,7 +104,7 @@ def read_stack(path: str | Path, side: str | None = None) -> Stack:
         return _read_folder(path, side) if path.is_dir() else _read_fairseq(path, side)
     except KeyError as error:
         raise ValueError(
-            f"--model {path} lacks the setting {error.args[0]!r}; was it saved whole by "
+            f"--model {path} lacks the setting {error.args[0]!r}; was the whole model saved by "
             "transformers or fairseq-train?"
         ) from None
 
@@ -127,9 +129,9 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     if family is None:
         raise ValueError(
             f"--model {folder}: model type {model_type!r} is unknown; allowed: "
-            f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}. A family of your "
-            "own needs a row first: cape_plugins.checkpoints.families.add_family_row, see "
-            "docs/flags.md (Pictures)."
+            f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}. A family outside "
+            "this package needs a row first: cape_plugins.checkpoints.families.add_family_row, "
+            "see docs/flags.md (Pictures)."
         )
     side = choose_side(side, tuple(family.sides), folder)
     row = family.sides[side]
@@ -179,7 +181,8 @@ def _read_fairseq(path: Path, side: str | None) -> Stack:
 
 
 def _name(path: Path, side: str, sides: Sequence[str]) -> str:
-    """Name for titles, with the folder, because checkpoints are named alike in all folders."""
+    """Name for titles, with the folder, because checkpoints in different folders have the same
+    names."""
     resolved = path.resolve()
     name = f"{resolved.parent.name}/{resolved.name}" if path.is_file() else resolved.name
     return f"{name}, {side}" if len(sides) > 1 else name
@@ -219,8 +222,8 @@ def _learned(
     if relative:
         return {"relative": dict(sorted(relative.items(), key=_by_layer))}
     raise ValueError(
-        f"--model {path} has a learned position table by its settings, and none among its "
-        "weights; give the model with its weights."
+        f"--model {path} has a learned position table in its settings, but not among its weights; "
+        "give the model with its weights."
     )
 
 
@@ -257,8 +260,8 @@ def _stack(
         weight = encoder.encoding.weight
         if weight.shape != table.shape:
             raise ValueError(
-                f"the learned table has shape {tuple(table.shape)}, the settings of the model need "
-                f"{tuple(weight.shape)}; are table and settings of one model?"
+                f"the learned table has shape {tuple(table.shape)}, the settings of the model "
+                f"need {tuple(weight.shape)}; do table and settings belong to one model?"
             )
         weight.data.copy_(table)
     spacing = value_of(row.spacing, settings)

@@ -5,18 +5,18 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 
 * N <= T: no position is new, and nothing has to be augmented. `sinpos` for text, `relpos` for
   speech, `abspos` for images, `rope` for rotary models (docs/choosing.md, Which type).
-* N > T, sequences: `relpos`; or `cape`, where positions alone lead to the answer. Training with
-  `cape` must see the positions of N, so the shift covers the difference (CAPE section 5.2: "covers
-  60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0 reach T + shift: shift = N -
-  T. Mean-normalised positions lie around 0: shift = (N - T) / 2. In text, a share of the samples
-  stays unaugmented (docs/choosing.md, Probability).
-* N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. Else `cape` with
-  the paper's shift of 0.5: images span [-1, 1] at any size, so no shift covers a larger image.
-  The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
-* N > T, rotary models: `cape` with the scale N / T, so that training sees the distances of N. The
-  shift is 0, because a shift does nothing if only distances count.
-* Global scale: the paper's scale for the domain. Local shift: 0.5 steps, the largest that keeps the
-  order (CAPE section 5.2 and Appendix D.1).
+* N > T, sequences: `relpos`; or `cape`, for tasks that are solved by positions alone. Training with
+  `cape` must see the positions of an input of length N, so the shift covers the difference (CAPE
+  section 5.2: "covers 60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0 reach T
+  + shift: shift = N - T. Mean-normalised positions lie around 0: shift = (N - T) / 2. In text, a
+  share of the samples stays unaugmented (docs/choosing.md, Probability).
+* N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. On finer grids
+  `cape` with the shift of the paper, 0.5: images span [-1, 1] at any size, so no shift covers a
+  larger image. The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
+* N > T, rotary models: `cape` with the scale N / T, so that training sees the distances within N
+  tokens. The shift is 0, because a shift does nothing if only distances count.
+* Global scale: the scale of the paper for the domain. Local shift: 0.5 steps, the largest shift
+that keeps the order (CAPE section 5.2 and Appendix D.1).
 * Source scale: alpha, target tokens / source tokens (CAPE section 5.3). The length of a pair is
   then the larger of target length and source length times alpha.
 """
@@ -42,7 +42,7 @@ from cape_plugins.texts import text_lines
 REACHED = 0.05  # share of the training inputs that reach T
 LARGEST_SCALE = 4  # for rotary models; larger scales have not been measured
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
-AUGMENTED = 0.75  # share of the samples of text that cape augments
+AUGMENTED = 0.75  # share of samples that cape augments in text
 PAGE = "docs/choosing.md"
 
 
@@ -121,7 +121,9 @@ def advice(args: argparse.Namespace) -> str:
     counts_tokens = not domain.grid and domain.spacing is None
     if args.rotary and (corpus.counts or not counts_tokens):
         conflict = "source and target" if corpus.counts else f"--domain {args.domain}"
-        raise ValueError(f"--rotary is for language models, here with {conflict}; leave one out.")
+        raise ValueError(
+            f"--rotary is for language models, here with {conflict}; leave one of the two out."
+        )
     unit = domain.steps if domain.grid or not domain.symbol else domain.symbol
     lines = [
         f"training: {len(corpus.lengths)} inputs, median {median(corpus.lengths):g}, one in "
@@ -172,7 +174,7 @@ def choose(corpus: Corpus, domain_name: str, rotary: bool = False) -> tuple[Any,
         **({"source_scale": str(corpus.counts)} if corpus.counts else {}),
     }
     reason = (
-        f"relpos carries over to longer inputs in most tasks ({PAGE}, Which type). Where positions "
+        f"relpos carries over to longer inputs in most tasks ({PAGE}, Which type). If positions "
         f"alone lead to the answer, as in lists of numbers, take {default.type}: its shift shows "
         f"training the positions of inputs of {corpus.longest:g} ({PAGE}, Shift)."
     )
@@ -184,7 +186,7 @@ def _choose_scale(corpus: Corpus) -> tuple[Any, ...]:
     reach = scale * corpus.reached
     reason = f"a scale of {scale} shows training distances up to {reach:g} tokens ({PAGE}, Scale)"
     if reach < corpus.longest:
-        reason += f"; for longer ones compare nopos, randpos and rfs ({PAGE}, Which type)"
+        reason += f"; for longer inputs compare nopos, randpos and rfs ({PAGE}, Which type)"
     return {"type": DEFAULT_TYPE, "max_global_scale": float(scale)}, f"{reason}."
 
 

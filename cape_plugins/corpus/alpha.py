@@ -1,14 +1,14 @@
 """Source scale alpha = target tokens / source tokens of the training data (CAPE section 5.3).
 
 Alpha brings the positions of a source sentence and of its translation to a common scale. Alpha is
-kept as two integers, never as a rounded number. Tokens are counted as in fairseq: the
+stored as two integers, never as a rounded number. Tokens are counted as in fairseq: the
 end-of-sentence token belongs to a sentence, a beginning-of-sentence token does not. The sums equal
 the numbers that ``fairseq-preprocess`` prints and writes into preprocess.log. The paper's numbers
 (appendix D.1: 1.0337 for German, 1.1632 for French) leave out end-of-sentence tokens, as the
-paper's notebook shows; ``eos=False`` does the same.
+notebook of the paper shows; so does ``eos=False``.
 
-This module needs numpy and the standard library only: fairseq's index files are read here, without
-fairseq and without touching the data files beside them.
+This module needs numpy and the standard library only: it reads fairseq's index files without
+fairseq, and does not open the data files beside them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def count_token_lists(
 
     Args:
         source: Source sentences, each a sequence of tokens or token ids.
-        target: As many translations.
+        target: The translations, in the same number.
         names: Names of `source` and `target` in error texts.
 
     Raises:
@@ -112,7 +112,7 @@ def count_token_lists(
 def _count_lists(name: str, sentences: Iterable[Sequence[object]]) -> _Side:
     number = tokens = 0
     for sentence in sentences:
-        # the length of a string is its number of characters, a wrong alpha that nobody would see
+        # the length of a string is its number of characters: alpha would be wrong without an error
         if isinstance(sentence, str | bytes):
             raise ValueError(
                 f"{name} sentence {number + 1} is plain text, {sentence[:40]!r}; "

@@ -46,8 +46,9 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
         "--compare",
         nargs="+",
         metavar="TYPE",
-        help="what is trained: types of position embedding, with their defaults or with others as "
-        "in cape:max_global_scale=1; defaults fit the lengths of the test (default: all types)",
+        help="position embeddings to train: types with their defaults, or with other options as "
+        "in cape:max_global_scale=1; defaults are set for the lengths of the test (default: "
+        "all types)",
     )
     parser.add_argument(
         "--seeds",
@@ -55,7 +56,7 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action=Distinct,
         default=[1, 2, 3],
-        help="each type is trained with each of these seeds (default: 1 2 3)",
+        help="train each type with each of these seeds (default: 1 2 3)",
     )
     parser.add_argument(
         "--updates", **number_options, default=UPDATES, help=f"training steps (default: {UPDATES})"
@@ -101,7 +102,7 @@ def run_demo(args: argparse.Namespace) -> str:
     paths = {ending: output / f"scores.{ending}" for ending in ("csv", "md", "png")}
     missing_folder(output, f"--output {output}")
     device = _device(args.device)
-    new_figure(1, "")  # fails now, and not after the training, if matplotlib is missing
+    new_figure(1, "")  # fails before the training, not after it, if matplotlib is missing
     print(introduction(task), flush=True)
     jobs = [
         Job(args.domain, name, settings, seed, args.updates, device)
@@ -124,20 +125,20 @@ def run_demo(args: argparse.Namespace) -> str:
 
 
 def introduction(task: Task) -> str:
-    """The task of the models, and the meaning of the numbers."""
+    """Text on the task of the models and the meaning of the numbers."""
     lengths = " / ".join(f"{task.shown(size):g}" for size in task.tests)
     return (
-        f"The label of each place is {task.summary}. Symbols are drawn at random, so that nothing "
-        f"but positions leads to it; a guess is wrong in {CHANCE:g} %. Models are trained at "
+        f"The label of each place is {task.summary}. Symbols are drawn at random, so only "
+        f"positions lead to the label; a guess is wrong in {CHANCE:g} %. Models are trained at "
         f"{task.axis} {task.shown(task.train):g} and tested at {lengths}: wrong labels in percent."
     )
 
 
 def _defaults(domain: str) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """All types, and for each type those options of the task that the type has."""
+    """All types, each with the options of the task that the type has."""
     options = TASKS[domain].options
-    # only options in the row of a type: relative attention can be added to all types, and would
-    # solve the task for each type
+    # only options in the row of a type: relative attention could be added to every type, and would
+    # solve the task
     rows = {
         name: {option: value for option, value in options.items() if option in row.options}
         for name, row in types_of("encoder", domain).items()
@@ -175,7 +176,8 @@ def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict
 
 
 def _with_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:
-    """Yields the rows; draws a progress bar on terminals only, because it would fill a file."""
+    """Yields the rows; draws a progress bar on a terminal, and no bar in a file, which it would
+    fill."""
     start, width, on_terminal = time.monotonic(), 30, sys.stderr.isatty()
 
     def draw(done: int) -> None:
@@ -237,7 +239,7 @@ def _write_csv(file: Any, rows: Rows, task: Task) -> None:
 
 
 def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> list[str]:
-    """Facts to repeat and to judge the numbers."""
+    """Facts for repeating and judging the numbers."""
     settings = "; ".join(
         " ".join([name, *(f"{key}={value}" for key, value in row.items() if key != "type")])
         for name, row in compared.items()

@@ -28,11 +28,11 @@ BATCH = 16
 UPDATES = 600
 LEARNING_RATE = 3e-3
 TEST_SEED = 2**31  # seed of test inputs, the same for all models
-TEST_PLACES = 5120  # frames, tokens or patches of a test, at least
+TEST_PLACES = 5120  # lowest number of frames, tokens or patches of a test
 
 
 class Layer(nn.Module):
-    """Pre-norm self-attention, with the positions that `config` sets, and feed-forward net."""
+    """Pre-norm self-attention with the positions that `config` sets, and a feed-forward network."""
 
     def __init__(self, config: PositionConfig, number: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def train(model: Labeller, task: Task, job: Job) -> None:
 
 @torch.no_grad()
 def percent_wrong(model: Labeller, task: Task, size: int, device: torch.device) -> float:
-    """Wrong labels in percent, on inputs of this size that no training has seen."""
+    """Wrong labels in percent, on inputs of this size that do not occur in training."""
     generator = torch.Generator().manual_seed(TEST_SEED)
     places = task.batch(1, size, generator).symbols.shape[1]
     batch = task.batch(-(-TEST_PLACES // places), size, generator)

@@ -1,6 +1,6 @@
 """Tasks, one row for each domain: the label of a place is the symbol at a fixed offset from the
-place. Symbols are independent, so nothing but positions leads to the label. A model without
-positions can only prefer the most frequent symbol of the input."""
+place. Symbols are independent, so only positions lead to the label. A model without positions can
+only prefer the most frequent symbol of the input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cape_plugins.mathematics.positions import (
     token_positions,
 )
 
-SYMBOLS = 4  # equally frequent
+SYMBOLS = 4  # number of symbols, which are equally frequent
 CHANCE = 100 * (1 - 1 / SYMBOLS)  # errors of a guess, in percent
 
 
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     """Inputs with their labels.
 
     Attributes:
-        symbols: ``[B, T]`` int64; T counts the patches of an image.
+        symbols: ``[B, T]`` int64; for an image, T is the number of patches.
         labels: ``[B, T]`` int64.
         scored: ``[T]`` bool, False if the offset leads out of the input.
     """
@@ -42,9 +42,10 @@ class Task(NamedTuple):
         summary: The label, in words.
         train: Size of inputs in training: frames, tokens, or patches on a side of an image.
         tests: Sizes of inputs in tests, in order.
-        batch: Makes inputs; takes the number and the size of the inputs, and a generator.
-        positions: Makes positions; takes the number and the size of the inputs, and a device.
-        shown: Turns a size into the number that tables and pictures show.
+        batch: Function that makes inputs, from their number, their size, and a generator.
+        positions: Function that makes positions, from the number and the size of the inputs, and a
+            device.
+        shown: Function that turns a size into the number that tables and pictures show.
         axis: Meaning of the shown numbers.
         options: Values of options that fit the tests, for the types that have the option: training
             reaches as far as the largest test, and relative distances as far as training.

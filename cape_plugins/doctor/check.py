@@ -12,8 +12,8 @@ from cape_plugins.settings.options import COUNTED
 from cape_plugins.settings.registry import DEFAULT_TYPE, types_of
 
 OK, FAILED, SKIPPED, NOTE = "ok", "FAIL", "skip", "note"
-# Largest difference relative to the largest compared number: right models differ by 1e-6 in
-# float32, whatever their depth, models with wrong positions by 1e-2 and more.
+# Largest difference relative to the largest compared number: correct models of any depth differ by
+# 1e-6 in float32, models with wrong positions by 1e-2 and more.
 LIMIT = 1e-4
 
 
@@ -37,7 +37,7 @@ class Check(NamedTuple):
 
 
 class Mismatch(Exception):
-    """A difference that is no number: a shape, a name, a missing weight."""
+    """A difference that is not a number: a shape, a name, a missing weight."""
 
 
 class NotApplicable(Exception):
@@ -49,12 +49,12 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
 
     Args:
         name: Name of the comparison.
-        compare: Returns the largest relative difference, which passes up to :data:`LIMIT`, or
-            words for what is right.
+        compare: Function that returns the largest relative difference, which passes up to
+            :data:`LIMIT`, or a text that says what is right.
 
     Returns:
-        The check. Any error of `compare` fails the check: a release of a host that calls its parts
-        in another way can stop the parts with any error.
+        The check. Any error of `compare` fails the check: a new release of a host may call our
+        modules in another way, which can raise any error.
     """
     try:
         result = compare()

@@ -1,5 +1,5 @@
-"""The command ``cape-plugins doctor``: which hosts are installed, and whether models compute there
-what they should."""
+"""The command ``cape-plugins doctor``: reports which of fairseq and transformers are installed, and
+whether models compute what they should with these versions."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _summary(checks: int, failed: int) -> str:
         )
     return (
         f"{failed} of {checks} checks failed: do not trust these models with these versions. "
-        "Install tested ones, or report the lines above."
+        "Install tested versions, or report the lines above."
     )
 
 
@@ -174,14 +174,15 @@ def _checks(
 
 
 def _doctor(point: EntryPoint) -> Doctor:
-    with warnings.catch_warnings():  # about an untested host, which the report names
+    # silences warnings of an untested host version, which the report names
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return point.load()
 
 
 def _is_installed(host: str) -> bool:
-    """Whether a host has metadata. An import is no test: a release that has removed a name raises
-    the same ImportError as a missing package."""
+    """Whether a host is installed, by its metadata. Importing the host is no test: a release that
+    has removed a name raises the same ImportError as a missing package."""
     for package in _HOST_PACKAGES[host]:
         try:
             version(package)

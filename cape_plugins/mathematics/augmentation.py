@@ -1,8 +1,9 @@
-"""Augmentation of positions in training: drawing and applying, kept apart (CAPE Eq. 5 to 7).
+"""Augmentation of positions in training, with separate functions for drawing and applying (CAPE Eq.
+5 to 7).
 
 A :class:`Draw` holds what encoder and decoder of a sample share: global shift, global scale,
-SHAPE's offset, and the order in which random positions are taken. The local shift belongs to single
-positions and is drawn where it is applied.
+SHAPE's offset, and the order in which random positions are taken. The local shift is different for
+each position, and is drawn when it is applied.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Draw(NamedTuple):
             first n, sorted; None if positions are counted.
         count: ``[B]``, least number of entries of `order` that source and target take, so that a
             number has the same position on both sides; None if each side counts its own positions.
-        chance: ``[B, 1, 1]`` float32, from U(0, 1) in augmented samples and 1 in the others. In the
-            others shift, scale, offset and order move nothing. None if all samples are augmented.
+        chance: ``[B, 1, 1]`` float32, from U(0, 1) in augmented samples and 1 in all other samples,
+            in which shift, scale, offset and order have no effect. None if all samples are
+            augmented.
     """
 
     shift: Tensor | None = None
@@ -52,7 +54,7 @@ class Draw(NamedTuple):
 
     def covering(self, *counts: Tensor) -> Draw:
         """The same draw for sides with these numbers of positions, each ``[B]``, from
-        :meth:`~cape_plugins.PositionEncoder.num_positions`; the largest count serves all."""
+        :meth:`~cape_plugins.PositionEncoder.num_positions`; both sides use the largest number."""
         if self.order is None:
             return self
         count = self.count
@@ -61,8 +63,8 @@ class Draw(NamedTuple):
         return self._replace(count=count)
 
     def restricted_to(self, augmented: Tensor, chance: Tensor) -> Draw:
-        """The same numbers for samples that are to be `augmented`, bool ``[B, 1, 1]``, and
-        numbers that move nothing for the others."""
+        """The same numbers for samples that are `augmented`, bool ``[B, 1, 1]``, and numbers
+        without effect for all other samples."""
         unmoved_order = 0.0
         if self.order is not None:
             unmoved_order = torch.arange(self.order.shape[-1], device=self.order.device).float()
@@ -89,21 +91,23 @@ def draw_global(
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Draw:
-    """Draws the numbers that all positions of a sample share; none for a maximum without effect.
+    """Draws the numbers that all positions of a sample share. A maximum without effect draws no
+    numbers.
 
     Args:
         batch_size: B.
         num_coords: D; the axes of an image shift independently.
         max_global_shift: Half-width of the uniform shift (Eq. 5), in the unit of the positions.
-        max_global_scale: Largest scale; log scale is uniform and symmetric (Eq. 7). One scale
-            serves all axes (Appendix A).
+        max_global_scale: Largest scale; log scale is uniform and symmetric (Eq. 7). All axes have
+            the same scale (Appendix A).
         max_offset: Largest integer offset, inclusive, in grid steps (SHAPE).
         max_position: L, number of positions to take from, in grid steps.
         sampling: Way to take positions, a key of :data:`SAMPLINGS`; "" to take none.
         augment_probability: Probability that a sample is augmented. The chance is drawn last, so
             augmented samples get the same numbers as with probability 1.
         partner: Draw of the other side. The chances of `partner` are used again, so both sides
-            augment the same samples; if the probabilities differ, one set contains the other.
+            augment the same samples; if the probabilities differ, the samples of one side include
+            the samples of the other.
         device: Device of the positions.
         generator: Source of randomness; default the global one.
 
@@ -130,12 +134,13 @@ def draw_global(
     order = None
     if sampling and max_position:
         # L positions are drawn, and a sample takes the first n later. Only the device knows n, and
-        # no training step waits for n.
+        # a training step must not wait for the device.
         uniform = _unit((batch_size, max_position), device, generator)
         order = SAMPLINGS[sampling](uniform)
     draw = Draw(shift, scale, offset, batch_size, order)
     chance = None if partner is None else partner.chance
-    # Drawn last, and not at probability 1, so the other numbers do not depend on the probability.
+    # Drawn last, and not drawn at probability 1, so the other numbers do not depend on the
+    # probability.
     if chance is None and augment_probability < 1.0:
         chance = _unit((batch_size, 1, 1), device, generator)
     return draw if chance is None else draw.restricted_to(chance < augment_probability, chance)
@@ -223,12 +228,13 @@ def rank_seed(rank: int) -> int:
     """A seed that differs between data-parallel ranks, made from the next number of a random stream
     that the ranks share.
 
-    Hosts seed all ranks alike, so all ranks would draw the same positions. A number drawn from the
-    shared stream on the CPU keeps resumed training bit-exact and micro-batches apart, costs no
-    device synchronisation and leaves the dropout stream of a GPU untouched. The rank is multiplied
-    by 2^64 divided by the golden ratio, which keeps the seeds of neighbouring ranks far apart.
+    fairseq and transformers seed all ranks alike, so all ranks would draw the same positions. A
+    number drawn from the shared stream on the CPU makes resumed training bit-exact, differs between
+    micro-batches, costs no device synchronisation and does not change the dropout stream of a GPU.
+    The rank is multiplied by 2^64 divided by the golden ratio, so that seeds of neighbouring ranks
+    are far apart.
     """
-    # on the CPU, whatever the default device is: a GPU would make the program wait
+    # on the CPU, also if the default device is a GPU, which would make the program wait
     common = int(torch.randint(2**31 - 1, (), device="cpu").numpy())
     return (common + rank * 0x9E3779B97F4A7C15) % 2**63
 
@@ -255,8 +261,8 @@ def augment(
         coords: ``[B or 1, T, D]`` float32.
         valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
         mean_normalize: Subtract the mean position, in evaluation as well.
-        draw: Random numbers that a sample shares; None for none.
-        local_shift: ``[B, T, D]`` in the unit of `coords`; None for none.
+        draw: Random numbers that the positions of a sample share; None for no augmentation.
+        local_shift: ``[B, T, D]`` in the unit of `coords`; None for no local shift.
         step: Grid step, see :class:`~cape_plugins.Positions`.
 
     Returns:
@@ -268,8 +274,8 @@ def augment(
     parts = {"shift": shift, "scale": scale, "offset": offset, "local_shift": local_shift}
     for name, part in parts.items():
         _check_shape(name, part, coords)
-    # In this order and rounding, so that a seed always gives the same positions:
-    # torch.lerp or addcmul would save operations and round differently.
+    # The order of operations is fixed, so that a seed always gives the same positions: torch.lerp
+    # or addcmul would save operations, but round differently.
     for term in (shift, None if offset is None else times(offset, step), local_shift):
         if term is not None:
             coords = coords + term

@@ -1,5 +1,6 @@
-"""Biases of the distance of two positions, added to the scores of attention: a fixed penalty
-(ALiBi, Press et al., ICLR 2022) and a learned function (FIRE, Li et al., ICLR 2024)."""
+"""Biases that depend on the distance between two positions and are added to attention scores: a
+fixed penalty (ALiBi, Press et al., ICLR 2022) and a learned function (FIRE, Li et al., ICLR
+2024)."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ STEEPER = 8.0  # factor between the slopes of a head to either side, if slopes a
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """Slopes of the heads, ``2^(-8 h / H)``; of other numbers than powers of two, the slopes of the
-    next smaller power, then every other of the next larger one, as in ALiBi's code."""
+    """Slopes of the heads, ``2^(-8 h / H)``. If H is no power of two: the slopes of the next
+    smaller power of two, then every other slope of the next larger power of two, as in the code of
+    ALiBi."""
 
     def of_power(power: int) -> list[float]:
         return [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
@@ -28,13 +30,13 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class LinearBias(nn.Module):
-    """ALiBi: minus the distance, times the slope of the head. On grids the Euclidean distance.
+    """ALiBi: minus the distance times the slope of the head. On grids the distance is Euclidean.
 
     Args:
         num_heads: H.
         unit: Distance that counts as 1.
-        directed: Whether every other head penalises what comes before its query
-            :data:`STEEPER` times, the others what comes behind.
+        directed: Whether every other head multiplies the penalty of keys before its query by
+            :data:`STEEPER`, and the other heads the penalty of keys behind it.
     """
 
     def __init__(self, num_heads: int, unit: float, directed: bool = False) -> None:
@@ -58,11 +60,11 @@ class LinearBias(nn.Module):
 
 class FireBias(nn.Module):
     """FIRE: ``f(psi(x_j - x_i) / psi(max(L, x_i)))`` with ``psi(x) = sign(x) log(1 + c |x|)`` and a
-    net f with one hidden layer (section 3.2). c and L are learned.
+    network f with one hidden layer (section 3.2). c and L are learned.
 
-    The paper has causal models, in which positions count from 0 and the longest distance of query i
-    is i. Without a causal mask the denominator is ``psi(L)``, and the sign of a distance tells
-    before from after; grids have an input of f for each coordinate.
+    The paper has causal models: positions count from 0, and the longest distance of query i is i.
+    Without a causal mask the denominator is ``psi(L)``, and the sign of a distance shows whether
+    the key is before or after the query. On grids, f has one input for each coordinate.
 
     Args:
         num_heads: H.
@@ -95,9 +97,9 @@ class FireBias(nn.Module):
         return bias.permute(0, 3, 1, 2)
 
     def bounds(self) -> Iterator[tuple[nn.Parameter, float]]:
-        """Parameters of f with the bound of their first, uniform values: torch's for a linear
-        layer. Hosts whose linear layers begin with a small deviation would give biases near zero,
-        which are learned slowly."""
+        """Parameters of f, with the bound of their uniform initial values, which is torch's bound
+        for a linear layer. A host that initialises linear layers with a small standard deviation
+        would give biases near zero, which are learned slowly."""
         for layer in (self.hidden, self.output):
             for parameter in layer.parameters():
                 yield parameter, layer.in_features**-0.5
@@ -106,14 +108,15 @@ class FireBias(nn.Module):
         return x.sign() * torch.log1p(self.sharpness.float().abs() * x.abs())
 
     def _by_pieces(self, ratio: Tensor) -> Tensor:
-        """f of one number for each pair, ``[B, T, S]``. f is linear between at most
-        :data:`HIDDEN` knots; a line is looked up for each pair, instead of hidden channels."""
+        """f of one number for each pair, ``[B, T, S]``. f is piecewise linear, with at most
+        :data:`HIDDEN` knots; the linear piece of each pair is looked up, instead of computing
+        hidden channels."""
         with torch.autocast(ratio.device.type, enabled=False):
             weight, bias = self.hidden.weight.float()[:, 0], self.hidden.bias.float()
             with torch.no_grad():
                 far = torch.finfo(torch.float32).max / 8  # a flat unit has no knot
                 knots = (-bias / weight).nan_to_num(far, far, -far).clamp(-far, far).sort().values
-                # a number within each piece tells which hidden units are on there
+                # a number within each piece shows which hidden units are on in this piece
                 first, last = knots[:1], knots[-1:]
                 between = knots[1:] / 2 + knots[:-1] / 2
                 within = torch.cat((first - first.abs() - 1, between, last + last.abs() + 1))

@@ -1,4 +1,4 @@
-"""Hands a value through a call of a host that has no argument for it."""
+"""Passes a value through a call of a host that has no argument for the value."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Bound:
 
 
 class Binding:
-    """Context manager that binds a value to a module. Each step of generation makes two context
-    managers. For speed this is no generator function and avoids ``nn.Module.__setattr__``, which is
-    six times as slow."""
+    """Context manager that binds a value to a module. Each step of generation makes two of these
+    context managers, so the class is written for speed: it is no generator function, and avoids
+    ``nn.Module.__setattr__``, which is six times as slow."""
 
     def __init__(self, module: Bound, value: Any) -> None:
         self.module, self.value = module, value

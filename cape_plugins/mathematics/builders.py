@@ -59,10 +59,12 @@ def build_position_encoder(
         dim: K.
         side: "source" or "target"; alpha scales positions of the source only.
         start: Coordinate of position 0, in multiples of `unit`.
-        unit: Distance that the host counts as 1, in the unit of the domain: seconds of a frame.
+        unit: Distance that the host counts as 1, in the unit of the domain, such as seconds between
+            frames.
         frequencies: Key of :data:`~cape_plugins.mathematics.encodings.FREQUENCIES`, or a function
             like the values there; default the frequencies of the domain.
-        layout: One of :data:`~cape_plugins.mathematics.encodings.LAYOUTS`; default the paper's.
+        layout: One of :data:`~cape_plugins.mathematics.encodings.LAYOUTS`; default the layout of
+            the paper.
         table_size: Rows of a learned table; for a grid the size of the inputs, (height, width) in
             patches. Sinusoids warn if the grid is too coarse. Default 1024, or the grid of the
             domain.

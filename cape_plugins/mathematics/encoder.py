@@ -1,4 +1,4 @@
-"""Augment, then encode: the module that hosts call."""
+"""The module that models call: augments positions, then encodes them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Generators = torch.Generator | Callable[[torch.device], torch.Generator | None] 
 class PositionEncoder(nn.Module):
     """Turns :class:`Positions` into the embedding that is added to the content.
 
-    A caller hands over raw positions; this module applies the settings: alpha, gamma, the unit of
+    A caller passes raw positions; this module applies the settings: alpha, gamma, the unit of
     the host, mean-normalisation, augmentation. Drawing is separate from applying: the caller draws
-    once per batch with :meth:`draw` and hands the draw to every call that shares it (CAPE section
+    once per batch with :meth:`draw`, and passes the draw to every call that shares it (CAPE section
     5.3: encoder and decoder). Evaluation is deterministic and consumes no random numbers.
 
     Args:
@@ -41,8 +41,8 @@ class PositionEncoder(nn.Module):
         encoding: Module built by the row of the encoding; None if nothing is added.
         side: "source" or "target"; alpha scales positions of the source only.
         start: Coordinate of position 0, in the unit of this encoder.
-        unit: Distance that this encoder counts as 1, in the unit of the domain: hosts count frames,
-            settings count seconds.
+        unit: Distance that this encoder counts as 1, in the unit of the domain: models count
+            frames, settings are in seconds.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class PositionEncoder(nn.Module):
         )
 
     def num_positions(self, valid: Tensor) -> Tensor:
-        """Number of positions that the tokens of a side span, alpha included.
+        """Number of positions that the tokens of a side need, including alpha.
 
         Args:
             valid: ``[B, T]`` bool, False on padding.
@@ -129,9 +129,9 @@ class PositionEncoder(nn.Module):
     def sampled(self, positions: Positions, draw: Draw) -> Tensor:
         """Positions that a draw with an `order` gives, in steps: ``[B, T, 1]`` float32.
 
-        A sample takes one entry of the order for each position, or all that the draw covers.
-        Position i gets entry i, on the source side entry alpha * i, linear between entries. Padding
-        takes no entry.
+        A sample takes one entry of the order for each position, or as many entries as the draw
+        covers. Position i gets entry i, on the source side entry alpha * i, linear between entries.
+        Padding takes no entry.
 
         Raises:
             ValueError: for positions that are not counted, for more positions than entries of the
@@ -148,8 +148,8 @@ class PositionEncoder(nn.Module):
         self.check_length(number.shape[1])
         if draw.count is None and self.config.synchronize:
             raise ValueError(
-                "synchronize=True: source and target need one number of positions; give both "
-                "draw.covering(source_encoder.num_positions(source_valid), "
+                "synchronize=True: source and target need the same number of positions; give "
+                "both draw.covering(source_encoder.num_positions(source_valid), "
                 "target_encoder.num_positions(target_valid))."
             )
         valid = positions.valid
@@ -182,8 +182,8 @@ class PositionEncoder(nn.Module):
             )
 
     def step(self, positions: Positions) -> Tensor | float:
-        """Distance of neighbours, ``gamma * step / unit``. Local shifts and offsets are measured in
-        this step, so alpha does not scale them."""
+        """Distance between neighbours, ``gamma * step / unit``. Local shifts and offsets are
+        measured in this step, so alpha does not scale them."""
         return self._in_units(positions.step, self.config.gamma)
 
     def rows_and_step(self, positions: Positions) -> tuple[Tensor, Tensor | float]:
@@ -231,8 +231,8 @@ class PositionEncoder(nn.Module):
             if the type adds nothing.
 
         Raises:
-            ValueError: in training without a draw, because two silent independent draws would undo
-                the synchronisation of source and target.
+            ValueError: in training without a draw, because two independent draws would silently
+                break the synchronisation of source and target.
         """
         if self.encoding is None:
             return None
@@ -266,12 +266,12 @@ class PositionEncoder(nn.Module):
         return self.config.mean_normalize or (draw is not None and draw.moves)
 
     def _embed_shared(self, positions: Positions) -> Tensor:
-        """Embeddings ``[T, K]`` of rows that the batch shares and that nothing moves."""
+        """Embeddings ``[T, K]`` of rows that the batch shares, without augmentation."""
         step = self.step(positions)
         if isinstance(self.encoding, Sinusoid) and positions.in_steps and type(step) is float:
             numbers, first = positions.rows[0], positions.first
             rows = self.encoding.counted(numbers, first, self.start, self.alpha * step)
-            # without an index, gather hands on the rows that the encoding keeps
+            # without an index, gather returns the cached rows of the encoding
             return rows.clone() if positions.index is None else rows
         rows, _ = self.rows_and_step(positions)
         return self.encoding.grid(self._encoding_input(rows, positions)[0])

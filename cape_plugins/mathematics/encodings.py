@@ -1,7 +1,7 @@
 """Embeddings of coordinates: sinusoids of any domain.
 
 A sinusoid is a frequency matrix W ``[D, K/2]`` and a layout of channels; text, audio and images
-differ in W alone: ``phase = coords @ W``. No buffer holds frequencies or rows: ``.half()`` would
+differ only in W: ``phase = coords @ W``. Frequencies and rows are not in buffers: ``.half()`` would
 round a buffer, and loaders that materialise models from "meta" would lose it.
 """
 
@@ -39,8 +39,9 @@ def image_frequencies(dim: int, device: torch.device) -> Tensor:
 
 
 def fairseq_frequencies(dim: int, device: torch.device) -> Tensor:
-    """``[1, K/2]``, 10000^(-k/(K/2 - 1)), k = 0 .. K/2 - 1: tensor2tensor's formula, which fairseq
-    and Speech2Text use. Computed in their order of operations to agree bit for bit."""
+    """``[1, K/2]``, 10000^(-k/(K/2 - 1)), k = 0 .. K/2 - 1: the formula of tensor2tensor, which
+    fairseq and Speech2Text use. The order of operations is the same as in fairseq, so that results
+    agree bit for bit."""
     half = dim // 2
     rate = math.log(10000) / (half - 1)
     return torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -rate)[None]
@@ -61,13 +62,15 @@ FREQUENCIES: dict[str, Frequencies] = {
     "fairseq": fairseq_frequencies,
     "marian": marian_frequencies,
 }
-# Rows that an encoder keeps: the 22 small operations of an embedding took up to 3 % of the time of
-# a generation step, and each training step on long texts would compute the rows anew.
+# Number of rows that an encoder caches. Without the cache, the 22 small operations of an embedding
+# took up to 3 % of the time of a generation step, and each training step on long texts would
+# compute the rows again.
 KEPT_ROWS = 4096  # 8 MiB at 512 channels
-KEPT_BYTES = 2**24  # for longer inputs: 8192 rows of 512 channels, in each encoder of a model
+# size of the cache for longer inputs, in each encoder of a model: 8192 rows of 512 channels
+KEPT_BYTES = 2**24
 # Frequencies and first phases of channels, by function, number, order and device. Computing these
-# two small tensors in each forward would take a dozen operations. They are neither saved nor part
-# of a module.
+# two small tensors in each forward would take a dozen operations. These tensors are neither saved
+# nor part of a module.
 _FREQUENCIES_AND_PHASES: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 COMBINATIONS = ("add", "concat")
 LAYOUTS = ("cos_sin_interleaved", "sin_cos_blocks")
@@ -112,7 +115,7 @@ class Sinusoid(nn.Module):
         self.interleaved = layout == "cos_sin_interleaved"
 
     def __getstate__(self) -> dict[str, Any]:
-        """State without the kept rows, which copies and pickles make anew."""
+        """State without the cached rows, which copies and pickles compute again."""
         return {name: value for name, value in vars(self).items() if name != "_kept_rows"}
 
     def extra_repr(self) -> str:
@@ -127,8 +130,8 @@ class Sinusoid(nn.Module):
 
     def aliased(self, *sizes: int, gamma: float = 1.0) -> int:
         """Number of the K channels that alias on a grid. The phase of such a channel moves by more
-        than pi from one cell to the next along some axis, so it turns backwards, or round and
-        round.
+        than pi from one cell to the next along some axis, so it appears to turn more slowly or
+        backwards.
 
         Args:
             sizes: Cells along each axis, the slowest first, as for
@@ -142,8 +145,8 @@ class Sinusoid(nn.Module):
         return int((weights.abs() * step > math.pi).any(0).sum())
 
     def grid(self, grid: Tensor) -> Tensor:
-        """Encodes few rows exactly, as sine and cosine of the same phases, in the way of the hosts'
-        tables: text without augmentation equals fairseq's table bit for bit.
+        """Encodes few rows exactly, as sine and cosine of the same phases, like the tables of the
+        stock models: text without augmentation equals fairseq's table bit for bit.
 
         Args:
             grid: ``[T, D]`` float32.
@@ -161,8 +164,8 @@ class Sinusoid(nn.Module):
     def counted(
         self, numbers: Tensor, first: int | Tensor | None, start: float, step: float
     ) -> Tensor:
-        """:meth:`grid` of ``start + numbers * step``. Rows of counted positions are kept for the
-        next call, so a step of generation costs a look-up, as in stock models.
+        """:meth:`grid` of ``start + numbers * step``. Rows of counted positions are cached, so a
+        step of generation costs one look-up, as in stock models.
 
         Args:
             numbers: ``[T, 1]`` float32, if `first` is not None ``first, first + 1, ...``.
@@ -171,12 +174,12 @@ class Sinusoid(nn.Module):
             step: Distance of neighbours.
 
         Returns:
-            ``[T, K]`` float32, kept rows, which the caller must not change.
+            ``[T, K]`` float32, cached rows, which the caller must not change.
         """
         if self._cacheable(numbers) and isinstance(first, int) and not _in_graph_capture(numbers):
             end = first + numbers.shape[0]
-            # A long input keeps as many rows as fit, because they are small beside the states of a
-            # model; a single far position keeps none.
+            # A long input caches as many rows as fit, because rows are small compared with the
+            # states of a model; a single far position caches no rows.
             if end <= max(KEPT_ROWS, min(numbers.shape[0], KEPT_BYTES // (4 * self.dim))):
                 return self._rows_up_to(end, start, step, numbers.device)[first:end]
         return self.grid(start + numbers * step)
@@ -208,8 +211,8 @@ class Sinusoid(nn.Module):
         return _phase(coords, *self._frequencies_and_phases(coords)).sin_()
 
     def _cacheable(self, coords: Tensor) -> bool:
-        """Whether results may be kept for later calls: programs and fake tensors have no values,
-        and a caller's frequencies may be learned, or change."""
+        """Whether results may be cached: traced programs and fake tensors have no values, and the
+        caller's frequencies may be learned or change."""
         is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         is_fixed = type(self) is Sinusoid and isinstance(self.frequencies, str)
         return is_fixed and not is_traced and type(coords) is Tensor
@@ -237,9 +240,9 @@ class Sinusoid(nn.Module):
 
 
 def _in_graph_capture(tensor: Tensor) -> bool:
-    """Whether a CUDA graph is being captured. Memory of the graph has other values in each replay
-    and may not be kept. Memory that the graph reads may not be freed; kept rows are freed when more
-    rows are needed."""
+    """Whether a CUDA graph is being captured. Memory of the graph has other values in each replay,
+    so it must not be cached. Memory that the graph reads must not be freed, and cached rows are
+    freed when more rows are needed."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -276,8 +279,8 @@ def warn_of_coarse_grid(
 
 
 def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Tensor:
-    """``coords @ weights + offset`` element by element: autocast would round a matmul to half
-    precision, and positions from 257 on would be wrong."""
+    """``coords @ weights + offset`` element by element: autocast would round a matrix product to
+    half precision, in which positions from 257 on are wrong."""
     columns = coords.unbind(-1)
     if len(columns) != len(weights):
         raise ValueError(
@@ -296,8 +299,8 @@ def _phase(coords: Tensor, weights: Tensor, offset: Tensor | None = None) -> Ten
 def combine(
     content: Tensor, embedding: Tensor | None, mode: str = "add", dim: int | None = None
 ) -> Tensor:
-    """Content with position embeddings: added (Vaswani et al.), or in more channels behind the
-    content, as in the phone classifier of recipes/phones.
+    """Combines content with position embeddings: adds them (Vaswani et al.), or concatenates them
+    as more channels, as in the phone classifier of recipes/phones.
 
     Args:
         content: ``[B, T, C]``.

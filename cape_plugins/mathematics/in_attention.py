@@ -1,5 +1,5 @@
-"""Positions that act in self-attention: what a stack computes once for each forward, and what its
-layers make of it. A host has one seam in its attention for all of these types."""
+"""Positions that act in self-attention: a stack computes them once for each forward, and its layers
+apply them. All of these types use the same hook in the attention of a host."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from cape_plugins.settings.domains import DOMAINS
 class AttentionPositions:
     """Positions of a forward for the self-attention of all layers of a stack.
 
-    A stack hands the object to its layers as an argument: what is bound to a module is gone when
-    gradient checkpointing calls a layer again. No tuple and no dataclass: FSDP casts floating
-    tensors among the arguments of a layer to half precision, where positions are wrong from 257 on.
+    A stack passes the object to its layers as an argument, because a value that is bound to a
+    module is gone when gradient checkpointing runs a layer again. The class is neither a tuple nor
+    a dataclass, because FSDP would cast floating-point tensors in such arguments to half precision,
+    in which positions are wrong from 257 on.
 
     Args:
         query: Coordinates of queries, ``[B or 1, T, D]`` float32.
         key: Coordinates of keys, ``[B or 1, S, D]``.
-        query_angles: Angles of the queries, if positions turn.
+        query_angles: Angles of the queries, if queries and keys are turned.
         key_angles: Angles of the keys.
         bias: ``[B or 1, H, T, S]``, if all layers share a bias.
     """
@@ -46,7 +47,8 @@ class AttentionPositions:
         self.bias = bias
 
     def turn(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries ``[B, H, T, d]`` and keys ``[B, H, S, d]``, turned if positions turn."""
+        """Returns queries ``[B, H, T, d]`` and keys ``[B, H, S, d]``, turned if the type turns
+        them."""
         if self.query_angles is None:
             return query, key
         return self.query_angles.turn(query), self.key_angles.turn(key)
@@ -69,7 +71,7 @@ class AttentionPositions:
         return bias.to(query.dtype)
 
     def to(self, device: torch.device, **options: Any) -> AttentionPositions:
-        """The same on another device: accelerate moves the arguments of layers."""
+        """The same positions on another device: accelerate moves the arguments of layers."""
         parts = (self.query, self.key, self.query_angles, self.key_angles, self.bias)
         return AttentionPositions(*(_moved(part, device, **options) for part in parts))
 
@@ -114,9 +116,9 @@ class StackPositions(nn.Module):
         """Positions for the layers.
 
         Args:
-            encoder: Moves positions as the settings say.
+            encoder: Position encoder, which augments positions as the settings say.
             positions: Positions of the keys.
-            draw: Random numbers of this forward; None to move nothing.
+            draw: Random numbers of this forward; None for no augmentation.
             query_positions: Positions of the queries, if they are not all keys (incremental
                 decoding); then nothing may be drawn.
             generator: See :meth:`PositionEncoder.forward`.
@@ -140,8 +142,8 @@ class StackPositions(nn.Module):
 def build_stack_positions(
     config: PositionConfig, head_dim: int, num_heads: int, unit: float = 1.0
 ) -> StackPositions | None:
-    """What a stack computes once for each forward; None if no position acts in attention, or only
-    relative keys. For the arguments see :class:`StackPositions`."""
+    """The module with which a stack computes positions once for each forward; None if no position
+    acts in attention, or only relative keys. For the arguments see :class:`StackPositions`."""
     if not config.encoding.in_attention:
         return None
     return StackPositions(config, head_dim, num_heads, unit)
@@ -150,8 +152,9 @@ def build_stack_positions(
 def build_layer_bias(
     config: PositionConfig, num_heads: int, unit: float = 1.0, causal: bool = False
 ) -> FireBias | None:
-    """The learned bias of one layer; None if the layers learn none. Each layer has its own: with
-    one bias for a stack, reentrant gradient checkpointing would go backward through it twice.
+    """The learned bias of one layer; None if the type has no learned bias. Each layer has a
+    separate bias: with one bias for a stack, reentrant gradient checkpointing would go backward
+    through this bias twice.
 
     Args:
         config: Complete settings.

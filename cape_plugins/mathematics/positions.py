@@ -1,9 +1,9 @@
 """Positions of a raw batch, which all parts of this package exchange.
 
-A caller hands over raw positions: numbers of tokens, times of frames, cells of a grid. The encoder
-applies the settings to the positions. Shapes use this legend throughout the package: B batch, T
-positions, D coordinates (1 for sequences, the number of axes for grids), K embedding channels.
-Units: tokens for text, seconds for audio, the [-1, 1] square for images.
+A caller passes raw positions: numbers of tokens, times of frames, cells of a grid. The position
+encoder applies the settings to these positions. Shapes use this legend throughout the package: B
+batch, T positions, D coordinates (1 for sequences, the number of axes for grids), K embedding
+channels. Units: tokens for text, seconds for audio, the [-1, 1] square for images.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cape_plugins.settings.domains import DOMAINS
 
 
 class Positions(NamedTuple):
-    """Positions of a batch, in the unit of the domain: few rows, and the row of each element, so
-    encoding the rows once is enough for the batch.
+    """Positions of a batch, in the unit of the domain. Stored as few rows and the row of each
+    element, so that each row is encoded only once for the batch.
 
     Attributes:
         rows: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares the rows.
@@ -87,8 +87,9 @@ class Positions(NamedTuple):
         return rows[0][self.numbers]
 
     def at_centres(self) -> Positions:
-        """The grid with cells, not outermost centres, that span [-1, 1]. The same part of an image
-        then is the same distance at each resolution, for types that see distances only (DINOv3).
+        """The grid on which the cells span [-1, 1], instead of the outermost centres. A distance
+        then covers the same part of an image at each resolution, for types that depend on distances
+        only (DINOv3).
         """
         factors = [
             torch.full((), (size - 1) / size, dtype=torch.float32, device=self.rows.device)
@@ -115,14 +116,15 @@ class Positions(NamedTuple):
             return rows[None]
         if self.index.dtype == torch.bool:
             return rows * self.index[..., None]
-        # index 0 means padding: one zero row in front serves it
+        # index 0 means padding, so a row of zeros is put in front
         rows = F.pad(rows, (0, 0, 1, 0))
         batch, length = self.index.shape
         return rows.index_select(0, self.index.reshape(-1)).view(batch, length, -1)
 
 
 def token_positions(valid: Tensor) -> Positions:
-    """Positions of tokens, counted over valid tokens: left and right padding give the same.
+    """Positions of tokens, counted over valid tokens, so left and right padding give the same
+    positions.
 
     Args:
         valid: ``[B, T]`` bool, False on padding.
@@ -141,9 +143,9 @@ def token_positions(valid: Tensor) -> Positions:
 def token_position_at(
     index: int | Tensor, device: torch.device | str | None = None, length: int = 1
 ) -> Positions:
-    """Positions of `length` tokens from this 0-based index on, shared by the batch, for one step of
-    incremental decoding. The positions equal the same columns of :func:`token_positions`; the index
-    may be a tensor without dimensions."""
+    """Positions of `length` tokens from this 0-based index on, the same for the whole batch, for
+    one step of incremental decoding. The positions equal the same columns of
+    :func:`token_positions`; the index may be a tensor without dimensions."""
     if type(index) is int:
         number = torch.arange(index, index + length, dtype=torch.float32, device=device)
     else:
@@ -159,8 +161,8 @@ def frame_positions(
 
     Args:
         num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
-        seconds_per_frame: Distance of neighbouring frames in seconds, which is the product of hop
-            and stride of the front end. A number, or ``[B]`` if the hop differs between samples.
+        seconds_per_frame: Distance between neighbouring frames in seconds: the product of hop and
+            stride of the front end. A number, or ``[B]`` if the hop differs between samples.
         max_frames: T; default the largest of `num_frames` (which costs a device synchronisation).
 
     Raises:
@@ -197,8 +199,8 @@ def timed_frame_positions(
 ) -> Positions:
     """Positions of audio frames at any increasing times, as after some frames were skipped.
 
-    The step is the smallest distance of neighbours in a sample, so a local shift of at most half a
-    step keeps the order. (CAPE's code may swap neighbours in the mode without padding.)
+    The step is the smallest distance between neighbours in a sample, so a local shift of at most
+    half a step keeps the order. (CAPE's code may swap neighbours in the mode without padding.)
 
     Args:
         times: ``[B, T]``, the centre of each frame in seconds, less the `start` of the encoder.
@@ -228,8 +230,8 @@ def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Po
     """Centres of the patches of an image, row by row, each axis spanning [-1, 1] end to end.
 
     CAPE Appendix A has the same grid; an axis of a single patch is at 0. The step is 2 / N on an
-    axis of N patches, slightly less than the distance 2 / (N - 1) of neighbours, so a local shift
-    of 0.5 steps is the paper's 1 / N.
+    axis of N patches, slightly less than the distance 2 / (N - 1) between neighbours, so a local
+    shift of 0.5 steps is the paper's 1 / N.
 
     Args:
         sizes: Number of patches along each axis, the slowest first: height and width of images.
@@ -250,7 +252,7 @@ def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Po
             )
     axes = torch.meshgrid(*(_axis(size, device) for size in sizes), indexing="ij")
     grid = torch.stack(axes[::-1], dim=-1).flatten(0, -2)
-    # filled on the device: copying from the host would synchronise
+    # filled on the device: copying from the CPU would synchronise
     step = [
         torch.full((), 2.0 / size, dtype=torch.float32, device=device) for size in reversed(sizes)
     ]
@@ -260,7 +262,8 @@ def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Po
 def coordinate_positions(
     coords: Tensor, valid: Tensor | None = None, step: Tensor | float = 1.0
 ) -> Positions:
-    """Positions that are known already: patches of any arrangement, frame times after dropping.
+    """Positions that the caller already has as coordinates: patches of any arrangement, or times of
+    frames after some frames were dropped.
 
     Args:
         coords: ``[B, T, D]``, D = 1 (tokens or seconds), 2 (the [-1, 1] square, x then y), or the

@@ -2,14 +2,14 @@
 
     score(i, j) = q_i . (k_j + a^K[j - i]) / sqrt(d),    out_i = sum_j p(i, j) (v_j + a^V[j - i])
 
-No T x T x d tensor is ever built: queries meet the table of 2 C + 1 distances first, which gives
-``[T, 2 C + 1]`` numbers per head, linear in the context C. *Skewing* moves these numbers to their
-keys: row i of a padded matrix, read with a row stride one element shorter, begins one column
-further to the right. Long inputs are processed in blocks of queries, and the backward pass
-recomputes the scores of each block, so memory grows with T, not with T x T.
+No T x T x d tensor is ever built: queries are first multiplied with the table of 2 C + 1 distances,
+which gives ``[T, 2 C + 1]`` numbers per head, linear in the context C. *Skewing* moves these
+numbers to their keys: row i of a padded matrix, read with a row stride one element shorter, begins
+one column further to the right. Long inputs are processed in blocks of queries, and the backward
+pass recomputes the scores of each block, so memory grows with T, not with T x T.
 
-Patches of an image have two distances, a^K[di] of rows plus a^K[dj] of columns. They need two
-tables of 2 C + 1 rows and no more memory.
+Patches of an image have two embeddings, a^K[di] for the distance in rows plus a^K[dj] for the
+distance in columns: two tables of 2 C + 1 rows, and no more memory.
 
 Shapes: B batch, H heads, T queries, S keys, d channels per head, C context.
 """
@@ -55,13 +55,13 @@ def relative_attention(
             keys are a buffer of fixed size (static caches), a tensor without dimensions, whose
             value the host does not read.
         patches: (height, width) in patches, or the sizes of the axes, needed by
-            :class:`RelativeGridPositions`. The patches are the last keys, row by row; earlier
-            keys, such as a class token, have no place and no relative embedding.
+            :class:`RelativeGridPositions`. The patches are the last keys, row by row; earlier keys,
+            such as a class token, have no place in the image and no relative embedding.
         attn_mask: bool (True: do not attend) or float added to the scores, ``[T, S]`` or any shape
             that broadcasts to ``[B, H, T, S]``.
         key_padding_mask: ``[B, S]`` bool, True on padding.
         dropout: Probability of dropping an attention weight.
-        need_weights: Return the weights before dropout.
+        need_weights: Whether to return the weights before dropout.
 
     Returns:
         Output ``[B, H, T, d]`` and the weights ``[B, H, T, S]`` or None.
@@ -69,7 +69,7 @@ def relative_attention(
     Raises:
         ValueError: if `query_offset` or `patches` do not fit the keys.
     """
-    if hasattr(positions, "axes"):  # isinstance would fail: adapters put wrappers over modules
+    if hasattr(positions, "axes"):  # isinstance would fail, because adapters wrap modules
         sizes = () if patches is None else tuple(patches)
         if len(sizes) != len(positions.axes) or math.prod(sizes) > key.shape[2]:
             raise ValueError(
@@ -312,7 +312,7 @@ def _skew(by_distance: Tensor, num_keys: int) -> Tensor:
     into ``[.., T, S]``, in which column j is key j: row i begins at column T - 1 - i.
 
     Returns a view of `by_distance`, which must be a whole contiguous tensor: a storage offset of 0
-    is taken for granted, because torch.compile cannot ask for it. The last column is never read.
+    is assumed, because torch.compile cannot read the offset. The last column is never read.
     """
     *shape, length, width = by_distance.shape
     strides = (*by_distance.stride()[:-2], width - 1, 1)

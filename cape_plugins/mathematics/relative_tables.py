@@ -65,7 +65,7 @@ class RelativeGridPositions(nn.Module):
     width have all distances. (Ramachandran et al., 2019, concatenate the two.) Grids of other axes
     have one embedding for each axis.
 
-    Takes the arguments of :class:`RelativePositions`, for all axes; C counts patches.
+    Takes the arguments of :class:`RelativePositions`, for all axes; C is a number of patches.
 
     Args:
         axes: Names of the axes, the slowest first; the tables have these names.

@@ -24,7 +24,7 @@ class Angles(NamedTuple):
         """Queries or keys ``[B, H, S, d]`` turned; channel i and channel i + d/2 are a pair, as in
         Llama. The first S - T have no position, such as a class token, and are not turned."""
         front = x.shape[2] - self.cos.shape[2]
-        # cast only now: angles in half precision would be wrong from position 257 on
+        # the cast comes last: angles in half precision would be wrong from position 257 on
         cos, sin = (part.to(x.dtype) for part in self)
         if front:
             cos, sin = F.pad(cos, (0, 0, front, 0), value=1.0), F.pad(sin, (0, 0, front, 0))
@@ -36,8 +36,8 @@ class Rotation(nn.Module):
     """Coordinates to :class:`Angles`. Has no parameters and no buffers, see
     :mod:`~cape_plugins.mathematics.encodings`.
 
-    Each coordinate has ``(d/2) // D`` pairs, the slowest axis first, as in DINOv3; pairs that are
-    left over are not turned. Pair k of n is turned by ``speed / base^(k / n)`` for each unit.
+    Each coordinate has ``(d/2) // D`` pairs, the slowest axis first, as in DINOv3; remaining pairs
+    are not turned. Pair k of n is turned by ``speed / base^(k / n)`` for each unit.
 
     Args:
         head_dim: d, even, with at least one pair for each coordinate.

@@ -15,11 +15,12 @@ RESIZES = {1: "linear", 2: "bicubic", 3: "trilinear"}  # by the number of axes
 
 
 class PositionTable(nn.Module):
-    """Learned absolute positions (*abspos*), usable beyond the trained size.
+    """Learned absolute positions (*abspos*), which can be used beyond the trained size.
 
-    Sequences longer than the table wrap around, E(t) = E(t mod N), as in CAPE section 5.2 for
-    audio; a long text is decoded badly instead of stopping the program. The grid is resized for
-    images of another size: bicubic for images (CAPE section 5.1), linear for other grids.
+    For sequences longer than the table, the table begins again at its first row, E(t) = E(t mod N),
+    as in CAPE section 5.2 for audio; a long text is decoded badly, but the program does not stop.
+    For images of another size, the grid is resized: bicubic for images (CAPE section 5.1), linear
+    for other grids.
 
     Args:
         dim: K.
@@ -60,7 +61,8 @@ class PositionTable(nn.Module):
         return counted_rows(self.weight, positions)
 
     def rows(self, length: int, first: int | Tensor = 0) -> Tensor:
-        """``[length, K]``: rows of the table from `first` on; wraps around."""
+        """``[length, K]``: rows of the table from `first` on; begins again at row 0 after the last
+        row."""
         return wrapped_rows(self.weight, length, first)
 
     def resize(self, *size: int) -> Tensor:
@@ -72,16 +74,16 @@ class PositionTable(nn.Module):
         if len(self.size) != len(size):
             raise ValueError(
                 f"a position table of size {self.size} has no rows for positions of size {size}; "
-                f"allowed: as many axes as the table. Use patch_positions for a table of a grid, "
-                "else token_positions or frame_positions."
+                "allowed: as many axes as the table. Use patch_positions for a table of a grid, "
+                "and token_positions or frame_positions for a table of a sequence."
             )
         return resize_grid(self.weight, self.size, size)
 
 
 class InterpolatedTable(PositionTable):
-    """Learned embeddings of whole numbers of steps, linear between neighbours, because any encoding
-    can take randomized positions (Ruoss et al., section 3), whole or not. Wraps around beyond the
-    last row, like all learned tables here.
+    """Learned embeddings of whole numbers of steps, interpolated linearly between neighbours,
+    because randomized positions, whole or not, may be combined with any encoding (Ruoss et al.,
+    section 3). Begins again at row 0 after the last row, like all learned tables of this package.
 
     Args:
         dim: K.
@@ -102,7 +104,7 @@ class InterpolatedTable(PositionTable):
 
 
 def counted_rows(table: Tensor, positions: Positions) -> Tensor:
-    """``[T, K]``: rows of `table` ``[N, K]`` by the numbers of positions; wraps around.
+    """``[T, K]``: rows of `table` ``[N, K]`` by the numbers of positions modulo N.
 
     Raises:
         ValueError: for positions that are not counted.
@@ -118,7 +120,8 @@ def counted_rows(table: Tensor, positions: Positions) -> Tensor:
 
 def wrapped_rows(table: Tensor, length: int, first: int | Tensor = 0) -> Tensor:
     """``[length, K]``: rows of `table` ``[N, K]`` from `first` on, E(t) = E(t mod N)."""
-    # no branch in a program, which serves all lengths; an exported program keeps one branch only
+    # no branch: a compiled program serves all lengths, and an exported program would keep one
+    # branch only
     may_branch = isinstance(first, int) and not torch.compiler.is_compiling()
     if may_branch and first + length <= table.shape[0]:
         return table[first : first + length]
@@ -136,7 +139,7 @@ def resize_grid(
         rows: ``[height * width, K]``, row by row; other grids likewise, the slowest axis first.
         size: (height, width) in patches.
         new_size: Sizes of the axes afterwards.
-        antialias: Smooths before a plane is made smaller; some stock models do.
+        antialias: Whether to smooth before a plane is made smaller, as some stock models do.
 
     Returns:
         ``[new height * new width, K]`` in the dtype of `rows`.

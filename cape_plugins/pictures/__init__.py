@@ -1,2 +1,2 @@
-"""Pictures of the positions of a model: settings that a checkpoint stores, views, plots and the
-command ``cape-plugins plot``. Import each module by name."""
+"""Pictures of the positions of a model, and the command ``cape-plugins plot``. Import each module
+by name."""

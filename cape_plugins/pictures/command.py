@@ -1,4 +1,5 @@
-"""The command ``cape-plugins plot``: from settings or a trained model to one picture."""
+"""The command ``cape-plugins plot``: draws the positions of given settings or of a trained
+model."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Picture(NamedTuple):
 
     Attributes:
         help: Help text of the picture.
-        needs: Property that a position embedding must have for the picture, in words.
+        needs: Property that a position embedding must have for the picture, as text for errors.
         able: Whether a position embedding has this property.
         draws: Fewest, default and most draws of the augmentation.
         most_sizes: Largest number of sizes.
@@ -49,7 +50,7 @@ class Picture(NamedTuple):
 
 PICTURES = {
     "components": Picture(
-        "chosen channels over the plane, or over tokens or time (CAPE Figure 9)",
+        "some channels over the plane, or over tokens or time (CAPE Figure 9)",
         "is learned or a sinusoid",
         lambda config: config.encoding.adds or config.relative_context > 0,
         (0, 2, 20),
@@ -99,7 +100,7 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
         command.add_argument(
             "--seed", type=int, default=1, metavar="N",
-            help="of the random numbers that are drawn (default: 1)",
+            help="seed of the random numbers (default: 1)",
         )  # fmt: skip
         command.add_argument(
             "--output", type=Path, metavar="FILE.png",
@@ -108,12 +109,14 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
         if name == "components":
             command.add_argument(
                 "--channels", nargs="+", type=int, metavar="K",
-                help=f"channels, from 0 on, at most {MAX_CHANNELS} (default: eight, evenly spaced)",
+                help=f"channels to draw, counted from 0, at most {MAX_CHANNELS} (default: eight, "
+                "evenly spaced)",
             )  # fmt: skip
         elif name == "similarity":
             command.add_argument(
                 "--patch", nargs=2, type=int, metavar=("ROW", "COLUMN"),
-                help="images: patch that is compared with all others (default: in the middle)",
+                help="for images: the patch that is compared with all others (default: the patch "
+                "in the middle)",
             )  # fmt: skip
         elif name == "coverage":
             command.add_argument(
@@ -125,7 +128,7 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
 def _add_model_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="PATH",
-        help="trained model whose own settings are used: Hugging Face folder or fairseq checkpoint",
+        help="trained model, whose settings are drawn: Hugging Face folder or fairseq checkpoint",
     )  # fmt: skip
     parser.add_argument(
         "--side", choices=SIDES, help="side of a model that has both (default: encoder)"
@@ -139,7 +142,7 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     settings.add_argument(
         "--seconds-per-frame", type=float, metavar="S",
-        help=f"distance of positions in time (default: {_spacings()})",
+        help=f"distance between positions in time (default: {_spacings()})",
     )  # fmt: skip
     add_position_args(settings, None, types={**ROTARY_TYPES, **TYPES})
 
@@ -165,8 +168,9 @@ def draw_picture(args: argparse.Namespace) -> str:
         types = types_of("encoder", config.domain)
         able = [name for name in types if picture.able(PositionConfig(name, config.domain))]
         raise ValueError(
-            f"--position-embedding {config.type} with these settings cannot be shown: a picture of "
-            f"{args.picture} needs one that {picture.needs}, such as {', '.join(able)} by default."
+            f"--position-embedding {config.type} with these settings cannot be shown: a picture "
+            f"of {args.picture} needs a position embedding that {picture.needs}, such as "
+            f"{', '.join(able)} by default."
         )
     output = args.output or Path(f"{args.picture}-{config.type}-{config.domain}.png")
     if output.suffix.lower() != ".png" or output.is_dir():
@@ -202,7 +206,7 @@ def draw_picture(args: argparse.Namespace) -> str:
     except OSError as error:
         raise ValueError(
             f"--output {output} cannot be written ({error.strerror or error}); give a file in a "
-            "folder that can."
+            "folder that can be written to."
         ) from None
     folder_note = f", in the new folder {folder}" if folder else ""
     return "\n".join([*markdown_table(rows), f"wrote {output}{folder_note}"])
@@ -221,7 +225,7 @@ def _relative_views(args: argparse.Namespace, stack: Stack) -> list[View]:
         if tables and value:
             raise ValueError(
                 f"{option} {' '.join(map(str, value))} has no effect: relative embeddings are "
-                "shown at all their distances; leave it out."
+                "shown at all their distances; leave the option out."
             )
     return tables
 
@@ -250,7 +254,7 @@ def _stack_of_settings(args: argparse.Namespace) -> Stack:
     if spacing is not None and not 0 < spacing < math.inf:
         raise ValueError(f"--seconds-per-frame {spacing} is not allowed; allowed: > 0.")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(args.seed)  # a learned table shows its random start
+        torch.manual_seed(args.seed)  # a learned table is drawn with its random initial values
         encoder = build_position_encoder(
             config, dim, side=SOURCE_TARGET[side], table_size=row.table_size
         )
@@ -277,8 +281,8 @@ def _stack_of_model(args: argparse.Namespace) -> Stack:
         is_setting = name in ("domain", "architecture", "dim", "seconds_per_frame", TYPE_ARG)
         if value is not None and (is_setting or name.startswith(PREFIX)):
             raise ValueError(
-                f"--{name.replace('_', '-')} {value} contradicts --model, which has its own "
-                "settings; leave one of the two out."
+                f"--{name.replace('_', '-')} {value} contradicts --model, which sets this option; "
+                "leave one of the two out."
             )
     return stack
 
@@ -330,7 +334,7 @@ def _draws(requested: int | None, picture: Picture, config: PositionConfig) -> i
         if requested:
             raise ValueError(
                 f"--draws {requested}: position embedding {config.type} with these settings draws "
-                "nothing in training; leave it out."
+                "nothing in training; leave the option out."
             )
         return 0
     draws = default if requested is None else requested
@@ -358,7 +362,7 @@ def _patch(
         return None
     row, column = row_and_column
     if not stack.domain.grid:
-        raise ValueError(f"--patch {row} {column} belongs to images; leave it out.")
+        raise ValueError(f"--patch {row} {column} belongs to images; leave the option out.")
     rows = min(math.prod(size[:-1]) for size in sizes)
     columns = min(size[-1] for size in sizes)
     if not (0 <= row < rows and 0 <= column < columns):

@@ -42,7 +42,7 @@ def new_figure(height: float, title: str) -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int = DPI) -> None:
-    """Writes a PNG file with 256 colours, whole or not at all. 256 colours make maps several times
+    """Writes a PNG file in one step, with 256 colours, which make files of maps several times
     smaller."""
     from PIL import Image  # comes with matplotlib
 
@@ -80,8 +80,8 @@ def distance_label(stack: Stack) -> str:
 
 
 def components_figure(stack: Stack, views: Sequence[View], channels: Sequence[int]) -> Any:
-    """Chosen channels of each view: maps over the plane (CAPE Figure 9), curves over time, or over
-    the distances of relative embeddings."""
+    """The `channels` of each view: maps over the plane (CAPE Figure 9), curves over time, or curves
+    over the distances of relative embeddings."""
     title = title_of(stack, "components of the embedding")
     if stack.domain.grid and not stack.relative:
         return _component_maps(stack, views, channels, title)

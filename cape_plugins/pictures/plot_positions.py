@@ -74,8 +74,8 @@ def _time_lines(
     stages: Mapping[str, np.ndarray], labels: Mapping[str, Sequence[str]], unit: str, title: str
 ) -> Any:
     """Rows are stages. A row shows all positions of all draws, and some positions of the first draw
-    before and after the step: neighbours if each position moves by itself; otherwise some positions
-    of the whole input, because all move alike."""
+    before and after the step: neighbours if positions move independently; otherwise positions
+    spread over the whole input, because all positions move together."""
     figure = new_figure(1.2 + 1.5 * len(stages), title)
     axes = figure.subplots(len(stages), 2, squeeze=False, width_ratios=[3, 2])
     before = next(iter(stages.values()))
@@ -141,7 +141,7 @@ def _ranges(
     evaluation: Mapping[Size, np.ndarray],
     title: str,
 ) -> tuple[Any, list[dict[str, str]]]:
-    """One dimension: a histogram above, ranges below."""
+    """For sequences: a histogram of positions above, ranges of positions below."""
     bars = 0.4 * (len(training) + len(evaluation)) + 0.3  # inches
     figure = new_figure(3.6 + bars, title)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, bars])
@@ -201,7 +201,8 @@ def _plane(
     evaluation: Mapping[Size, np.ndarray],
     title: str,
 ) -> tuple[Any, list[dict[str, str]]]:
-    """Grids: density over the plane of the two fastest axes, and the distances of neighbours."""
+    """For grids: density over the plane of the two fastest axes, and distances between
+    neighbours."""
     figure = new_figure(5.4, title)
     left, right = figure.subplots(1, 2)
     points = np.concatenate([positions[..., :2].reshape(-1, 2) for positions in training.values()])

@@ -1,5 +1,5 @@
-"""Positions as a model sees them, in numbers: embeddings of inputs of given sizes, their
-similarities, augmentation step by step, and the positions that training draws."""
+"""Numbers behind the pictures: embeddings of inputs of given sizes, their similarities,
+augmentation step by step, and the positions that training draws."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def draw_positions(
     share, and local shifts ``[number, T, D]`` or None."""
     limit = encoder.max_local_shift
     draw = encoder.train().draw(number, generator=generator) or Draw()
-    if draw.order is not None:  # one number of positions for all draws, as for a pair of sides
+    # all draws use the same number of positions, like source and target of a pair
+    if draw.order is not None:
         draw = draw.covering(encoder.num_positions(positions.valid).expand(number))
     if not limit:
         return draw, None
@@ -50,8 +51,8 @@ def augmentation_stages(
     encoder: PositionEncoder, positions: Positions, draw: Draw, local_shift: Tensor | None
 ) -> dict[str, Tensor]:
     """Positions ``[1 or B, T, D]`` in the unit of the domain after each step of the augmentation
-    that changes anything. Order of the steps (CAPE section 4): drawn instead of counted,
-    mean-normalisation, global shift or offset, local shift, global scale."""
+    that changes anything. Order of the steps (CAPE section 4): positions are drawn instead of
+    counted, mean-normalisation, global shift or offset, local shift, global scale."""
     config = encoder.config
     steps: dict[str, dict[str, Any]] = {"positions": {}}
     if config.mean_normalize:

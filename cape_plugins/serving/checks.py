@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-LARGEST = 2**30  # bytes of a table in float32; exporters hold a few copies at a time
+LARGEST = 2**30  # bytes of a table in float32; exporters need memory for a few copies
 
 
 def refuse_not_finite(model: nn.Module, source: object) -> None:
     """Refuses weights that are not finite. All outputs would be NaN, and the comparison with the
-    exported model would blame the export.
+    exported model would report a fault of the export.
 
     Args:
         model: The loaded model.
@@ -22,12 +22,12 @@ def refuse_not_finite(model: nn.Module, source: object) -> None:
         if not weight.isfinite().all():
             raise ValueError(
                 f"the weights of {source} are not all finite: {name} has NaN or infinity. The "
-                "training went astray, or the file is damaged; give an earlier checkpoint."
+                "training has diverged, or the file is damaged; give an earlier checkpoint."
             )
 
 
 def refuse_large_table(option: str, rows: int, width: int) -> None:
-    """Refuses a size that would fill the memory, before anything of that size is made.
+    """Refuses a table that would fill the memory, before the table is made.
 
     Args:
         option: The flag that asks for the size.

@@ -15,7 +15,7 @@ from cape_plugins.settings.arguments import FAIRSEQ, HUGGING_FACE, add_data, int
 GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
 _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
 SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
-# ctranslate2's names; "auto" and "default" are for loading
+# names of ctranslate2, except "auto" and "default", which are for loading
 QUANTIZATIONS = (
     "int8",
     "int8_float32",
@@ -29,7 +29,8 @@ QUANTIZATIONS = (
 
 SHORTEST = 8  # rows of a table
 
-# Writes the model at the first path into an empty folder, as the arguments ask.
+# An exporter writes the model at the first path into the empty folder at the second path, as the
+# arguments ask.
 Exporter = Callable[[Path, Path, argparse.Namespace], Exported]
 
 
@@ -38,7 +39,11 @@ def add_export_args(parser: argparse.ArgumentParser) -> None:
     engines = parser.add_subparsers(dest="engine", required=True)
     for name, add_args, text in (
         ("ctranslate2", _add_ctranslate2_args, "translation, language models of fairseq, Whisper"),
-        ("onnx", _add_onnx_args, "images, speech, texts; translation and language with a cache"),
+        (
+            "onnx",
+            _add_onnx_args,
+            "image, speech and text models; translation and language models with a cache",
+        ),
         ("stock", _add_stock_args, "a checkpoint of the stock class, without this package"),
     ):
         add_args(engines.add_parser(name, help=text, description=text))
@@ -65,8 +70,8 @@ def _add_ctranslate2_args(parser: argparse.ArgumentParser) -> None:
         "--check",
         metavar="FILE",
         type=Path,
-        help="translate 200 sentences of this text by both, its longest among them, and compare; "
-        "of Whisper, a recording",
+        help="translate 200 sentences of this text, including its longest sentences, with both "
+        "models, and compare; for Whisper, give a recording",
     )
 
 
@@ -74,7 +79,9 @@ def _add_onnx_args(parser: argparse.ArgumentParser) -> None:
     _add_paths(parser, "folder of a Hugging Face model")
     parser.add_argument("--opset", type=int, default=20, metavar="N", help="18 to 23 (default: 20)")
     parser.add_argument(
-        "--check", action="store_true", help="run both on inputs of other sizes, and compare"
+        "--check",
+        action="store_true",
+        help=("run both models on inputs of other sizes, and compare"),
     )
 
 
@@ -92,14 +99,14 @@ def _add_stock_args(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=_table_length,
         metavar="N",
-        help="rows of a table of token positions (default: as in the stock model)",
+        help="rows of the table of token positions (default: as in the stock model)",
     )
     size.add_argument(
         "--image-size",
         type=positive,
         nargs=2,
         metavar=("H", "W"),
-        help="size in pixels of the images that a table is for (default: as in the model)",
+        help="size in pixels of the images for which the table is made (default: as in the model)",
     )
 
 
@@ -120,7 +127,7 @@ def run_export(args: argparse.Namespace) -> str:
     """Writes the folder and describes its content.
 
     Raises:
-        ValueError: if the source cannot be exported; names the reason and a way that works.
+        ValueError: if the source cannot be exported; names the reason, and what works instead.
         FileNotFoundError: if the source is missing.
         ImportError: if the host or the engine is not installed.
     """
@@ -163,7 +170,8 @@ def _host(source: Path) -> str:
         if len(paths) > 1 and all(os.path.exists(path) for path in paths):
             raise ValueError(
                 f"SOURCE {source} is an ensemble, which no engine has as a model; allowed: one "
-                "checkpoint. Average them (cape-average-checkpoints), or export each."
+                "checkpoint. Average the checkpoints (cape-average-checkpoints), or export each "
+                "checkpoint."
             )
         raise FileNotFoundError(f"SOURCE {source} does not exist; check the path.")
     if source.is_file():

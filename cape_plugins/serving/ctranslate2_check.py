@@ -15,8 +15,8 @@ from cape_plugins.checkpoints.fairseq_files import reason
 from cape_plugins.texts import text_lines
 
 BEAM = 5
-CHECKED = 200  # sentences that a check takes at most
-LONGEST = 20  # of these, the longest of the text
+CHECKED = 200  # largest number of sentences of a check
+LONGEST = 20  # number of these sentences that are the longest of the text
 # Difference of scores per token, natural logarithm. Rounding gives 1e-6; a wrong position, norm or
 # token gives 1e-2 and more.
 TOLERANCE = 1e-4
@@ -31,8 +31,8 @@ class Hypothesis(NamedTuple):
         score: Mean natural log-probability of the tokens and EOS.
         ended: Whether EOS came by itself and no token is padding. At the limit of length a host
             forces EOS, and the engine returns an open hypothesis. No host chooses padding; the
-            engine may choose padding, if the model is hardly trained. Other hypotheses tell nothing
-            about the folder.
+            engine may choose padding, if the model is hardly trained. Hypotheses for which this is
+            False show nothing about the folder.
     """
 
     tokens: tuple[str, ...]
@@ -133,7 +133,7 @@ def compare(
 
     Raises:
         ValueError: if scores or tokens of translations differ although the weights were not
-            rounded. Equally likely tokens may differ, because rounding decides there.
+            rounded. Equally likely tokens may differ, because rounding decides between them.
     """
     pairs, compared_lengths, other_lengths = [], [], []
     for ours, theirs, length in zip(host, engine, lengths, strict=True):
@@ -144,9 +144,9 @@ def compare(
             other_lengths.append(length)
     if not pairs:
         raise ValueError(
-            f"--check compares translations that end by themselves, and of {len(host)} none did "
-            "within the length. Give sentences like the training data, a longer table "
-            "(--max-target-tokens), or a model that is trained."
+            f"--check compares translations that end by themselves, and none of {len(host)} "
+            "translations ended within the length. Give sentences like the training data, a "
+            "longer table (--max-target-tokens), or a model that is trained."
         )
     num_same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs)
     largest = largest_of(abs(ours.score - theirs.score) for ours, theirs in pairs)
@@ -157,7 +157,8 @@ def compare(
     if other_lengths:
         report += (
             f"; {len(other_lengths)} more, of up to {max(other_lengths)} tokens, not compared, "
-            "came to the limit of length or have padding, which the host never chooses"
+            "reached the limit of length or contain padding, which fairseq and transformers "
+            "never choose"
         )
     refuse_difference(largest, report, quantization)
     return report
@@ -191,6 +192,6 @@ def refuse_difference(largest: float, report: str, quantization: str | None = No
     if quantization in EXACT and not largest <= TOLERANCE:
         raise ValueError(
             f"{report}; allowed: {TOLERANCE:.0e}. The folder computes something else than the "
-            "model and has not been written: report this with the model's settings, or serve the "
-            "model by its host."
+            "model and has not been written: report this with the settings of the model, or "
+            "serve the model with fairseq or transformers."
         )

@@ -69,8 +69,8 @@ def precision_notes(quantization: str | None, supported: Collection[str]) -> lis
         return []
     if quantization == "int16":
         return [
-            "note: int16 is computed in int8 on this machine; the README tells where it is, and "
-            "what turns int16 on."
+            "note: int16 is computed in int8 on this machine; the README says on which machines, "
+            "and how to turn int16 on."
         ]
     return [
         f"note: {quantization} is converted on this machine when the folder is loaded, to the "

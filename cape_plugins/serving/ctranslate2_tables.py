@@ -1,6 +1,6 @@
-"""Positions in the form of ctranslate2, for both hosts: which models have a table of positions,
-relative keys and values of attention, turned queries and keys, and what the engine lacks. Does not
-import ctranslate2.
+"""Converts positions to the form of ctranslate2, for both hosts: tables of positions, relative keys
+and values of attention, turned queries and keys; refuses options that the engine does not have.
+Does not import ctranslate2.
 
 Facts about the engine come from trials with ctranslate2 4.8.5; see docs/decisions.md, Serving.
 """
@@ -41,7 +41,7 @@ def refuse_missing(config: PositionConfig, has_encoder: bool, remedy: str) -> No
     Args:
         config: Settings of a stack.
         has_encoder: Whether the model has an encoder.
-        remedy: Ways that work, a sentence.
+        remedy: A sentence that says what works instead.
 
     Raises:
         OptionError: names the option.
@@ -77,7 +77,10 @@ def _type_missing(config: PositionConfig, has_encoder: bool) -> str:
     """Why the engine does not compute an encoding in attention; "" if it does."""
     encoding = config.encoding
     if encoding.turns and DOMAINS[config.domain].rotary_speed != 1:
-        return f"ctranslate2, which turns by numbers of positions, not by {config.domain} units"
+        return (
+            "ctranslate2, which turns queries and keys by numbers of positions, not by "
+            f"{config.domain} units"
+        )
     if encoding.biases and encoding.learned:
         return "ctranslate2, which has no learned bias of the distance"
     if encoding.biases and has_encoder:
@@ -87,8 +90,8 @@ def _type_missing(config: PositionConfig, has_encoder: bool) -> str:
 
 def has_table(config: PositionConfig) -> bool:
     """Whether positions are rows of a table, which limits the length; positions in attention have
-    no limit. Models whose first layer has no positions have a table of zeros: without a table the
-    engine adds sinusoids."""
+    no limit. Models whose first layer has no positions get a table of zeros, because the engine
+    adds sinusoids if there is no table."""
     return config.encoding.adds or not config.in_layer(0)
 
 

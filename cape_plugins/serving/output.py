@@ -35,7 +35,7 @@ class Exported:
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # disk, limit of files, quota
 # The number of an error of the operating system, as Python and Rust print it.
 _NUMBER = re.compile(r"(?:\[Errno |os error )(\d+)")
-_OF_TORCH = "enforce fail at inline_container"  # torch's writer of files gives no number
+_OF_TORCH = "enforce fail at inline_container"  # torch's file writer gives no error number
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def _begin(target: Path, argument: str) -> tuple[list[Path], Path]:
 
 
 def _is_taken(target: Path) -> bool:
-    """Whether something exists at `target`, even a link that leads nowhere."""
+    """Whether something exists at `target`, even a link whose target is missing."""
     try:
         target.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -109,7 +109,7 @@ def _give_name(partial: Path, target: Path, argument: str) -> None:
         if not _is_taken(target):
             raise
         raise ValueError(
-            f"{argument} {target} exists by now; another process has written it. Give a new "
+            f"{argument} {target} now exists, because another process has written it. Give a new "
             "folder, or remove this one first."
         ) from error
 
@@ -126,8 +126,8 @@ def _full_disk(error: Exception) -> str | None:
 
 @contextmanager
 def _ending_by_error() -> Iterator[None]:
-    """Turns SIGTERM and a closed terminal (SIGHUP) into SystemExit, with the status that shells
-    know, so that unfinished files are removed. By default Python ends at once.
+    """Turns SIGTERM and a closed terminal (SIGHUP) into SystemExit, with the exit status that
+    shells expect, so that unfinished files are removed. By default Python ends at once.
 
     Handlers that a caller has set stay, and ignored signals (nohup) stay ignored. Python allows
     only the main thread to set handlers.
@@ -139,7 +139,7 @@ def _ending_by_error() -> Iterator[None]:
         numbers = [n for n in available if n and signal.getsignal(n) is signal.SIG_DFL]
 
     def end(number: int, _: Any) -> NoReturn:
-        for other in numbers:  # the next signal would cut the cleaning short
+        for other in numbers:  # another signal would interrupt the cleaning
             signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 

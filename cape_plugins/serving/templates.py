@@ -1,5 +1,5 @@
-"""READMEs of exported folders. Each README is a template in Markdown, beside the code that knows
-the values."""
+"""READMEs of exported folders. Each README is a template in Markdown, beside the module that fills
+in the values."""
 
 from __future__ import annotations
 

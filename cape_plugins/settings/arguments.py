@@ -19,7 +19,8 @@ FAIRSEQ, HUGGING_FACE = "fairseq", "hugging_face"  # hosts, in names of entry po
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations; reports a mistake in one line that names the help command."""
+    """A parser that accepts no abbreviated options, and reports a mistake in one line that names
+    the help command."""
 
     def __init__(self, **settings: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
@@ -46,7 +47,9 @@ class Distinct(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """See argparse."""
         if len(set(values)) < len(values):
-            raise argparse.ArgumentError(self, f"{' '.join(map(str, values))}: give each once")
+            raise argparse.ArgumentError(
+                self, f"{' '.join(map(str, values))}: give each value once"
+            )
         setattr(namespace, self.dest, values)
 
 
@@ -55,8 +58,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="DIR",
-        help="of a fairseq checkpoint: folder with its dictionaries (default: the folder that it "
-        "was trained on)",
+        help="for a fairseq checkpoint: folder with its dictionaries (default: the data folder of "
+        "its training)",
     )
 
 
@@ -118,8 +121,8 @@ def settings_to_compare(
     architecture: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Returns ``{name: position_embedding}`` of the models to train, from ``--compare`` or from the
-    options of one type. A name is ``ROW`` or ``ROW:option=value,...``. The rows are all types with
-    their defaults, and the rows of the program.
+    options of one type. A name is ``ROW`` or ``ROW:option=value,...``. A ROW is a type with its
+    defaults, or a row of the program.
 
     Args:
         args: Parsed flags.
@@ -136,7 +139,8 @@ def settings_to_compare(
     if args.compare and (type_name or loose_options):
         raise ValueError(
             "--compare trains the types with their defaults, or with options behind a colon such "
-            "as cape:max_global_scale=1; leave it out to train one type with --position-... options"
+            "as cape:max_global_scale=1; leave --compare out to train one type with "
+            "--position-... options"
         )
     names = args.compare or default
     if type_name or loose_options:
@@ -145,7 +149,7 @@ def settings_to_compare(
     settings = {}
     for name in names:
         if name in settings:
-            raise ValueError(f"--compare {name} is given twice; give each once")
+            raise ValueError(f"--compare {name} is given twice; give each name once")
         row, row_options = _parse_row(name, domain, rows)
         settings[name] = {"type": row, **rows[row], **row_options, **loose_options}
         try:
@@ -182,7 +186,7 @@ def _parse_row(
 
 
 def type_of_loose_options(compared: Sequence[str]) -> str:
-    """The type that ``--position-...`` options without a type belong to, in a program that compares
+    """The type to which ``--position-...`` options without a type apply, in a program that compares
     these types by default."""
     return compared[0] if len(compared) == 1 else DEFAULT_TYPE
 

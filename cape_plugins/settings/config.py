@@ -42,7 +42,7 @@ class PositionConfig(OptionFields):
     """All settings of one position embedding; immutable, validated and complete once built.
 
     An option left ``None`` takes the default of the type in this domain and architecture. An
-    option that the type does not have is refused, because it would silently do nothing.
+    option that the type does not have is refused, because it would silently have no effect.
 
     Args:
         type: One of :data:`TYPES`, or of :data:`~cape_plugins.settings.registry.ROTARY_TYPES`.
@@ -60,7 +60,8 @@ class PositionConfig(OptionFields):
         choose("architecture", self.architecture, ARCHITECTURES)
         self._check_type()
         for option in option_fields():
-            value = getattr(self, option.name)  # in order: max_position follows draw_positions
+            # in the order of the fields: max_position depends on draw_positions
+            value = getattr(self, option.name)
             value = self._default(option) if value is None else parse_option(option.name, value)
             object.__setattr__(self, option.name, value)
         self._check_applicable()
@@ -68,7 +69,7 @@ class PositionConfig(OptionFields):
 
     def _check_type(self) -> None:
         types = types_of(self.architecture, self.domain)
-        # lists: the value may be unhashable
+        # in lists, because the value may be unhashable
         if self.type in list(types):
             return
         problem = ""
@@ -232,7 +233,7 @@ class PositionConfig(OptionFields):
 
     @property
     def encoding(self) -> Encoding:
-        """Encoding of positions. Ask the encoding for capabilities, not for a name."""
+        """Encoding of positions. Code asks for properties of the encoding, not for its name."""
         return ENCODINGS[self.encoding_name]
 
     @property
@@ -302,7 +303,7 @@ class PositionConfig(OptionFields):
         encodings = ((config.encoding_name, config.encoding) for config in (self, other))
         names = [name if row.adds or row.in_attention else None for name, row in encodings]
         changes = {"type": (self.type, other.type)} if names[0] != names[1] else {}
-        # with draws in evaluation, options of training count in evaluation, too
+        # if evaluation draws positions, options of training have an effect in evaluation, too
         draws_in_evaluation = self.random_evaluation or other.random_evaluation
         for option in option_fields():
             here, there = getattr(self, option.name), getattr(other, option.name)
@@ -328,7 +329,7 @@ class PositionConfig(OptionFields):
         """Builds from user settings ``{"type": ..., option: value}``.
 
         Raises:
-            ValueError: for an unknown key (never dropped) or a bad value.
+            ValueError: for an unknown key, which is never ignored, or a bad value.
         """
         settings = {FORMER_NAMES.get(name, name): value for name, value in settings.items()}
         names = {"type", *OPTION_FIELDS}

@@ -1,4 +1,5 @@
-"""Domains as rows of data: the differences of text, audio and images. A new domain is a new row.
+"""Domains as rows of data: the settings in which text, audio and images differ. A new domain is a
+new row.
 
     DOMAINS["scan"] = Domain(grid=("slices", "rows", "columns"), frequencies=..., unit=..., ...)
 
@@ -24,8 +25,8 @@ class Domain:
     """One kind of positions: axes, unit, frequencies, and defaults.
 
     Positions are a sequence or the cells of a grid. A learned table of a sequence has a row for
-    each number and wraps around. Each axis of a grid spans [-1, 1], and a learned table is resized
-    to the grid.
+    each number, and begins again at its first row after the last. Each axis of a grid spans [-1,
+    1], and a learned table is resized to the grid.
 
     Attributes:
         frequencies: Frequency matrix of sinusoids, ``[D, K/2]``: a key of
@@ -39,10 +40,11 @@ class Domain:
         rotary_speed: Radians per `unit` by which the fastest pair of channels is turned (rope).
         defaults: Defaults of options that types leave to the domain.
         architecture: Architecture of the papers' models for this domain.
-        spacing: Distance of neighbours in `unit`, in pictures of models that store no distance.
-            Lengths are then given in `unit`. None if positions are counted, and for grids.
-        symbol: Abbreviation of `unit`, shown behind numbers.
-        dim: Channels of a model, in pictures of settings alone.
+        spacing: Distance between neighbours in `unit`, in pictures of models that store no
+            distance. Lengths are then given in `unit`. None if positions are counted, and for
+            grids.
+        symbol: Abbreviation of `unit`, shown after numbers.
+        dim: Number of channels in pictures of settings without a model.
         table_size: Size of a model's learned table; for a grid also the size of training inputs.
         sizes: Maps the name of a picture, or "test", to the sizes of inputs shown by default:
             numbers of positions, lengths in `unit` if there is a `spacing`, for grids factors of
@@ -64,7 +66,7 @@ class Domain:
     sizes: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # pictures and the count of aliased channels take every axis of a grid for [-1, 1]
+        # pictures and the count of aliased channels assume that every axis of a grid spans [-1, 1]
         if self.grid and self.spacing is not None:
             raise ValueError(
                 f"spacing={self.spacing} of a domain with grid={self.grid} is not allowed: each "
@@ -181,8 +183,8 @@ def default_of(domain: str, option: str) -> Any:
 
 
 def each_domain(attribute: str, named: bool = False) -> str:
-    """An attribute in all domains, for people: "tokens, frames or patches"; if `named` "tokens
-    (text), seconds (audio), half the image side (image)"."""
+    """An attribute of all domains as text, such as "tokens, frames or patches"; if `named`, such as
+    "tokens (text), seconds (audio), half the image side (image)"."""
     if named:
         return ", ".join(f"{getattr(row, attribute)} ({name})" for name, row in DOMAINS.items())
     *most, last = dict.fromkeys(getattr(row, attribute) for row in DOMAINS.values())

@@ -1,7 +1,8 @@
-"""Every option of a position embedding, defined once: meaning, unit, range, and values from text.
+"""Defines every option of a position embedding once: meaning, unit, range, and conversion from
+text.
 
 Command-line flags, Hugging Face config fields, error texts and docs/flags.md are generated from
-:class:`OptionFields` and the registry; nothing repeats them. This module needs the standard
+:class:`OptionFields` and the registry, and are written nowhere else. This module needs the standard
 library only.
 """
 
@@ -16,16 +17,16 @@ from typing import Any
 from cape_plugins.settings.domains import DOMAINS, each_domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY, types_of
 
-# Words for a ratio that is counted in the training data, and whether end-of-sentence tokens count.
-# fairseq's preprocess.log counts these tokens; the notebook behind appendix D.1 of the CAPE paper
-# does not.
+# Words for a ratio that is counted in the training data, each with whether end-of-sentence tokens
+# count. fairseq's preprocess.log counts these tokens; the notebook behind appendix D.1 of the CAPE
+# paper does not.
 COUNTED = {"auto": True, "auto-no-eos": False}
-AUGMENT_PROBABILITY = "augment_probability"  # a decoder takes the value of its encoder
+AUGMENT_PROBABILITY = "augment_probability"  # by default, a decoder has the value of its encoder
 
 
 class OptionError(ValueError):
-    """An option with a refused value. The error's text names options as fields of Python; a command
-    names flags, see :meth:`text`.
+    """An option with a refused value. The text of the error names options as fields of Python;
+    commands name flags, see :meth:`text`.
 
     Args:
         option: Name of the option.
@@ -45,7 +46,8 @@ class OptionError(ValueError):
         remedy: str = "",
         needed: str = "",
     ) -> None:
-        super().__init__(option, value, problem, allowed, remedy, needed)  # all, to be pickled
+        # all arguments, so that the error can be pickled
+        super().__init__(option, value, problem, allowed, remedy, needed)
         self.option, self.value, self.problem = option, value, problem
         self.allowed, self.remedy, self.needed = allowed, remedy, needed
 
@@ -67,8 +69,8 @@ def option_field(
 
     Args:
         form: "float", "int", "bool", "choice", "layers" or "ratio".
-        off: The value that leaves the model as if the option did not exist.
-        unit: Unit of the value, as shown to people; see :func:`unit_of`.
+        off: The value with which the option has no effect.
+        unit: Unit of the value, for help texts; see :func:`unit_of`.
         help: The consequence of the value.
         limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``grid`` if
             the option exists for grids only; ``training`` if the option acts in training only;
@@ -90,7 +92,7 @@ def option_field(
 
 
 def unit_of(metadata: Mapping[str, Any]) -> str:
-    """Unit of an option, as shown to people; "" if there is none."""
+    """Unit of an option, for help texts; "" if the option has no unit."""
     unit = metadata["unit"]
     return unit() if callable(unit) else unit
 
@@ -114,7 +116,7 @@ class OptionFields:
         0.0,
         "grid steps",
         "half-width of the shift drawn per position in training; 0.5, half the distance to the "
-        "neighbour, is the most that keeps the order (CAPE Eq. 6)",
+        "neighbour, is the largest shift that keeps the order (CAPE Eq. 6)",
         high=0.5,
         training=True,
     )
@@ -147,8 +149,8 @@ class OptionFields:
         "int",
         0,
         "grid steps",
-        "number L of positions that training draws from, at least the longest length in training; "
-        "better the longest length in use (Ruoss et al.); 0: none are drawn",
+        "number L of positions that training draws from, at least the longest length in "
+        "training, better the longest length in use (Ruoss et al.); 0 draws no positions",
         high=1_000_000,
         training=True,
     )
@@ -156,8 +158,8 @@ class OptionFields:
         "float",
         1.0,
         "",
-        "probability with which training augments a sample: its shift, local shift, scale, offset "
-        "or drawn positions together, source and target alike; the other samples have their "
+        "probability with which training augments a sample: its shift, local shift, scale, "
+        "offset or drawn positions together, on source and target; all other samples have the "
         "positions of evaluation; 1 in the papers",
         high=1,
         training=True,
@@ -173,8 +175,8 @@ class OptionFields:
         "bool",
         False,
         "",
-        "a learned table, one row for each of the L positions, linear between rows, instead of "
-        "sinusoids",
+        "a learned table instead of sinusoids, with one row for each of the L positions, "
+        "interpolated linearly between rows",
     )
     mean_normalize: bool | None = option_field(
         "bool",
@@ -212,8 +214,8 @@ class OptionFields:
         "bool",
         False,
         "",
-        "the model puts a BOS token before the source, a mark of the common origin (CAPE 5.3, "
-        "App. D); encoder-decoder models only",
+        "the model puts a BOS token before the source, which marks the common origin of source "
+        "and target positions (CAPE 5.3, App. D); encoder-decoder models only",
         architecture="seq2seq",
     )
     relative_context: int | None = option_field(
@@ -225,14 +227,14 @@ class OptionFields:
         high=100_000,
     )
     relative_values: bool | None = option_field(
-        "bool", False, "", "relative embeddings also for values (Shaw et al. Eq. 3)"
+        "bool", False, "", "add relative embeddings to the values, too (Shaw et al. Eq. 3)"
     )
     relative_beyond: str | None = option_field(
         "choice",
         "clip",
         "",
-        "clip: distances beyond the context take the outermost embedding (Shaw et al.); zero: "
-        "they have none (as released with CAPE)",
+        "clip: distances beyond the context have the outermost embedding (Shaw et al.); zero: "
+        "distances beyond the context have no embedding (as released with CAPE)",
         choices=("clip", "zero"),
     )
     relative_heads: str | None = option_field(
@@ -253,8 +255,9 @@ class OptionFields:
         "bool",
         False,
         "",
-        "every other head has a steeper slope before a token, the others behind it, so that "
-        "attention without a causal mask can tell before from after; sequences only",
+        "every other head has a steeper slope before a token, and the other heads have a steeper "
+        "slope after it, so that attention without a causal mask can tell before from after; "
+        "sequences only",
     )
     layers: str | None = option_field(
         "layers",
@@ -266,7 +269,7 @@ class OptionFields:
 
 OPTION_FIELDS = {f.name: f for f in fields(OptionFields) if f.metadata}
 _RELATIVE = tuple(name for name in OPTION_FIELDS if name.startswith("relative_"))
-# options of older settings and checkpoints under the name of today
+# maps names of options in older settings and checkpoints to the current names
 FORMER_NAMES = {"relative_layers": "layers"}
 
 
@@ -350,7 +353,7 @@ def _parse_ratio(value: Any) -> str:
     if text in COUNTED:
         return text
     if len(text.lower().partition("e")[2]) > 4:
-        raise ValueError  # Fraction would write such a number out in full
+        raise ValueError  # Fraction would write all digits of such a number
     if not 0 < float(Fraction(text)) < math.inf:
         raise ValueError
     return "1" if Fraction(text) == 1 else text

@@ -28,12 +28,12 @@ class Encoding:
         adds: Adds an embedding to the content, computed by a module of
             :data:`~cape_plugins.BUILDERS`.
         learned: Has parameters.
-        counts: Looks up the number of a position; coordinates do not matter.
+        counts: Looks up the number of a position, and ignores coordinates.
         steps: Embeds numbers of steps since the first position, whole or not, instead of
             coordinates.
         relative: Acts in attention through relative keys, and needs a relative context.
         turns: Turns queries and keys in attention by their coordinates.
-        biases: Adds a bias of the distance of coordinates to the scores of attention.
+        biases: Adds a bias to attention scores that depends on the distance between coordinates.
     """
 
     adds: bool = True
@@ -46,7 +46,8 @@ class Encoding:
 
     @property
     def in_attention(self) -> bool:
-        """Whether attention takes the coordinates of queries and keys; only distances count."""
+        """Whether attention uses the coordinates of queries and keys; only distances between
+        coordinates count."""
         return self.turns or self.biases
 
 
@@ -69,8 +70,8 @@ class PositionType:
     Attributes:
         encoding: Key of :data:`ENCODINGS`.
         options: The options that this type has beside the common options, with defaults;
-            :data:`DOMAIN_DEFAULT` stands for the default of the domain. All options of training but
-            ``max_position`` may be combined.
+            :data:`DOMAIN_DEFAULT` stands for the default of the domain. All options of training
+            except ``max_position`` may be combined.
         summary: One line for help texts and tables.
         seq2seq: Defaults that hold in encoder-decoder models only.
         sampling: Key of :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`, if positions are
@@ -89,8 +90,8 @@ class PositionType:
 _ALIGN_OPTIONS = {"source_scale": "1", "synchronize": False}
 _AUGMENT_OPTIONS = {"augment_probability": 1.0}
 _DRAW_OPTIONS = {"max_position": DOMAIN_DEFAULT, "random_evaluation": False, **_AUGMENT_OPTIONS}
-# Augmentation of types that act on distances, off by default: the type alone is the published one.
-# A shift of all positions changes no distance.
+# Augmentation of types that act on distances, off by default, so that the type is as published.
+# There is no global shift, because a shift of all positions changes no distance.
 _DISTANCE_OPTIONS = {
     "max_local_shift": 0.0,
     "max_global_scale": 1.0,
@@ -165,7 +166,8 @@ class Architecture:
     """One row of :data:`ARCHITECTURES`.
 
     Attributes:
-        needs: Property of a model, in words, for errors about options of this architecture only.
+        needs: Property of a model, as text for errors about options that only this architecture
+            has.
         sides: The stacks of a model with this architecture.
     """
 
@@ -175,16 +177,17 @@ class Architecture:
 
 ARCHITECTURES = {
     "encoder": Architecture(
-        "a text that is known at once: one that grows step by step would change the positions of "
-        "what is kept of its beginning",
+        "a text that is known at once: in a text that grows step by step, positions of cached "
+        "tokens would change",
         ("encoder",),
     ),
     "decoder": Architecture("a text that grows", ("decoder",)),
     "seq2seq": Architecture("a source and a target", ("encoder", "decoder")),
     ROTARY: Architecture("queries and keys that are turned", ("decoder",)),
 }
-# Types of rotary models, which have their own frequencies. Only distances count there, so a shift
-# of all positions does nothing. cape, randpos and rfs are rope with other defaults.
+# Types of rotary models, whose frequencies come from the model. Only distances count in these
+# models, so a shift of all positions has no effect. cape, randpos and rfs are rope with other
+# defaults.
 ROTARY_TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "queries and keys are not turned"),
     "rope": PositionType("rotary", _DISTANCE_OPTIONS, TYPES["rope"].summary),

@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 Source = str | os.PathLike | bytes
 
-_RATES = (100, 1_000_000)  # Hz; others cannot be resampled in the memory of a computer
+_RATES = (100, 1_000_000)  # Hz; resampling from other rates would need too much memory
 _ROUNDING = 0.01  # seconds by which transcripts round the end of a recording
-# Formats with lengths that are checked; libsndfile checks HTK.
+# Formats whose lengths are checked here; libsndfile checks HTK.
 _CHECKED = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "SVX", "VOC", "HTK")
 _CHECKED += ("FLAC", "OGG", "MP3")
 _BLOCK = 2**20  # samples of all channels that are decoded at a time
@@ -71,8 +71,8 @@ def audio_seconds(source: Source) -> float:
 
     The header gives the duration if a few bytes confirm the header: the size of a file without
     compression, or the number of the last frame of FLAC. Otherwise the whole file is searched, and
-    FLAC is decoded. Only reading shows damage within the samples, and nothing shows a missing end
-    of an mp3 without a number of frames."""
+    FLAC is decoded. Damage within the samples shows only when a recording is read, and a missing
+    end of an mp3 without a number of frames never shows."""
     if _is_trusted(source):
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with _open(source, file) as sound_file:
@@ -102,7 +102,10 @@ def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, 
     # the segment is cut out of all decoded samples.
     streams_read = list(_decode(source))
     if len({(rate, samples.shape[1]) for samples, rate in streams_read}) > 1:
-        raise AudioError(f"{_name(source)} was joined of unlike recordings; convert it to wav.")
+        raise AudioError(
+            f"{_name(source)} was joined from recordings with different rates or channels; "
+            "convert it to wav."
+        )
     samples = np.concatenate([samples for samples, _ in streams_read])
     rate = streams_read[0][1]
     first, last = _sample_range(source, start, end, rate, len(samples))
@@ -217,7 +220,7 @@ def _mix(source: Source, samples: np.ndarray) -> np.ndarray:
         if float(np.vdot(mixed, mixed)) / len(mixed) < _CANCELLED_SHARE * power / channels:
             raise AudioError(
                 f"{_name(source)}: its {channels} channels cancel each other (opposite phase), so "
-                "their mean is silence; write one of them to a file, or leave it out."
+                "their mean is silence; write one channel to a file, or leave the recording out."
             )
     return mixed
 
@@ -252,8 +255,8 @@ def _open(source: Source, file: Any) -> Any:
 def _report_unchecked(format: str) -> None:
     """Warns once for each format."""
     logger.warning(
-        "Recordings of the format %s are read, but one that was cut off or joined cannot be told "
-        "from a whole one; better convert them to wav or flac.",
+        "Recordings of the format %s are read, but a recording that was cut off or joined cannot "
+        "be recognised; better convert such recordings to wav or flac.",
         format,
     )
 
@@ -282,13 +285,13 @@ def _name(source: Source) -> str:
 
 
 class TolerantReader:
-    """Reads recordings by index. A recording that cannot be read is reported once, whichever
-    process of a data loader reads the recording, and in whichever epoch.
+    """Reads recordings by index. A recording that cannot be read is reported only once, over all
+    processes of a data loader and all epochs.
 
     Args:
         read: Turns an index into ``[samples]``; raises :class:`AudioError`.
         seconds: Durations ``[N]``.
-        shared: Processes of a data loader may read, too; sharing takes a file descriptor.
+        shared: Whether processes of a data loader read, too; sharing needs a file descriptor.
 
     Attributes:
         unreadable: ``[N]``, True for recordings that could not be read.
@@ -303,9 +306,9 @@ class TolerantReader:
             self.unreadable.share_memory_()
 
     def __call__(self, index: int) -> tuple[int, Tensor]:
-        """Reads a recording, or instead of an unreadable recording the readable one of nearest
-        duration. So no training ends in mid-epoch, and no batch is empty; an empty batch would
-        count as an update.
+        """Reads a recording. An unreadable recording is replaced by the readable recording with the
+        nearest duration, so a training does not end within an epoch, and no batch is empty; an
+        empty batch would count as an update.
 
         Returns:
             Index and ``[samples]`` of the recording that was read.
@@ -314,7 +317,7 @@ class TolerantReader:
             AudioError: if no recording can be read.
         """
         for candidate in self._candidates(index):
-            samples = self.attempt(candidate, "Another one takes its place")
+            samples = self.attempt(candidate, "Another recording takes its place")
             if samples is not None:
                 return candidate, samples
         raise AudioError("none of the recordings can be read; check paths and formats.")
@@ -336,7 +339,8 @@ class TolerantReader:
             return None
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """This recording, then the others by difference of duration, whatever was read before."""
+        """This recording, then all others by difference of duration; independent of earlier
+        reads."""
         if not self.unreadable[index]:
             yield index
         order = np.argsort(np.abs(self.seconds - self.seconds[index]), kind="stable")

@@ -1,5 +1,5 @@
-"""Batches of recordings without padding (CAPE Appendix C.3). Each recording gets a hop that makes
-as many frames as its neighbours in the batch have; the few surplus frames are skipped.
+"""Batches of recordings without padding (CAPE Appendix C.3). Each recording gets a hop with which
+it has as many frames as the other recordings of the batch; the few surplus frames are skipped.
 
     batches = PaddingFreeBatches(seconds, max_seconds=120, seed=1)
     batches.set_epoch(3)
@@ -23,9 +23,9 @@ from torch.utils.data import Sampler
 
 from cape_plugins.speech.features import HOP_SECONDS, WINDOW_SECONDS
 
-FACTORS = (0.85, 1.15)  # durations are multiplied by U(0.85, 1.15) before they are sorted
+FACTORS = (0.85, 1.15)  # durations are multiplied by U(0.85, 1.15) before sorting
 # Shortest and longest hop as factors of the target. The papers' code uses hops from 1 to 12 ms, the
-# shortest in ragged batches. The mean hop there is 9.5 ms, because hops are cut to whole ms.
+# shortest in ragged batches. Its mean hop is 9.5 ms, because it rounds hops down to whole ms.
 HOP_RANGE = (0.5, 2.0)
 
 
@@ -34,9 +34,9 @@ class Hop(NamedTuple):
 
     Attributes:
         index: Number of the recording.
-        seconds: Distance of the recording's frames.
-        seed: Seed of the recording's random numbers in this epoch, so that the numbers depend
-            neither on the process that loads the recording nor on the time.
+        seconds: Distance between the frames of the recording.
+        seed: Seed of the recording's random numbers in this epoch, so that these numbers do not
+            depend on the process that loads the recording, or on when it is loaded.
     """
 
     index: int
@@ -48,14 +48,14 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
     """Batches of recordings of similar duration, for the `batch_sampler` of a DataLoader. The
     DataLoader then asks the data set for ``Hop(index, seconds)``.
 
-    Durations are perturbed, sorted and cut into batches anew in each epoch; a batch of mean
+    In each epoch, durations are perturbed, sorted and cut into batches again; a batch of mean
     duration m gives a recording of duration d the hop ``target_hop * d / m``. A batch is cut before
-    a hop leaves the allowed range. The order depends on seed and epoch alone, so hosts may
-    skip what was done before an interruption and deal the batches out to processes.
+    a hop leaves the allowed range. The order depends only on seed and epoch, so a host may skip
+    batches that were done before an interruption, and distribute the batches over processes.
 
     Args:
         seconds: Durations ``[N]``.
-        max_seconds: Sum of a batch, without padding; a longer recording is a batch by itself.
+        max_seconds: Largest sum of durations of a batch; a longer recording is a batch by itself.
         seed: Seed of the perturbation and of the order of batches.
         target_hop: Hop of a recording of mean duration, in seconds.
         hops: Shortest and longest allowed hop in seconds; default half and twice the target.
@@ -172,8 +172,9 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
             yield [Hop(*row) for row in rows]
 
     def padding(self) -> float:
-        """Share of frames that would be padding in these batches, if all hops were the same. Padded
-        training would use sorted batches without perturbation: ``shuffle=False``."""
+        """Share of frames that would be padding in these batches, if all hops were the same. For
+        the padding of a padded training, which has sorted batches without perturbation, use
+        ``shuffle=False``."""
         real = sum(self.seconds[b].sum() for b in self.batches)
         longest = sum(self.seconds[b].max() * len(b) for b in self.batches)
         return float(1 - real / longest) if longest else 0.0
@@ -203,7 +204,9 @@ def equal_length(
     """
     length = min((len(features) for features in frames), default=0)
     if not length:
-        raise ValueError("frames holds no recording, or one without frames; leave it out.")
+        raise ValueError(
+            "frames holds no recording, or a recording without frames; leave such recordings out."
+        )
     frame_indices = torch.stack(
         [
             torch.randperm(len(features), generator=generator)[:length].sort().values

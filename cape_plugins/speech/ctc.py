@@ -1,4 +1,4 @@
-"""CTC: the loss, and the best path."""
+"""CTC: loss and best path."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def ctc_loss(
         is_label: ``[B, U]`` bool, False on padding of `targets`.
         blank: Index of the blank.
         reduction: As in torch: "none" gives ``[B]``, "sum" and "mean" a number.
-        zero_infinity: Samples with more labels than outputs have no loss, instead of infinity.
+        zero_infinity: Whether samples with more labels than outputs have a loss of 0 instead of
+            infinity.
     """
-    with torch.backends.cudnn.flags(enabled=False):  # the loss of cuDNN has other limits
+    # the loss of cuDNN has other restrictions on its inputs
+    with torch.backends.cudnn.flags(enabled=False):
         return F.ctc_loss(
             log_probs.transpose(0, 1),
             targets.masked_select(is_label),

@@ -17,7 +17,8 @@ from cape_plugins.texts import text_lines
 
 logger = logging.getLogger(__name__)
 
-_SPECIAL = re.compile(r"<.*>|\[.*\]")  # tokens that no text holds, such as <s>, <unk>, [PAD]
+# tokens that do not occur in texts, such as <s>, <unk>, [PAD]
+_SPECIAL = re.compile(r"<.*>|\[.*\]")
 _NO_WORD = "\ufffe"  # a word that no model knows
 
 
@@ -30,19 +31,20 @@ class BeamDecoder:
         blank: Index of the blank.
         beam: Number of hypotheses that are kept.
         lm: File of an n-gram model (ARPA or binary, read by KenLM): a model of words if there is a
-            lexicon, else of tokens.
+            lexicon, otherwise a model of tokens.
         lexicon: Spellings, the tokens of each word in the order of `words`.
         words: Names of the words.
         lm_weight: Factor on the score of the language model.
         word_score: Score added for each word of a lexicon.
         separator: Token between words, if there is one. The separator ends each word of a lexicon,
-            whether the spelling has a separator or not, and the text, whether the model puts a
-            separator there or not.
+            also if its spelling has no separator, and the text, also if the model puts no separator
+            at its end.
 
     Raises:
         ImportError: without the package flashlight-text.
         ValueError: for a setting that is not allowed, a spelling with unknown tokens, or a language
-            model that knows none of the tokens or words. A model that knows few is reported.
+            model that knows none of the tokens or words. A model that knows few of them is
+            reported.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class BeamDecoder:
         if lm is not None and not os.path.isfile(lm):
             raise ValueError(f"lm={str(lm)!r}: no such file; give an ARPA or KenLM binary file.")
         if lexicon is not None and (lm is None or not lexicon):
-            raise ValueError("a lexicon needs words, and a language model of them; give both.")
+            raise ValueError(
+                "a lexicon needs words, and a language model of these words; give both."
+            )
         self.blank = blank
         silence = tokens.index(separator) if separator in tokens else blank
         self._end = silence if lexicon is not None and silence != blank else None
@@ -105,7 +109,7 @@ class BeamDecoder:
             if not results:  # no word of the lexicon fits
                 hypotheses.append(Hypothesis([], float("-inf")))
                 continue
-            # the decoder puts a separator at either end
+            # the decoder puts a separator at both ends
             path = [token for token in results[0].tokens[1:-1] if token >= 0]
             tokens = collapse(path, self.blank)
             while self._end is not None and tokens and tokens[-1] == self._end:
@@ -114,8 +118,8 @@ class BeamDecoder:
         return hypotheses
 
     def _with_end(self, row: Tensor) -> Tensor:
-        """Adds an output, a separator: words of a lexicon are complete at a separator only, and
-        models are trained without a separator behind the last word."""
+        """Adds a separator as a last output: a word of a lexicon is complete only at a separator,
+        and models are trained without a separator after the last word."""
         if self._end is None:
             return row.contiguous()
         last = row.new_full((1, row.shape[1]), -1e3)
@@ -201,7 +205,7 @@ def _trie(
             if unknown:
                 raise ValueError(
                     f"the lexicon spells {word!r} with {unknown[0]!r}, which is no class of this "
-                    "model; make the lexicon of the model's own tokens."
+                    "model; make the lexicon of the tokens of this model."
                 )
             path = [class_of[token] for token in spelling]
             if separated and path[-1] != silence:
@@ -258,7 +262,7 @@ def _check_vocabulary(
         name for name in expected if model.score(start, names.get_index(name))[1] == unknown_score
     ]
     entries = "words of the lexicon"
-    remedy = "both must write words alike, also upper and lower case"
+    remedy = "both must spell words in the same way, including upper and lower case"
     if lexicon is None:
         entries = "units"
         remedy = (

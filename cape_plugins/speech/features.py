@@ -11,7 +11,8 @@ from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 
 SAMPLING_RATE = 16000  # Hz; the default of models
 PREEMPHASIS = 0.97
-FULL_SCALE = 32768.0  # scales samples to the size of 16-bit integers, which the floor of 1 fits
+# scales samples to the range of 16-bit integers, for which the floor of 1 is chosen
+FULL_SCALE = 32768.0
 
 
 def log_mel(
@@ -33,7 +34,7 @@ def log_mel(
         waveform: ``[samples]`` in -1 to 1.
         sampling_rate: Samples per second, in Hz.
         num_mel_bins: Number of filters.
-        hop_seconds: Distance of frames.
+        hop_seconds: Distance between frames.
         window_seconds: Length of a frame.
         normalize: Subtract the mean and divide by the standard deviation of all values of the
             recording.
@@ -63,7 +64,9 @@ def log_mel(
             f"{window_seconds} s at {sampling_rate} Hz). Leave out empty and too short recordings."
         )
     if not waveform.isfinite().all():
-        raise ValueError("waveform holds NaN or infinite samples; allowed: finite. Repair it.")
+        raise ValueError(
+            "waveform holds NaN or infinite samples; allowed: finite samples. Repair the recording."
+        )
     hop = hop_seconds * sampling_rate
     count = int((len(waveform) - window) / hop + 1e-6) + 1
     starts = (torch.arange(count, dtype=torch.float64, device=waveform.device) * hop).round().long()
@@ -96,11 +99,11 @@ def spec_augment(
     time_share: float = 0.1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """SpecAugment without time warping: bands and stretches of one recording set to 0, the mean of
-    normalised features.
+    """SpecAugment without time warping: sets bands and stretches of one recording to 0, which is
+    the mean of normalised features.
 
-    The defaults come from CAPE Appendix C.2 (the released code masks a whole batch alike).
-    Widths are drawn uniformly from 1 to the widest.
+    The defaults come from CAPE Appendix C.2 (the released code uses the same masks for a whole
+    batch). Widths are drawn uniformly from 1 to the widest.
 
     Args:
         features: ``[T, bins]`` of one recording, so that recordings of a batch get different masks.

@@ -1,10 +1,10 @@
 """Manifests: tables of recordings with their texts, one recording a line, in the form of this
 package and of fairseq's speech_to_text.
 
-UTF-8, columns separated by tabs, no quotes. The first line names the columns: `audio` and, unless
-recordings are only to be transcribed, `tgt_text` (or `text`), and if known `id` and `seconds`.
-`audio` is a file, relative to the folder of the manifest, or ``ARCHIVE.zip:OFFSET:SIZE`` in an
-uncompressed zip. A file or part of a zip holds audio, or frames of features as a numpy array.
+UTF-8, columns separated by tabs, no quotes. The first line names the columns: `audio`; `tgt_text`
+(or `text`), unless recordings are only transcribed; and, if known, `id` and `seconds`. `audio` is a
+file, relative to the folder of the manifest, or ``ARCHIVE.zip:OFFSET:SIZE`` in an uncompressed zip.
+A file or part of a zip holds audio, or frames of features as a numpy array.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _NUMPY = b"\x93NUMPY"
 
 
 class Utterance(NamedTuple):
-    """A recording and what is said in it.
+    """A recording and its text.
 
     Attributes:
         id: Unique in the set; the part before the last ``-`` or ``_`` names the talk, chapter or
             speaker, if there are several.
         audio: The recording: a path or part of a zip file as in a manifest, or anything else that
             the reader of the recording understands.
-        text: Text that is spoken; empty for an unknown text.
-        seconds: Duration; None before the measurement.
+        text: Spoken text; empty if the text is unknown.
+        seconds: Duration; None until the duration is measured.
     """
 
     id: str
@@ -79,7 +79,8 @@ class LeftOut:
 
     @contextlib.contextmanager
     def counting(self, place: str = "") -> Iterator[None]:
-        """Counts an Unusable that the block raises, and goes on."""
+        """Counts an Unusable that the ``with`` block raises; the program continues after the
+        block."""
         try:
             yield
         except Unusable as error:
@@ -140,7 +141,7 @@ def read_manifest(
     Args:
         path: TSV file; columns of other names are ignored.
         audio_root: Folder of recordings with relative paths; default the folder of the manifest.
-        texts: Leave out lines without a text; else such a line has an empty text.
+        texts: Whether to leave out lines without a text; otherwise such a line has an empty text.
         progress: Shows the progress, because headers of recordings without `seconds` are read.
 
     Returns:
@@ -154,7 +155,7 @@ def read_manifest(
     root = audio_root or os.path.dirname(path)
     if not os.path.isfile(path):
         raise ValueError(f"{path}: no such manifest.")
-    # no csv reader, which would end a line at a carriage return in a text
+    # not by a csv reader, which would end a line at a carriage return in a text
     columns, *cells = (line.split("\t") for line in text_lines(path) if line)
     rows = [dict(zip(columns, row, strict=False)) for row in cells]
     column = next((name for name in TEXT_COLUMNS if name in columns), None)

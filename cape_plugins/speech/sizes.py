@@ -1,7 +1,7 @@
 """Compares sizes in the headers of formats without compression with the bytes in the file. A size
 is wrong if a program wrote into a pipe or was stopped, or if files were joined or cut. libsndfile
-gives no reliable sign: it reads RF64, W64, NIST and VOC to the end, or only as much as a too small
-size in the header allows.
+does not report this reliably: it reads RF64, W64, NIST and VOC to the end, or only as far as a size
+in the header that is too small.
 
 Sources: the descriptions of RIFF and RIFX (wav), RF64 (EBU Tech 3306), W64, AIFF, 8SVX, CAF, Sun's
 au, NIST SPHERE and VOC.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 _HEADER_BYTES = 44  # header of a wav file; some writers count it as samples
-# Sizes near 2 or 4 GiB promise nothing: programs that write into pipes set such sizes, or 0.
+# Sizes near 2 or 4 GiB are not trusted: programs that write into pipes set such sizes, or 0.
 _UNKNOWN_BYTES = 0x7FFFF000
 _CHUNK_NAME = re.compile(rb"[A-Za-z0-9 _()-]{4}")
 
@@ -213,7 +213,7 @@ def _are_chunks(file: BinaryIO, size: int, offset: int, layout: _Layout) -> bool
 
 
 def _are_whole_chunks(file: BinaryIO, size: int, offset: int, layout: _Layout) -> bool:
-    """Whether nothing but whole chunks follows."""
+    """Whether only whole chunks follow."""
     end = offset
     for _, _, start, stated_size in _chunks(file, size, offset, layout):
         end = _padded(start + stated_size, layout)

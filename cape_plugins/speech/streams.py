@@ -1,7 +1,7 @@
 """Streams of recordings, found by marks in the data. Headers give no length, or a wrong length, if
-a program wrote into a pipe, and one file may hold several streams. libsndfile believes headers: it
-reads one of two joined Ogg files, and a quarter of a variable-bit-rate mp3 that states no number of
-frames and begins loud.
+a program wrote into a pipe, and one file may hold several streams. libsndfile trusts headers: it
+reads only one of two joined Ogg files, and only a quarter of a variable-bit-rate mp3 that states no
+number of frames and begins with loud sound.
 
 Sources: RFC 3533 (Ogg: each chained stream begins with a page with the flag "beginning of stream",
 and ends with a page with the flag "end of stream"), ISO 11172-3 and 13818-3 (frames of mp3), Xing's
@@ -38,7 +38,8 @@ _RATES = (44100, 48000, 32000)
 _WIDE = 0x90  # a bit rate with frames that have room for Xing's header
 
 
-_MOST_FRAMES = 10_000  # frames in a byte of the file; FLAC and Vorbis reach more for silence only
+# largest number of frames per byte of the file; only silence in FLAC and Vorbis has more
+_MOST_FRAMES = 10_000
 
 
 class Stream(NamedTuple):
@@ -76,7 +77,7 @@ def streams(data: bytes) -> list[Stream]:
 
 
 def is_absurd(frames: int, size: int) -> bool:
-    """Whether so many samples of each channel fit in no file of `size` bytes."""
+    """Whether a file of `size` bytes is too small for this number of samples of each channel."""
     return frames > _MOST_FRAMES * size
 
 
@@ -123,7 +124,7 @@ def _ogg(data: bytes) -> Iterator[Stream]:
     if last_bytes < size or not segments:
         raise CutOffError(f"{last_bytes} bytes of its last page")
     # A captured broadcast may be whole without a last page, which `ffmpeg -c copy` adds. But only
-    # the last page tells a whole file from a file that was cut off between pages.
+    # the last page distinguishes a whole file from a file that was cut off between pages.
     if not before & _ENDS:
         raise CutOffError(f"stream {len(starts)} has no last page")
     yield from (Stream(data[start:end]) for start, end in pairwise([*starts, len(data)]))
@@ -140,7 +141,7 @@ def _uncompressed(data: bytes) -> Iterator[Stream]:
 
 def _mp3(data: bytes) -> Iterator[Stream]:
     """The file with a header of the right number of frames, if there is no header or it states
-    fewer frames: libsndfile would take the first frame for the mean frame."""
+    fewer frames: libsndfile would compute the length from the size of the first frame."""
     starts = sorted({0, *(match.start() for match in _XING.finditer(data))})
     for start, end in pairwise([*starts, len(data)]):
         part = data[start:end]
@@ -159,7 +160,7 @@ def _count_frames(data: bytes) -> int:
         start = match.start()
         size = _frame_bytes(data[start : start + 4])
         following = start + size
-        # behind other bytes, which may look like a frame by chance, a second frame must follow
+        # other bytes may look like a frame by chance, so a second frame must follow
         if size and (start == offset or data[following : following + 2] == data[start : start + 2]):
             count += following <= len(data)
             offset = following

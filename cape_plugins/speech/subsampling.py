@@ -17,10 +17,11 @@ from cape_plugins.speech.features import WINDOW_SECONDS
 class ConvSubsampler(nn.Module):
     """Convolutions with gated linear units, each padded by half of its odd kernel.
 
-    Output i stands at the centre of its receptive field, which is input frame i times the stride:
-    the true time, also after frames were skipped. (CAPE's code spreads positions evenly from 0 to
-    the duration.) Padding stays zero, so a recording has the same outputs alone and in a batch.
-    Parameters have the names and shapes of Speech2Text in fairseq and transformers.
+    The time of output i is the time of the centre of its receptive field, which is input frame i
+    times the stride; this is the true time, also after frames were skipped. (The code of CAPE
+    spreads positions evenly from 0 to the duration.) Padding stays zero, so a recording has the
+    same outputs alone and in a batch. Parameters have the names and shapes of Speech2Text in
+    fairseq and transformers.
 
     Args:
         channels: Input channels, then the channels of each convolution after its gate.
@@ -35,8 +36,8 @@ class ConvSubsampler(nn.Module):
         for kernel, _ in layers:
             if kernel % 2 == 0:
                 raise ValueError(
-                    f"kernel size {kernel} is not allowed; allowed: odd, so that each output "
-                    "stands at a frame. Take one more or one less."
+                    f"kernel size {kernel} is not allowed; allowed: odd, so that the centre of "
+                    "each output is a frame. Take one more or one less."
                 )
         self.layers = [tuple(layer) for layer in layers]
         self.stride = total_stride(self.layers)  # frames per output

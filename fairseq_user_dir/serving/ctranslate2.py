@@ -64,8 +64,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     """Converts a checkpoint into a folder; see :mod:`cape_plugins.serving.command`.
 
     Raises:
-        SettingsError: for models that do not fit; names the reason, and a command that works
-            instead.
+        SettingsError: for models that do not fit; names the reason, and what works instead.
         ValueError: if a check finds a difference.
     """
     sentences = [] if args.check is None else read_sentences(args.check, _words)
@@ -153,8 +152,7 @@ def _check_relative(side: str, stack: nn.Module) -> None:
 
 
 class _Converter(Converter):
-    """Makes the ctranslate2 specification of plain stacks; the base class writes this specification
-    to files.
+    """Makes the specification of plain stacks; the base class writes the specification to files.
 
     Args:
         source: A copy of the model with plain stacks.
@@ -368,9 +366,8 @@ def _check_symbols(dictionary: Dictionary, lines: Sequence[Sequence[str]]) -> No
         for word in line:
             if word in special:
                 raise SettingsError(
-                    f"--check: a sentence has the symbol {word}, which fairseq and ctranslate2 "
-                    f"may read differently; allowed: words. Leave {', '.join(sorted(special))} "
-                    "out."
+                    f"--check: fairseq and ctranslate2 may read the symbol {word} of a sentence "
+                    f"differently; allowed: words. Leave {', '.join(sorted(special))} out."
                 )
 
 

@@ -72,8 +72,7 @@ SECONDS = (1, 2, 4, 8, 16, 32, 64)  # upper ends of bins of durations
 
 
 def is_seq2seq(args: argparse.Namespace) -> bool:
-    """True for models with a decoder, False for CTC models; the checkpoint or ``--model-config``
-    decides."""
+    """True for models with a decoder, False for CTC; ``--model`` or ``--model-config`` decides."""
     if args.model:
         if args.preset:
             why = "has no effect on the checkpoint of --model; leave one of the two options out"
@@ -275,10 +274,7 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--vocab-size",
         type=positive,
-        help=(
-            "number of subwords of a new sentencepiece model (default: letters for CTC, "
-            "otherwise 1000 subwords)"
-        ),
+        help="subwords of a new sentencepiece model (default: letters for CTC, otherwise 1000)",
     )
     parser.add_argument(
         "--padding-free",
@@ -296,31 +292,22 @@ def make_options() -> argparse.ArgumentParser:
         type=positive,
         default=1,
         metavar="N",
-        help=(
-            "for CTC models: beam size of flashlight-text (default: 1, which decodes by the best "
-            "path)"
-        ),
+        help="beam size of flashlight-text, for CTC models (default: 1, the best path)",
     )
     parser.add_argument(
         "--ctc-lm",
         metavar="FILE",
-        help=(
-            "n-gram model, ARPA or binary of KenLM; a model of words with --ctc-lexicon, "
-            "otherwise a model of units"
-        ),
+        help="n-gram model (ARPA or KenLM binary), of words with --ctc-lexicon, otherwise of units",
     )
-    parser.add_argument(
-        "--ctc-lexicon", metavar="FILE", help="file with a word and its units on each line"
-    )
+    parser.add_argument("--ctc-lexicon", metavar="FILE", help="lines of a word with its units")
     parser.add_argument(
         "--ctc-lm-weight", type=number(-1e6, 1e6), metavar="X", default=1.0, help="(default: 1.0)"
     )
     parser.add_argument(
         "--preset",
         choices=CORPORA,
-        help="train a CTC model from scratch with the settings of CAPE Appendix C.2: 36 layers, "
-        "and for this corpus dropout, layer drop, size of the learned table and scale of "
-        "cape; --model-config changes fields",
+        help="a CTC model from scratch, as in CAPE Appendix C.2: 36 layers; dropout, layer drop, "
+        "learned table and scale of cape for this corpus; --model-config changes fields",
     )
     parser.add_argument(
         "--hop-seconds",
@@ -332,10 +319,7 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--language",
         metavar="NAME",
-        help=(
-            "language of the speech for a multilingual Whisper (default: the language of its "
-            "tokenizer)"
-        ),
+        help="speech language of a multilingual Whisper (default: language of the tokenizer)",
     )
     return parser
 

@@ -203,10 +203,8 @@ def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:
     parser.add_argument(
         "--test-split",
         metavar="NAME",
-        help=(
-            "split for the test (default: test, validation, valid or dev; if the data have none "
-            "of these, a tenth of the training data, at most 1000 rows)"
-        ),
+        help="split for the test (default: test, validation, valid or dev; if the data have none "
+        "of these, a tenth of the training data, at most 1000 rows)",
     )
     if files:
         for split in ("train", "validation", "test"):

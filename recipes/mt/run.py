@@ -84,10 +84,8 @@ def make_parser() -> command_line.Parser:
             f"--{side}-lang",
             type=language,
             metavar="LANG",
-            help=(
-                f"language of the {side} text, part of the names of the data (default: the "
-                "language of WORK, or of the recipe)"
-            ),
+            help=f"language of the {side} text, part of the names of the data (default: the "
+            "language of WORK, or of the recipe)",
         )
     command_line.add_compared(parser, "text", "the type of the recipe")
     add_shared(parser, "seeds", shown="one training, with the seed of the recipe")

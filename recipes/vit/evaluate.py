@@ -79,10 +79,8 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--test-split",
         metavar="NAME",
-        help=(
-            "split to test as a whole (default: the only split, or else test, validation, valid "
-            "or dev)"
-        ),
+        help="split to test as a whole (default: the only split, or else test, validation, valid "
+        "or dev)",
     )
     parser.add_argument("--image-column", metavar="NAME", help="default: one of a usual name")
     parser.add_argument("--label-column", metavar="NAME", help="default: one of a usual name")
@@ -108,10 +106,8 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         "--protocol",
         choices=("crop", "whole"),
         default="crop",
-        help=(
-            "crop: resize the shorter side to SIZE/0.875, then crop the centre square (paper; "
-            "default); whole: resize the whole image to a square"
-        ),
+        help="crop: resize the shorter side to SIZE/0.875, then crop the centre square (paper; "
+        "default); whole: resize the whole image to a square",
     )
     parser.add_argument(
         "--tta",
@@ -164,9 +160,7 @@ def _add_computation(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=command_line.positive,
         metavar="N",
-        help=(
-            "threads that read images (default: 1 on cpu; otherwise one for each core, at most 16)"
-        ),
+        help="threads that read images (default: 1 on cpu; otherwise one per core, at most 16)",
     )
 
 

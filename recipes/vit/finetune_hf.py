@@ -53,10 +53,8 @@ def make_options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--recipe",
         choices=RECIPES,
-        help=(
-            "settings of a training; other options override these settings (default: digits "
-            "without --dataset)"
-        ),
+        help="settings of a training; other options override these settings (default: digits "
+        "without --dataset)",
     )
     pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
     parser.add_argument("--train-sizes", **pixels, help="default: the size of the model")
@@ -94,9 +92,7 @@ def _add_regularisation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rand-augment",
         metavar="NAME",
-        help=(
-            "deit (two of 15 operations), none, or a setting of timm such as rand-m9-mstd0.5-inc1"
-        ),
+        help="deit (two of 15 operations), none, or a setting of timm such as rand-m9-mstd0.5-inc1",
     )
     parser.add_argument(
         "--random-erasing",
@@ -110,19 +106,15 @@ def _add_regularisation(parser: argparse.ArgumentParser) -> None:
         type=number(0, 1e3),
         default=0.0,
         metavar="A",
-        help=(
-            "mix pairs of images, with lambda drawn from Beta(A, A); with --cutmix, one of the "
-            "two per batch"
-        ),
+        help="mix pairs of images, with lambda drawn from Beta(A, A); with --cutmix, one of the "
+        "two per batch",
     )
     parser.add_argument(
         "--cutmix",
         type=number(0, 1e3),
         default=0.0,
         metavar="A",
-        help=(
-            "replace a box by the same box of another image, with its share drawn from Beta(A, A)"
-        ),
+        help="replace a box by the same box of another image, with its share drawn from Beta(A, A)",
     )
     parser.add_argument(
         "--repeats",

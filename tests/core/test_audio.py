@@ -103,8 +103,8 @@ def test_a_broken_recording_is_replaced_by_one_of_like_duration(caplog):
     reader = TolerantReader(read, [1.0, 5.0, 4.0, 5.1])
     assert [reader(index)[0] for index in (0, 1, 2, 3, 1)] == [0, 2, 2, 2, 2]
     assert [record.message for record in caplog.records] == [
-        "1 is broken. Another one takes its place (1 of 4 so far).",
-        "3 is broken. Another one takes its place (2 of 4 so far).",
+        "1 is broken. Another recording takes its place (1 of 4 so far).",
+        "3 is broken. Another recording takes its place (2 of 4 so far).",
     ]
     with pytest.raises(AudioError, match="none of the recordings can be read"):
         TolerantReader(lambda index: read(1), [1.0, 2.0])(0)

@@ -147,10 +147,13 @@ def test_every_domain_trains(domain, tmp_path, monkeypatch):
     [
         (("--compare", "rotary"), ("--compare rotary is unknown", "choose one")),
         (("--compare", "cape:max_offset=1"), ("position embedding cape:max_offset=1", "no effect")),
-        (("--compare", "cape", "--position-max-global-shift", "1"), ("leave it out to train one",)),
+        (
+            ("--compare", "cape", "--position-max-global-shift", "1"),
+            ("leave --compare out to train one",),
+        ),
         (("--seeds", "0"), ("--seeds", "'0'", "at least 1")),
         (("--device", "nonsense"), ("--device nonsense", "give cpu")),
-        (("--output", "/nowhere/such"), ("--output /nowhere/such", "make that folder")),
+        (("--output", "/nowhere/such"), ("--output /nowhere/such", "make the folder")),
         (("--output", __file__), (f"--output {__file__}", "no folder that can be written to")),
     ],
 )

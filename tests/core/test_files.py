@@ -81,7 +81,7 @@ def test_missing_json_is_empty_and_stays_missing_without_changes(tmp_path):
 def test_json_that_holds_no_object_is_told_by_its_file(content, tmp_path):
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    told = pytest.raises(ValueError, match=r"config.json holds no JSON object .*; repair it")
+    told = pytest.raises(ValueError, match=r"config.json holds no JSON object .*; repair or")
     with told, editing_json(path):
         pass
     assert path.read_bytes() == content

@@ -108,7 +108,7 @@ def test_formats_whose_length_cannot_be_checked_are_reported_once(format, caplog
         read_audio(source)
     read_audio(FILES["WAV"])
     (record,) = caplog.records
-    assert f"of the format {format} are read, but one that was cut off" in record.message
+    assert f"of the format {format} are read, but a recording that was cut off" in record.message
 
 
 # ---- segments are those of what is read whole ----------------------------------------------------
@@ -161,7 +161,7 @@ def test_channels_stay_apart():
 
 def test_streams_of_two_rates_have_no_segments():
     data = encoded(NOISE, "OGG") + encoded(NOISE, "OGG", 8000)
-    with pytest.raises(AudioError, match="was joined of unlike recordings"):
+    with pytest.raises(AudioError, match="was joined from recordings with different"):
         read_segment(data, 1, 2)
 
 

@@ -147,7 +147,7 @@ def test_folder_without_its_weights_shows_sinusoids_and_refuses_tables(tmp_path,
     words = ["plot", "components", "--channels", "0", "--output", str(tmp_path / "x.png")]
     with pytest.raises(SystemExit, match="2"):
         main([*words, "--model", str(tmp_path / "abspos")])
-    assert "none among its weights" in capsys.readouterr().err
+    assert "not among its weights" in capsys.readouterr().err
     main([*words, "--model", str(tmp_path / "cape")])
     assert len(figures) == 1
     (tmp_path / "abspos" / "model.safetensors").write_bytes(b"no weights")

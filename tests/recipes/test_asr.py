@@ -190,7 +190,7 @@ def test_interrupted_training_ends_alike(tmp_path, run_cli, repo_root, main, fol
     program = ("python", repo_root / "recipes/asr/finetune_hf.py", *QUICK, *command)
     done = run_cli(*program, "--max_steps", 8, "--output", "whole", cwd=tmp_path)
     assert "011.flac" in done.stderr
-    assert "Another one takes its place (1 of 20 so far)" in done.stderr
+    assert "Another recording takes its place (1 of 20 so far)" in done.stderr
     assert "batches without padding; sorted batches of 4 s would have" in done.stdout
     for steps in (4, 8):
         main(*command, "--max_steps", steps, "--output", "again")

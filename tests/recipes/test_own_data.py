@@ -185,9 +185,7 @@ def photos(tmp_path):
 def test_broken_images_are_named(content, photos, tmp_path):
     broken = photos / "light/3.png"
     broken.write_bytes(broken.read_bytes()[:60] if content is None else content)
-    with pytest.raises(
-        CommandError, match=r"light/3.png cannot be read .*; repair the image, or remove"
-    ):
+    with pytest.raises(CommandError, match=r"light/3.png cannot be read .*; repair the image"):
         vit.main(["--dataset", str(photos), "--output", str(tmp_path / "out")])
 
 
@@ -392,9 +390,7 @@ def test_columns_of_texts_hold_texts(suffix, folder, text, tmp_path):
 @pytest.mark.parametrize("largest", [255, 4095])
 def test_images_of_fewer_bits_than_their_file_has_are_reported(type, largest):
     dark = Image.fromarray(np.full((8, 8), largest, type))
-    with pytest.warns(
-        UserWarning, match="at most 4095, nearly black .* multiply its values by 257 or 16"
-    ):
+    with pytest.warns(UserWarning, match="at most 4095, nearly black .* its values by 257 or 16"):
         assert np.asarray(vit_data.eight_bits(dark)).max() == round(largest / 257)
 
 

@@ -44,9 +44,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--segmented",
         action="store_true",
-        help=(
-            "the test text is in the subwords of the models; the subwords are joined before scoring"
-        ),
+        help="the test text is in the subwords of the models; subwords are joined before scoring",
     )
     group = parser.add_argument_group("computation")
     add_shared(group, "device")
