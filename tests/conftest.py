@@ -1,4 +1,5 @@
-"""What all tests share: one thread, a fixed seed, and a way to run command lines."""
+"""Settings that all tests share: one thread, a fixed seed, and a function that runs command
+lines."""
 
 import os
 
@@ -29,7 +30,8 @@ RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the most slow tests come first: no worker is left alone with one at the end."""
+    """Runs files with the most slow tests first, so that no worker is left alone with such a file
+    at the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
@@ -53,7 +55,8 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _same_environment() -> Iterator[None]:
-    """Data loaders of fairseq set PYTHONWARNINGS for good; warm interpreters fit no longer then."""
+    """Restores the environment after each test: data loaders of fairseq set PYTHONWARNINGS
+    permanently, and warm interpreters would not fit the changed environment."""
     with mock.patch.dict(os.environ):
         yield
 
@@ -70,7 +73,8 @@ def ended_loaders() -> Iterator[None]:
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that ``cape-plugins plot`` would save. None is drawn: that takes longest."""
+    """The figures that ``cape-plugins plot`` would save. They are not drawn, because drawing takes
+    longest."""
     made = []
     monkeypatch.setattr(command, "save", lambda figure, path: made.append(figure))
     return made

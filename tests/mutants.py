@@ -1,5 +1,5 @@
-"""Breaks the library in the places of tests/mutants.txt, one after another, and says which test
-finds each fault: the proof that a test suite that was changed holds what it held before.
+"""Breaks the library in the places of tests/mutants.txt, one after another, and prints which test
+finds each fault. This proves that a changed test suite still finds the faults that it found before.
 
     python -m tests.mutants                                     all of them: an hour or two
     python -m tests.mutants wrong-base cache-overlooked --table kills.csv

@@ -1,4 +1,5 @@
-"""The rules of the source tree: who may import whom, sizes, no row is asked for by its name.
+"""The rules of the source tree: allowed imports, sizes, and no code that asks for a row by its
+name.
 
 Every rule is a function from one file to its violations, and is shown to find a violation before
 it is applied to the repository.
@@ -192,7 +193,7 @@ def check_sizes(path: str, source: str) -> Iterator[str]:
 
 
 def check_machine_paths(path: str, source: str) -> Iterator[str]:
-    """Paths of somebody's machine help nobody else."""
+    """No file holds paths of a particular machine."""
     for number, line in enumerate(source.splitlines(), 1):
         if MACHINE_PATH.search(line):
             yield f"{path}:{number} {line.strip()[:80]}"

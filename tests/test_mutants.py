@@ -1,4 +1,5 @@
-"""The faults of tests/mutants.txt fit the files of today; their runner repairs what it breaks."""
+"""The faults of tests/mutants.txt fit the current files; their runner repairs the files that it
+breaks."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""docs/paper_map.md has every numbered thing of the five documents, once, and names what exists."""
+"""docs/paper_map.md has every numbered item of the five documents once, and all names in it
+exist."""
 
 from __future__ import annotations
 

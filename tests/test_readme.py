@@ -1,4 +1,4 @@
-"""What README and documents show is what the package does: links, examples, flags and names."""
+"""README and documents agree with the package: links, examples, flags and names."""
 
 from __future__ import annotations
 

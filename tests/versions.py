@@ -6,7 +6,7 @@ By default these are the oldest release that hf_models/tested.json names and the
 package index. Each is installed once into a folder of build/releases, which lies in front of the
 environment on the path. A release on which all tests pass gets its row in hf_models/tested.json,
 from which setup.py takes the range that it allows; one with a failure loses its row. With --choose
-nothing is written: some of the tests prove nothing of a release.
+nothing is written, because a part of the tests does not prove that a release works.
 """
 
 import argparse

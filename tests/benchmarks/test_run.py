@@ -65,8 +65,8 @@ FLAGS = ("--quick", "--rounds", "1", "--warm-up", "1", "--output")
 @pytest.fixture(scope="module")
 def results(run_cli, tmp_path_factory) -> Path:
     """Folder with the results of a quick run of everything: of one benchmark by the command line,
-    of the others here. These have few types and one family of each group, draw no figure, and
-    measure the memory of one process alone, which has no torch."""
+    of the others here. The runs have few types and one family of each group, draw no figure, and
+    measure the memory of a single process, which has no torch."""
     folder = tmp_path_factory.mktemp("results")
     run_cli("python", "-m", "benchmarks.run", "relative", *FLAGS, folder)
     others = [name for name in run.BENCHMARKS if name != "relative"]

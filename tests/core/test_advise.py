@@ -1,4 +1,5 @@
-"""Settings that follow from a corpus: the rule, in every domain, and what the command refuses."""
+"""Settings that follow from a corpus: the rule in every domain, and inputs that the command
+refuses."""
 
 import json
 import math
@@ -35,7 +36,7 @@ def settings_of(text, label="field"):
 
 
 def cape_of(text):
-    """The second dictionary, for tasks that only positions can solve."""
+    """The second dictionary, for tasks that are solved by positions alone."""
     return settings_of(text, "or field")
 
 
@@ -90,7 +91,7 @@ def test_nothing_is_augmented_where_no_position_is_new(advise, domain, sizes, na
 
 
 def test_rotary_models_get_a_scale_and_no_shift(advise):
-    """No shift changes a distance."""
+    """A shift of all positions changes no distance."""
     settings = settings_of(text := advise("text", [100] * 20, 250, *ROTARY_CORPUS))
     assert settings == {"type": "cape", "max_global_scale": 3}
     assert PositionConfig.from_dict(settings, "text", "rotary").max_global_scale == 3

@@ -32,7 +32,7 @@ def test_every_format_is_read(tmp_path, suffix):
 
 @pytest.mark.parametrize("rate", [8000, 44100])
 def test_rates_are_resampled(tmp_path, rate):
-    """A tone stays the same tone, and what 16 kHz cannot hold is filtered out."""
+    """A tone stays the same tone, and frequencies above 8 kHz are filtered out."""
     path = tmp_path / "one.wav"
     soundfile.write(path, tone(rate), rate)
     samples = read_audio(path).numpy()

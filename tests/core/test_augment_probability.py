@@ -1,7 +1,7 @@
-"""Samples that training leaves where they are (augment_probability): their share, that all parts of
-the augmentation leave them out together, on source and target alike, and that probability 0 is no
-augmentation and probability 1 draws nothing more, bit for bit. What is no probability is refused in
-test_options.py."""
+"""Samples that training does not augment (augment_probability): their share; all parts of the
+augmentation leave the same samples out, on source and target; probability 0 equals no augmentation
+and probability 1 draws no more random numbers, bit for bit. test_options.py tests that values which
+are no probability are refused."""
 
 import math
 from functools import partial
@@ -39,7 +39,8 @@ def half_encoder(name, domain="text", **settings):
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_every_type_leaves_its_share_where_evaluation_has_it(name, domain):
-    """Read where positions are encoded; the others have moved. Padding stays zero."""
+    """Coordinates are read when they are encoded. Positions of all other samples have moved.
+    Padding stays zero."""
     encoder, positions = half_encoder(name, domain), make_positions(domain)
     valid = torch.ones(BATCH, 6, dtype=torch.bool) if positions.valid is None else positions.valid
     raw = encoder(positions, random=False).expand(BATCH, -1, -1)
@@ -81,7 +82,7 @@ def test_all_parts_of_a_sample_are_drawn_or_none(sampling):
 @pytest.mark.parametrize("settings", [{}, {"max_global_scale": 2.0}])
 @pytest.mark.parametrize("name", [name for name in ROTARY_TYPES if EXPECTED[name].random])
 def test_positions_that_turn_queries_and_keys_stay_too(name, settings):
-    """Also where local shifts are all that is drawn: by default nothing is rescaled there."""
+    """Also if only local shifts are drawn: by default these types have no scale."""
     settings = {"max_position": 40} if ROTARY_TYPES[name].sampling else settings
     encoder = half_encoder(name, architecture=ROTARY, **settings)
     draw = encoder.draw(200)
@@ -93,7 +94,7 @@ def test_positions_that_turn_queries_and_keys_stay_too(name, settings):
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_frames_that_were_skipped_keep_their_time(name):
-    """Drawn positions number the frames that are left; those that are not drawn stand in time."""
+    """Drawn positions are for the frames that are left; without a draw, frames have their times."""
     encoder = half_encoder(name, "audio")
     times = torch.tensor([[0.0, 0.03, 0.12, 0.15]]).expand(50, -1)
     positions = timed_frame_positions(times, torch.full((50,), 4), 0.03)
@@ -107,7 +108,7 @@ def test_frames_that_were_skipped_keep_their_time(name):
 @pytest.mark.parametrize("synchronize", [True, False])
 @pytest.mark.parametrize("name", RANDOM_TYPES)
 def test_source_and_target_of_a_pair_are_augmented_alike(name, synchronize):
-    """Whether they share a draw, or draw for themselves."""
+    """With a shared draw, and with a separate draw for each side."""
     settings = {"architecture": "seq2seq", "source_scale": "1", "synchronize": synchronize}
     source, target = (half_encoder(name, side=side, **settings) for side in SIDES)
     counts = [side.num_positions(torch.ones(200, 6)) for side in (source, target)]

@@ -1,6 +1,7 @@
-"""Drawing and applying of augmentation: ranges reached and never left, the log-uniform scale, what
-is shared and what is independent, order kept by local shifts, the order of operations, the
-appendix's numpy code under injected draws, and nothing drawn where nothing is to be drawn."""
+"""Drawing and applying of augmentation: ranges that are reached and never exceeded, the log-uniform
+scale, numbers that are shared or independent, the order that local shifts keep, the order of
+operations, the numpy code of the appendix with injected draws, and no random numbers if nothing is
+drawn."""
 
 import math
 

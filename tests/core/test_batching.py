@@ -86,7 +86,8 @@ def test_order_depends_on_seed_and_epoch_alone(seconds):
 
 
 def test_processes_share_an_epoch(seconds):
-    """Each batch goes to one process, all have equally many, and the union is an epoch."""
+    """Each batch goes to one process, all processes have the same number of batches, and their
+    union is an epoch."""
     whole = list(PaddingFreeBatches(seconds, 60, seed=1))
     parts = [
         list(PaddingFreeBatches(seconds, 60, seed=1, num_replicas=3, rank=rank))

@@ -1,6 +1,6 @@
-"""torch.compile takes the whole core without a graph break and with equal results, torch.export
-through a file, too; nothing reads a value back from the device, shown with fake tensors, which have
-none."""
+"""torch.compile compiles the whole core without a graph break and with equal results, and so does
+torch.export, also through a file. Nothing reads a value back from the device, as fake tensors,
+which have no values, show."""
 
 import pytest
 import torch
@@ -52,8 +52,7 @@ def positions_from(domain, valid):
 
 
 def placed_encoder(name, domain):
-    """Encoder at the place of a host, with alpha where there is a source; some samples are left
-    out of the augmentation."""
+    """An encoder as in a model, with alpha if there is a source; some samples are not augmented."""
     if domain != "text":
         return make_encoder(name, domain, start=0.0125, unit=0.5)
     settings = {"architecture": "seq2seq", "source_scale": 1.05, "augment_probability": 0.5}
@@ -161,7 +160,7 @@ def test_compiled_relative_attention_computes_the_same(monkeypatch, options, blo
 
 @pytest.mark.slow
 def test_inductor_takes_distances_between_patches():
-    """The compiler that users have; the others above stop before it makes kernels."""
+    """Compiles with inductor, as users do; the tests above stop before kernels are made."""
     positions, patches = RelativeGridPositions(2, 4), (3, 4)
     query = torch.randn(2, 2, 1 + 12, 4, requires_grad=True)
 

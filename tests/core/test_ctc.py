@@ -114,7 +114,7 @@ def test_language_model_of_words_decides(tmp_path):
 
 @pytest.mark.parametrize("end", ["", "|"], ids=["without separator", "with separator"])
 def test_last_word_needs_no_separator(tmp_path, end):
-    """Models are trained without one at the end, where it has next to no probability."""
+    """Models are trained without a separator at the end, where it has almost no probability."""
     (tmp_path / "lm.arpa").write_text(ARPA.replace("-3.0", "-0.3"))
     lexicon = {"one": [list("o" + end)], "two": [list("t" + end)]}
     log_probs = torch.full((1, 5, len(TOKENS)), -12.0)
@@ -145,7 +145,7 @@ WORDS = (
 
 @pytest.mark.parametrize(("tokens", "lexicon", "message"), WORDS)
 def test_language_model_of_something_else_is_refused(tmp_path, tokens, lexicon, message):
-    """Words without a lexicon, or words that are written otherwise."""
+    """A model of words without a lexicon, or of words with another spelling."""
     (tmp_path / "lm.arpa").write_text(ARPA)
     with pytest.raises(ValueError, match=message):
         BeamDecoder(tokens, lm=tmp_path / "lm.arpa", lexicon=lexicon, separator="|")

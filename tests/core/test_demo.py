@@ -1,5 +1,5 @@
-"""The control experiment through its command line: the direction of its result, its tasks, what it
-writes and what it refuses."""
+"""The control experiment through its command line: the direction of its result, its tasks, its
+files, and inputs that it refuses."""
 
 import contextlib
 import csv
@@ -72,7 +72,7 @@ def test_label_of_a_patch_is_the_symbol_of_the_cell_up_and_left(side):
 
 @pytest.mark.parametrize("domain", TASKS)
 def test_training_reaches_the_largest_test(domain):
-    """Positions of the largest test, without augmentation, lie among those of training."""
+    """Positions of the largest test, without augmentation, are among the positions of training."""
     task = TASKS[domain]
     rows, settings = command._defaults(domain)
     for name in rows:

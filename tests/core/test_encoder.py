@@ -98,7 +98,7 @@ def test_a_generator_reproduces_a_forward(name, domain):
 
 @pytest.mark.parametrize("name", ADDING_TYPES)
 def test_a_generator_is_made_only_where_something_is_drawn(name):
-    """Hosts hand over a function and need not know what a type draws."""
+    """A model passes a function, and does not need to know what a type draws."""
     encoder, positions, made = make_encoder(name), make_positions("text"), []
 
     def make(device):
@@ -134,7 +134,7 @@ def test_source_and_target_share_the_draw_but_not_the_local_shift():
     draw, other = encoder.draw(50), encoder.draw(50)
 
     def local_shifts(side, alpha, with_draw):
-        """What remains when alpha, shift and scale are taken away."""
+        """Local shifts, computed from coordinates by removing alpha, shift and scale."""
         return side(positions, with_draw) / draw.scale - draw.shift - alpha * positions.coords
 
     wrong = local_shifts(encoder, 2.0, other)
@@ -264,7 +264,7 @@ def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain):
 @pytest.mark.parametrize("positions", ["tokens", "one hop", "hops"])
 @pytest.mark.parametrize("mean_normalize", [True, False])
 def test_evaluation_is_centred_on_the_mean_of_what_is_valid(positions, mean_normalize):
-    """Holds where the samples share one grid, too, which is not the same once it is centred."""
+    """Also if the samples share one grid, which differs between samples after centring."""
     valid = valid_mask()
     positions = {
         "tokens": token_positions(valid),

@@ -88,7 +88,8 @@ def masked_runs(flags):
 
 
 def test_spec_augment_is_that_of_appendix_c2():
-    """CAPE: 2 bands of at most 30 bins, 10 stretches of at most 50 frames and a tenth of all."""
+    """CAPE: 2 bands of at most 30 bins, 10 stretches of at most 50 frames and at most a tenth of
+    the frames."""
 
     def runs(frames, **numbers):
         rng = torch.Generator().manual_seed(1)

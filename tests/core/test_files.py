@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and changed in place only where something changes."""
+"""Files are written in one step, and rewritten only if their content changes."""
 
 import json
 import os

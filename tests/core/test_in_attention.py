@@ -220,7 +220,8 @@ def test_augmentation_that_moves_nothing_is_the_plain_type_bit_for_bit(name, dom
 
 
 def test_grids_of_distances_have_cells_that_span_the_image():
-    """Of every resolution the same distance; one cell stands in the middle."""
+    """Distances across the image are the same at every resolution; a single cell is in the
+    middle."""
     encoder = build_position_encoder(PositionConfig("rope", "image"), 8).eval()
     for rows, columns in ((4, 8), (1, 3)):
         coords = encoder.coordinates(patch_positions(rows, columns))[0]

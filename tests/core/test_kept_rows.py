@@ -1,5 +1,6 @@
-"""Rows of sinusoids that an encoding keeps for counted positions: rows of the grid, bit for bit,
-however they are asked for; and what a step asks of a device (tests/support/operations.py)."""
+"""Rows of sinusoids that an encoding caches for counted positions: they equal rows of the grid, bit
+for bit, for all orders of requests; and the operations of a step on a device
+(tests/support/operations.py)."""
 
 import copy
 import pickle
@@ -44,7 +45,8 @@ def test_kept_rows_are_those_of_the_grid_bit_for_bit(name, layout):
 
 
 def test_kept_rows_are_used_and_belong_to_the_encoding():
-    """A step within them encodes nothing; callers may change what they get; copies keep none."""
+    """A step within the cached rows encodes nothing; callers may change their results; copies have
+    no cached rows."""
     encode = Sinusoid(16)
     first = counted(encode, 0, 5)
     calls, grid = [], encode.grid
@@ -62,7 +64,7 @@ def test_kept_rows_are_used_and_belong_to_the_encoding():
 
 
 def test_learned_frequencies_keep_no_rows():
-    """Rows would be those of earlier weights."""
+    """Cached rows would come from earlier weights."""
     weights = nn.Parameter(torch.rand(1, 8))
     encode = Sinusoid(16, lambda dim, device: weights)
     before = counted(encode, 0, 5)
@@ -75,7 +77,8 @@ def test_learned_frequencies_keep_no_rows():
 
 
 def test_capture_of_a_graph_neither_uses_nor_leaves_tensors(monkeypatch):
-    """Replays overwrite those of a graph, and those that it reads must not be freed."""
+    """A replay overwrites tensors of its graph, and tensors that a graph reads must not be
+    freed."""
     encode, coords = Sinusoid(16), torch.ones(1, 3, 1)
     expected = exactly(encode, 0, 5), encode(coords)
     earlier = counted(encode, 0, 5)

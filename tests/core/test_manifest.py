@@ -1,4 +1,4 @@
-"""Manifests: what of them can be used, and why the rest cannot."""
+"""Manifests: which lines can be used, and why other lines cannot."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
-"""A family of models that this package has never seen costs one row: pictures read its checkpoints
-without its host."""
+"""A family of models that is new to this package needs one row, with which pictures read its
+checkpoints without its host."""
 
 import dataclasses
 import json
@@ -19,7 +19,8 @@ WIDTH, PADDING = 12, 3
 
 @pytest.fixture(autouse=True)
 def _owl(monkeypatch):
-    """Owls hear frames in steps of their own and say tokens, counted behind the padding."""
+    """A model "owl", which reads frames at an unusual step and writes tokens, whose positions are
+    counted after padding."""
     before = dict(FAMILY_ROWS)
     hearing = Side(
         "audio",

@@ -211,7 +211,7 @@ def test_maps_show_the_channels_that_were_asked_for(figures, tmp_path):
         ("similarity --side decoder", ["--side decoder", "allowed: encoder"]),
         ("similarity --output x.jpg", ["x.jpg", ".png"]),
         ("similarity --lengths 5 --output /dev/null/x.png", ["--output /dev/null/x.png", "folder"]),
-        ("similarity --output /nowhere/such/x.png", ["/nowhere does not exist", "make that"]),
+        ("similarity --output /nowhere/such/x.png", ["/nowhere does not exist", "make the folder"]),
         ("similarity --model nowhere", ["--model nowhere", "no such file"]),
     ],
 )

@@ -1,5 +1,6 @@
-"""Positions: padding on either side and batch mates do not matter, alpha moves the index and not
-the origin, frames are at their times and patches on the paper's grid, float32 always."""
+"""Positions: padding on either side and other samples of the batch do not matter, alpha scales the
+index and not the origin, frames are at their times and patches on the grid of the paper, and
+positions are always float32."""
 
 import numpy as np
 import pytest

@@ -124,7 +124,8 @@ def test_evaluation_draws_nothing_for_text_that_grows(architecture):
 
 @pytest.mark.parametrize(("domain", "unit"), [("text", 1.0), ("audio", 0.5)])
 def test_a_table_has_a_row_for_each_step(domain, unit):
-    """Also where positions are seconds and begin elsewhere than at 0; beyond it wraps around."""
+    """Also if positions are in seconds and do not begin at 0; after the last row the table begins
+    again."""
     settings = {"learned_table": True, "max_position": 4, "start": 2.0, "unit": unit}
     encoder = make_encoder("randpos", domain, **settings).eval()
     table, positions = encoder.encoding.weight.detach(), make_positions(domain)

@@ -1,5 +1,6 @@
 """Relative attention on long inputs: no T x T x d tensor is ever created, memory is linear in the
-context, and blocks of queries give what one pass gives, gradients and dropout included."""
+context, and blocks of queries give the same results as one pass, including gradients and
+dropout."""
 
 import pytest
 import torch
@@ -110,7 +111,8 @@ def test_blocks_with_masks_equal_one_pass(monkeypatch, mask):
 
 
 def test_dropout_in_blocks_is_the_same_when_recomputed(monkeypatch):
-    """Each block draws its own mask once: what the backward pass recomputes has the same one."""
+    """Each block draws a mask once, and the backward pass recomputes the block with the same
+    mask."""
     positions, tensors = make(2, values=True), inputs()
     monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * ROW)
     torch.manual_seed(5)

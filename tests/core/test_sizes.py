@@ -1,4 +1,4 @@
-"""Files without compression whose header says a wrong size, files that were joined or cut, and
+"""Files without compression with a wrong size in the header, files that were joined or cut, and
 segments of recordings."""
 
 import struct

@@ -1,4 +1,4 @@
-"""Recordings whose header says no length or a wrong one, and files that were joined or cut."""
+"""Recordings with no length or a wrong length in the header, and files that were joined or cut."""
 
 import contextlib
 import io
@@ -27,7 +27,7 @@ def encoded(samples, format, rate=RATE, **options):
 
 
 def with_total(flac, samples):
-    """FLAC whose header says so many samples; 0 is unknown."""
+    """FLAC with this number of samples in the header; 0 is unknown."""
     word = int.from_bytes(flac[18:26], "big") >> 36 << 36 | samples
     return flac[:18] + word.to_bytes(8, "big") + flac[26:]
 
@@ -76,7 +76,7 @@ def mp3(samples, rate=RATE, **options):
 
 
 def without_xing(data):
-    """The mp3 without its first frame, which has no sound and says how many frames there are."""
+    """The mp3 without its first frame, which has no sound and states the number of frames."""
     return data[data.index(data[:2], 2) :]
 
 
@@ -87,8 +87,8 @@ LOUD_FIRST = np.concatenate([NOISE, SILENCE])
 @pytest.mark.parametrize(("rate", "channels"), [(8000, 1), (16000, 2), (44100, 1)])
 @pytest.mark.parametrize("samples", [QUIET_FIRST, LOUD_FIRST], ids=["quiet first", "loud first"])
 def test_mp3_without_a_number_of_frames_is_read_whole(samples, channels, rate):
-    """The first frame alone tells nothing of the others: of loud noise at its beginning libsndfile
-    reads a quarter, and takes silence for several times the duration."""
+    """libsndfile estimates the length from the first frame: it reads a quarter of a file that
+    begins with loud noise, and several times the duration of a file that begins with silence."""
     data = without_xing(mp3(np.stack([samples] * channels, 1), rate))
     expected = len(samples) / rate
     assert audio_seconds(data) == pytest.approx(expected, abs=0.1)
@@ -149,7 +149,8 @@ def test_joined_streams_are_read_to_the_end_of_the_last(tmp_path, name):
 @pytest.mark.parametrize("first", [SILENCE, NOISE[:9000], NOISE[:50]])
 @pytest.mark.parametrize("second", [NOISE, SILENCE])
 def test_joined_flac_is_read_to_the_end_of_the_last(first, second):
-    """Also where both have one duration, and the header of the first the number of the last."""
+    """Also if both files have the same duration, and the header of the first file has the number of
+    samples of the last."""
     data = encoded(first, "FLAC") + encoded(second, "FLAC")
     expected = len(first) + len(second)
     assert len(read_audio(data)) == expected

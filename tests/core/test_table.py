@@ -1,5 +1,6 @@
-"""The learned table: it wraps around at exactly its length, a resize is bicubic and the identity at
-its own size, gradients reach every row; and as an encoding it serves every kind of positions."""
+"""The learned table: it begins again exactly after its last row; resizing is bicubic, and changes
+nothing at the same size; gradients reach every row; and, as an encoding, it supports every kind of
+positions."""
 
 import pytest
 import torch

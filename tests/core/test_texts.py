@@ -1,4 +1,4 @@
-"""Texts of the user: where lines end, encodings, and what is no text."""
+"""The user's texts: ends of lines, encodings, and bytes that are no text."""
 
 import bz2
 import gzip

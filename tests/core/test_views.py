@@ -1,5 +1,5 @@
-"""What pictures of positions are made of: similarities and stages of the augmentation, against
-examples by hand and against what training encodes."""
+"""Numbers behind pictures of positions: similarities and stages of the augmentation, against
+examples by hand and against positions that training encodes."""
 
 import numpy as np
 import pytest
@@ -97,6 +97,6 @@ SHOWN = [
     "words", [*SHOWN, "augmentation --architecture rotary --position-max-global-scale 2"]
 )
 def test_positions_of_every_architecture_are_shown(words, figures, tmp_path):
-    """Drawn ones of a source and target are as many in all draws."""
+    """All draws have the same number of drawn positions for source and target."""
     main(["plot", *words.split(), "--output", str(tmp_path / "x.png")])
     assert all(axis.has_data() for axis in figures[0].axes)

@@ -125,7 +125,7 @@ def trained(shared_folder, corpus) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def test_data(shared_folder, corpus) -> Path:
-    """What is there at inference: dictionaries and test sets, no training data."""
+    """Data for inference: dictionaries and test sets, no training data."""
 
     def make(folder: Path) -> None:
         for file in (*corpus.binary.glob("dict.*"), *corpus.binary.glob("test*")):

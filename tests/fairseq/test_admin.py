@@ -72,7 +72,7 @@ def observe(layer):
 
 
 def recurrence_by_hand(model, data, seed):
-    """Constants that follow from what flows through a profiled model, seen from outside.
+    """Constants computed from the activations of a profiled model, which hooks record.
 
     Returns a list [(constant the sub-layer should have, its omega)] per stack.
     """

@@ -1,6 +1,6 @@
 """Proves that every runnable architecture of the Transformer and language-model families has a
 ``cape_`` twin that builds, trains and evaluates; and that the twin without augmentation computes
-what the stock architecture does."""
+the same as the stock architecture."""
 
 import pytest
 import torch
@@ -189,7 +189,7 @@ def test_target_longer_than_its_draft_shares_the_draw_of_the_source(name):
 
 
 def test_a_model_takes_an_encoding_that_this_package_has_never_seen(monkeypatch):
-    """It is trained, and decodes as it was taught."""
+    """The model is trained, and decodes what it has learned."""
     add_triangle(monkeypatch)
     cfg = configure("--position-embedding", "triangle", "--position-max-offset", 5)
     assert cfg.model.position_embedding == "triangle"

@@ -1,4 +1,4 @@
-"""Speech recognition by fairseq's own commands; what they refuse."""
+"""Speech recognition by fairseq's commands, and inputs that they refuse."""
 
 import re
 
@@ -87,9 +87,9 @@ def test_resumed_training_ends_alike(folder, tmp_path, checkpoint):
 
 @pytest.mark.slow
 def test_two_processes_share_the_batches_of_one(run_cli, folder, tmp_path):
-    """Without random numbers in the model, two processes learn what one learns from two batches an
-    update, over the end of an epoch, and end, though a process of each has loaded ahead. How ranks
-    resume is tested in test_resume.py."""
+    """Without random numbers in the model, two processes learn the same as one process with two
+    batches per update, also over the end of an epoch; and both processes end, although their data
+    loaders have loaded ahead. How ranks resume is tested in test_resume.py."""
     words = ("--padding-free", "--position-embedding", "sinpos", "--dropout", 0, "--max-update", 9)
     words += ("--optimizer", "sgd", "--lr", 0.1, "--frequency-masks", 0, "--time-masks", 0)
     run_here(*train_words(folder, tmp_path / "one", *words, "--update-freq", 2))
@@ -141,7 +141,7 @@ def test_an_empty_hypothesis_is_scored():
 
 @pytest.mark.slow
 def test_recordings_are_understood_by_their_paths(folder, checkpoint, short_hops, monkeypatch):
-    """Like those of a manifest with texts; what is not there is left out."""
+    """Paths give the same results as a manifest with texts; missing files are left out."""
     decoded = lines(short_hops, "H")
     assert "Generate test with beam=1: " in short_hops, "not the beam of models with decoder"
     recordings = [line.split("\t")[1] for line in (folder / "test.tsv").read_text().splitlines()]
@@ -161,7 +161,7 @@ def test_recordings_are_understood_by_their_paths(folder, checkpoint, short_hops
 
 @pytest.mark.slow
 def test_another_dictionary_is_refused(folder, checkpoint, tmp_path):
-    """One of the same size, which would load."""
+    """Another dictionary of the same size, with which the checkpoint would load."""
     for path in folder.iterdir():
         if path.name != "dict.txt":
             (tmp_path / path.name).symlink_to(path)
@@ -175,7 +175,7 @@ def test_another_dictionary_is_refused(folder, checkpoint, tmp_path):
 def test_hop_beam_and_language_model_change_what_is_decoded(
     folder, checkpoint, plain, short_hops, tmp_path
 ):
-    """Each changes what is decoded or how it is scored, and none is needed."""
+    """Each option changes hypotheses or scores, and each may be left out."""
     beam = ("--ctc-beam", 8)
     names = ("<unk>", "<s>", "</s>", "a", "b", "c", "|")
     counts = f"\\data\\\nngram 1={len(names)}\nngram 2=1\n\n"

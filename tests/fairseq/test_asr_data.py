@@ -1,4 +1,4 @@
-"""The task's data: manifests, dictionaries, batches without padding, recordings that are broken."""
+"""Data of the task: manifests, dictionaries, batches without padding, damaged recordings."""
 
 import gc
 import io
@@ -37,7 +37,8 @@ def make_batches(dataset, max_tokens=600):
 
 
 def test_epoch_without_padding_has_every_recording_once(folder):
-    """Every recording once; frames are those at its own hop, in order, at their true times."""
+    """Every recording occurs once; its frames are computed at its hop, in order, at their true
+    times."""
     dataset = training_set(folder, "--padding-free")
     batches = make_batches(dataset)
     assert sorted(np.concatenate(batches)) == list(range(40))
@@ -66,8 +67,9 @@ def epoch_iterator(folder, **given):
 
 @pytest.mark.usefixtures("ended_loaders")
 def test_epochs_of_a_training_are_those_of_new_trainings(folder, monkeypatch, capfd):
-    """The same as those of trainings that begin with them. Processes of a data loader live on, for
-    those of the next epoch would find garbage that refers to them, and fail to end them."""
+    """Epochs equal the epochs of trainings that begin with them. Processes of a data loader stay
+    alive, because processes of the next epoch would find garbage that refers to them and fail to
+    end them."""
     load = SpeechDataset.__getitem__
 
     def collecting(dataset, index):
@@ -161,8 +163,8 @@ def drop_texts(manifest, keep=()):
 
 
 def test_recordings_without_text_are_transcribed(folder, caplog):
-    """By themselves, before the others: fairseq scores batches, and shows a score at the end if the
-    last has targets."""
+    """They have separate batches, before all others: fairseq scores batches, and shows a score at
+    the end if the last batch has targets."""
     drop_texts(write_manifest(folder, "mixed", durations(7, seed=3)), keep=(1, 4))
     task = make_task(folder)
     task.load_dataset("mixed")
@@ -179,7 +181,7 @@ def test_recordings_without_text_are_transcribed(folder, caplog):
 
 
 def test_paths_of_recordings_are_read_one_by_one(folder, monkeypatch):
-    """Leaves no file open and keeps nothing of what was read."""
+    """No file stays open, and no dataset stays in memory."""
     monkeypatch.chdir(folder)
     task = make_task(folder)
     task.mel_bins = 8

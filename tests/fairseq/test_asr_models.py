@@ -98,7 +98,8 @@ def test_loss_is_ctc_without_eos(folder):
 
 
 def test_what_cannot_be_aligned_does_not_count(folder):
-    """More units than outputs: no loss, and no share in what the loss is divided by."""
+    """A sample with more units than outputs has no loss, and does not count in the divisor of the
+    loss."""
     task, sample = batch(folder)
     model = make_model(task, CTC).eval()
     longer = dict(sample)
@@ -178,7 +179,7 @@ def test_augmentation_is_in_training_only(folder, arch):
 
 
 def test_unaugmented_speech_to_text_is_the_stock_model(folder):
-    """Equal bit for bit without padding, and its checkpoint fits."""
+    """Outputs are equal bit for bit without padding, and the stock checkpoint loads."""
     task, _ = batch(folder)
     stock_args = argparse.Namespace(**{**SIZES, "input_channels": 1, "input_feat_per_channel": 8})
     stock_args.max_source_positions, stock_args.max_target_positions = 1000, 100
@@ -199,7 +200,7 @@ def test_unaugmented_speech_to_text_is_the_stock_model(folder):
 
 @pytest.mark.parametrize("name", ["abspos", "cape", "relpos"])
 def test_pretrained_encoder_comes_with_its_positions(folder, name, tmp_path, caplog):
-    """As translation of speech begins with the encoder of recognition."""
+    """As in speech translation that begins with the encoder of speech recognition."""
     task, _ = batch(folder)
     pretrained, path = make_model(task, S2T, name), tmp_path / "asr.pt"
     for value in pretrained.parameters():

@@ -1,5 +1,5 @@
-"""Averaging: the mean, what is kept, chosen and refused, and that nothing half-written remains; an
-average decodes."""
+"""Averaging: the mean; entries that stay; checkpoints that are chosen or refused; no incomplete
+file remains; an averaged model decodes."""
 
 import argparse
 import re

@@ -1,5 +1,5 @@
 """Loading a checkpoint runs no code from it, although fairseq hands texts of its settings to
-``eval``: each file below would create a file if it did."""
+``eval``: each checkpoint below would create a file if its code ran."""
 
 import argparse
 import ast

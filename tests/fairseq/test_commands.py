@@ -1,7 +1,7 @@
-"""Proves that every fairseq command works on a cape checkpoint, with ``--user-dir`` and nothing
-about positions: interactive, validate, alignment, unknown words, ensembles, language models, the
-hub interface, sentences longer than the tables of the stock models. Results are compared with an
-independent computation or with another command."""
+"""Proves that every fairseq command works on a cape checkpoint, with ``--user-dir`` and without
+options about positions: interactive, validate, alignment, unknown words, ensembles, language
+models, the hub interface, sentences longer than the tables of the stock models. Results are
+compared with an independent computation or with another command."""
 
 import math
 import re
@@ -103,8 +103,8 @@ def test_printed_alignment_is_that_of_the_words(generated, trained, test_data):
 
 
 def test_unknown_words_are_replaced_by_the_aligned_source(trained, corpus, tmp_path):
-    """By a hard or a soft alignment, or by what a dictionary has for it. The first words of the
-    reference force unknown ones: its names are not in the dictionary."""
+    """By a hard or a soft alignment, or by the entry of a dictionary. The first words of the
+    reference force unknown words: names in it are not in the dictionary."""
     text = (corpus.text / "test.en").read_text().splitlines()
     dictionary = tmp_path / "words"
     names = sorted({name for line in text for name in line.split()})
@@ -134,8 +134,9 @@ def test_unknown_words_are_replaced_by_the_aligned_source(trained, corpus, tmp_p
 
 
 def test_typed_words_are_copied(trained, test_data):
-    """Lines that differ in unknown words alone, around one that is left out as too long; also where
-    subwords are joined in what is printed of the source: here all words, having no marks."""
+    """Lines that differ only in unknown words, around a line that is left out as too long; also if
+    subwords are joined in the printed source: here all words are joined, because they have no
+    marks."""
     names = {0: "anna eva", 2: "bert udo", 3: "carl max", 4: "dora ida"}
     typed = "\n".join(names.get(i, "one " * 1100) for i in range(5))
     words = [
@@ -239,8 +240,8 @@ TRAINED = {
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_model_trained_with_the_options_decodes(name, corpus, test_data, tmp_path):
-    """Beam scores agree with one pass; what only types of position differ in is tested in
-    test_stacks.py."""
+    """Beam scores agree with one pass; test_stacks.py tests the differences between types of
+    position embedding."""
     arch = "cape_transformer_align" if "align" in name else "cape_transformer_tiny"
     log = run_here(*train_words(corpus.binary, tmp_path, *TRAINED[name], arch=arch, updates=10))
     checkpoint = tmp_path / "checkpoint_last.pt"

@@ -1,4 +1,5 @@
-"""``cape-plugins doctor`` of models of fairseq: right ones pass, broken ones are named."""
+"""``cape-plugins doctor`` for models of fairseq: correct models pass, and faults of broken models
+are named."""
 
 import argparse
 

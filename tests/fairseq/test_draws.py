@@ -1,8 +1,7 @@
-"""Proves what is drawn, by whom and when: source and target share the shift and the scale of a
-pair, local shifts are their own, half a model in training is an error, evaluation draws nothing,
-and samples that training leaves where they are do so on both sides.
-
-The coordinates are read where they are encoded, so nothing here relies on how they get there.
+"""Proves which side draws what, and when: source and target share the shift and the scale of a
+pair, local shifts are separate, a model with only one side in training mode is an error, evaluation
+draws nothing, and samples that are not augmented are the same on both sides. Coordinates are read
+when they are encoded, so these tests do not depend on the way in which they are passed on.
 """
 
 import math
@@ -37,7 +36,7 @@ RANDOM = [name for name in VARIANTS if build_variant(name).position_config.rando
 def coordinates(model, seed=0, left=True, random_seed=3):
     """``[B, S]`` and ``[B, T]`` coordinates of one training forward, and their 0-based indices.
 
-    Padding is nan, so that a mistake in its treatment cannot pass.
+    Padding is nan, so that a mistake in the treatment of padding shows.
     """
     recorders = record(model.encoder), record(model.decoder)
     source, previous = batch(seed, left)
@@ -134,7 +133,8 @@ def test_source_and_target_share_one_function_of_the_index(name):
 
 
 def test_an_encoder_that_runs_alone_counts_for_itself():
-    """As in a program that calls encoder and decoder itself; the decoder takes at least as many."""
+    """As in a program that calls encoder and decoder separately; the decoder uses at least as many
+    positions."""
     model = build_variant("randpos", position_source_scale="1")
     recorders = record(model.encoder), record(model.decoder)
     source, previous = pad(sentences(lengths=(7, 7)), True), decoder_input(lengths=(3, 11))
@@ -171,8 +171,8 @@ def test_decoder_in_training_without_the_encoders_draw_is_refused(name):
 
 
 def test_positions_in_training_without_a_draw_are_refused():
-    """Also after a forward that failed; each step of a decoding would move the positions that the
-    steps before have seen."""
+    """Also after a forward that failed. Otherwise each step of decoding would move positions that
+    earlier steps have used."""
     model = build()
     source, previous = batch()
     encoded = model.encoder(source, source.ne(1).sum(1))
@@ -205,7 +205,7 @@ def test_evaluation_is_deterministic_and_draws_nothing(name):
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_retained_dropout_brings_back_no_augmentation(name):
-    """Dropout at inference draws what it draws in a model that has no augmentation at all."""
+    """Dropout at inference draws the same numbers as in a model without augmentation."""
     options = {"dropout": 0.3, "position_source_scale": ALPHA, "position_source_bos": True}
     relative = {k: v for k, v in VARIANTS[name].items() if "relative" in k}
     plain = build(position_embedding="sinpos", **options, **relative)
@@ -235,7 +235,7 @@ def assert_share(augmented, share=0.5):
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_source_and_target_of_a_pair_are_augmented_alike(name):
-    """Also where they draw for themselves."""
+    """Also if each side draws separately."""
     options = {"position_max_offset": 10_000} if name == "shape" else {}  # not 0 by chance
     model = build_variant(name, position_source_scale=ALPHA, **HALF, **options)
     rows = []

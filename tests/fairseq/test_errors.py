@@ -1,5 +1,5 @@
-"""Proves that a mistake of people stops fairseq's commands with one line that names flags, and that
-everything else keeps its traceback."""
+"""Proves that a user's mistake stops fairseq's commands with one line that names flags, and that
+all other errors keep their traceback."""
 
 import linecache
 import pickle
@@ -31,7 +31,7 @@ def refusal_of(**settings):
 
 
 def test_options_are_named_by_their_flags():
-    """Those that only the remedy names, too; values as a command line takes them."""
+    """Also options that only the remedy names; values are written as on a command line."""
     tables = refusal_of(type="randpos", learned_table=True, max_position=0)
     assert str(tables).startswith("learned_table=True has no rows; allowed: max_position >= 1, ")
     assert text_in_flags(tables).startswith(
@@ -91,7 +91,8 @@ BELOW = [
 
 @pytest.mark.parametrize(("package", "error", "refused"), BELOW)
 def test_what_a_package_refuses_is_one_line(package, error, refused, printed, monkeypatch):
-    """By a statement, with a reason; other kinds of errors, and those of others, may be faults."""
+    """An error that a statement of a package raises with a reason. Other kinds of errors, and
+    errors of other packages, may be faults."""
     file = str(Path(package.__file__).parent / "no_such_module.py")
     monkeypatch.setitem(linecache.cache, file, (0, None, ["raise error\n"], file))
     below = compile("raise error", file, "exec")
@@ -117,7 +118,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", [*REFUSALS, *FAULTS])
 def test_a_refusal_is_known_by_its_statement_however_many_lines_it_has(name, printed):
-    """Python reports the line of the condition, not that of the statement."""
+    """Python reports the line of the condition, not the first line of the statement."""
     text = printed({**REFUSALS, **FAULTS}[name], error="--x 3 is impossible")
     message = r"(--x 3 is impossible|No module named '\w+'; install it with pip.*)\n"
     assert bool(re.fullmatch(f"fairseq-train: error: {message}", text)) == (name in REFUSALS)

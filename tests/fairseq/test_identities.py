@@ -1,6 +1,6 @@
-"""Proves that what adds no augmentation is the stock model bit for bit: parameters, state-dict
+"""Proves that a model without augmentation is the stock model bit for bit: parameters, state-dict
 keys, gradients and outputs after several updates, in this process and by ``fairseq-train``; and
-that stock and cape models load each other's parameters wherever these are the same."""
+that stock and cape models load each other's parameters if these have the same names and shapes."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_equals_stock_after_updates(name, setting):
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_augmentation_makes_the_difference(name):
-    """The comparison above does notice positions that moved."""
+    """The comparison above fails if positions have moved."""
     options = {"dropout": 0.1, "position_source_scale": "1", "position_source_bos": False}
     ours = train(build(position_embedding=name, **options), updates=1)
     assert differences(ours.state_dict(), train(build("transformer_tiny"), 1).state_dict())
@@ -131,7 +131,7 @@ ADDED = 40  # operations of a step of cape beyond those of the stock model, at m
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
-    """Frequencies that other tests have made are not there."""
+    """Removes cached frequencies that other tests have made."""
     monkeypatch.setattr(encodings, "_FREQUENCIES_AND_PHASES", {})
 
 

@@ -1,4 +1,4 @@
-"""rope, alibi and fire in fairseq, beyond what tests of all types hold."""
+"""rope, alibi and fire in fairseq: properties that the tests of all types do not cover."""
 
 import copy
 

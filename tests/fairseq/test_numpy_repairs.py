@@ -1,5 +1,5 @@
-"""Proves that options of fairseq which broke under today's numpy, or never worked, do what they say
-with stock and cape models alike."""
+"""Proves that options of fairseq that fail with current numpy, or never worked, work as documented
+with stock and cape models."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from tests.support.fairseq_models import (
 
 @pytest.mark.parametrize("numbers", [[0, 1, 2], [40, 7, 12]], ids=["places", "others"])
 def test_diverse_beams_of_a_sentence_do_not_depend_on_the_others(numbers):
-    """Nor on its number in the set. The second sentence ends after two steps."""
+    """Nor on the number of the sentence in the set. The second sentence ends after two steps."""
     dictionary = Dictionary()
     for index in range(6):
         dictionary.add_symbol(f"w{index}")

@@ -1,6 +1,6 @@
 """Proves that models trained by ``fairseq-hydra-train``, in float32 and bfloat16, keep their
-positional settings in the checkpoint and are used by the other commands like any other; the same of
-tasks without one source and one target language; and the commands of the README."""
+positional settings in the checkpoint, and that all other commands can use them; the same for tasks
+without one source and one target language; and the commands of the README."""
 
 import re
 import shlex

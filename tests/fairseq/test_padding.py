@@ -1,5 +1,6 @@
-"""Proves that neither padding, nor its side, nor the other sentences of a batch change a sentence;
-and that the BOS hint is a BOS token before the source that the caller never sees."""
+"""Proves that the outputs of a sentence do not depend on padding, on the side of padding, or on the
+other sentences of the batch; and that the BOS hint is a BOS token before the source, which the
+caller does not see."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Pictures of fairseq checkpoints: what is read from a file is what the model adds."""
+"""Pictures of fairseq checkpoints: embeddings that are read from a file equal the embeddings that
+the model adds."""
 
 import argparse
 

@@ -1,5 +1,5 @@
-"""Proves that the optimizer radam is that of Liu et al. In half precision it trains in
-test_commands.py."""
+"""Proves that the optimizer radam is the optimizer of Liu et al. test_commands.py trains with radam
+in half precision."""
 
 from argparse import Namespace
 
@@ -13,7 +13,7 @@ from fairseq_user_dir.radam import FairseqRAdam, RAdamConfig
 
 
 def reference_steps(weight, gradients, rate, betas, eps, decay):
-    """Algorithm 2 of Liu et al. (2020), with weight decay apart, in float64."""
+    """Algorithm 2 of Liu et al. (2020), with decoupled weight decay, in float64."""
     first, second = betas
     m = v = np.zeros_like(weight)
     longest = 2 / (1 - second) - 1
@@ -39,7 +39,7 @@ def make(weight, **options):
 
 
 def test_steps_are_those_of_the_paper():
-    """The first five are not adapted, the others are: 12 in all."""
+    """12 steps: the first five are not adapted, the others are."""
     rng = np.random.default_rng(3)
     start, gradients = rng.normal(size=7), rng.normal(size=(12, 7))
     weight = torch.nn.Parameter(torch.tensor(start))

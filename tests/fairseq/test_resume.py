@@ -1,6 +1,6 @@
-"""Proves that a training killed with SIGKILL and started again ends, bit for bit, where one left
-alone ends; that two data-parallel ranks and the micro-batches of an update draw different
-shifts; and that ranks resume alike.
+"""Proves that a training that is killed with SIGKILL and started again ends with the same
+parameters, bit for bit, as an uninterrupted training; that two data-parallel ranks and the
+micro-batches of an update draw different shifts; and that ranks resume alike.
 
 The draws are noted by a user directory that wraps the one under test.
 """
@@ -57,7 +57,8 @@ def draws(log, rank=0):
 
 
 def test_killed_training_resumes_bit_for_bit(run_cli, corpus, spy, tmp_path, monkeypatch):
-    """An epoch has 6 updates: it is killed in the second one and goes on to the third."""
+    """An epoch has 6 updates; the training is killed in the second epoch and continues into the
+    third."""
     logs = {name: tmp_path / f"{name}.log" for name in ("whole", "killed", "resumed")}
     options = [*spy, *CLI_VARIANTS["cape+relative"], *HALF, "--save-interval-updates", 8]
 
@@ -109,8 +110,9 @@ def test_finished_training_stays_as_it_is_when_started_again(end, corpus, tmp_pa
 
 
 def test_patience_counts_over_resumed_trainings_unless_it_begins_anew(corpus, tmp_path):
-    """As many validations in all as without an interruption; a training that begins with a
-    checkpoint of another one counts for itself if it takes over no meters or no optimizer."""
+    """The number of validations is the same as without an interruption. A training that begins with
+    a checkpoint of another training counts from 0 if it does not take over the meters or the
+    optimizer."""
     unchanged = ["--lr", 1e-30, "--validate-interval-updates", 1]
 
     def updates(folder, patience, *more, updates=30):

@@ -1,6 +1,6 @@
-"""Proves that a checkpoint says all of its position settings, and that a training goes on only with
-the settings and the dictionary it began with, unless someone insists; that fine-tuning may begin
-with new relative tables; that damaged files are named."""
+"""Proves that a checkpoint stores all position settings, and that a training continues only with
+the settings and the dictionary that it began with, unless a flag allows others; that fine-tuning
+may begin with new relative tables; that damaged files are named."""
 
 import argparse
 import shutil
@@ -35,7 +35,7 @@ NAMES = ["position_embedding", *(f"position_{o.name}" for o in option_fields("te
 
 
 def settings(checkpoint):
-    """What the checkpoint says of its positions."""
+    """The position settings that the checkpoint stores."""
     model = torch.load(checkpoint, weights_only=True)["cfg"]["model"]
     stored = vars(model) if isinstance(model, argparse.Namespace) else model
     return {name: stored[name] for name in NAMES}

@@ -1,5 +1,6 @@
-"""Proves that ``--user-dir`` takes both packages: by path from elsewhere, and after they have been
-imported. README's commands, in test_other_trainings.py, have the bare name in the repository."""
+"""Proves that ``--user-dir`` accepts both packages: by path from another folder, and after they
+have been imported. README's commands, in test_other_trainings.py, have the bare name in the
+repository."""
 
 import re
 from argparse import Namespace

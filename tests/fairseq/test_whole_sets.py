@@ -47,7 +47,7 @@ def test_batches_hold_each_sentence_once(limits, count):
 
 
 def test_what_stock_fairseq_loses_is_the_longest():
-    """Else this repair could go."""
+    """If stock fairseq loses no sentence any more, the repair can be removed."""
     lengths = np.random.default_rng(0).permutation(COUNT) + 2
     whole = batches_of(lengths, 4000, None)
     stock = batches_of(lengths, 4000, None, batch=data_utils.batch_by_size.__wrapped__)
@@ -57,7 +57,7 @@ def test_what_stock_fairseq_loses_is_the_longest():
 
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "each epoch"])
 def test_batches_of_a_training_stay(later):
-    """Also where they are made anew for each epoch, after the iterator has been built."""
+    """Also if batches are made again for each epoch, after the iterator has been built."""
     lengths = np.full(COUNT, 5)
 
     def sampler(*_):
@@ -157,7 +157,8 @@ def steps(monkeypatch, step):
 def test_validation_of_the_training_set_is_whole_and_changes_no_training(
     sets, tmp_path, monkeypatch
 ):
-    """fairseq hands both the same iterator: the set is not whole, and epochs are left out."""
+    """fairseq gives training and validation the same iterator: without the repair, the set is not
+    whole, and epochs are left out."""
     trained_on, validated = steps(monkeypatch, "train_step"), steps(monkeypatch, "valid_step")
     words = ["--dataset-impl", "raw", "--position-source-scale", 1, "--max-epoch", 2]
     words += ["--validate-interval-updates", 3]

@@ -1,11 +1,11 @@
-"""Writes the golden files: a tiny model of each host and kind of family, with what they compute.
+"""Writes the golden files: a tiny model of each host and kind of family, with its outputs.
 
     python -m tests.golden.make          # from the root of the repository, on a CPU
 
-What is there was made by version 0.2.0, with fairseq-fixed 0.12.3.1, transformers 5.23.0 and torch
-2.13.0. Each later version has to load it and to compute the same, so these files are made again
-only for a reason that CHANGELOG.md gives. Tests make nothing: they use the functions here that
-load and compute.
+The stored files were made by version 0.2.0, with fairseq-fixed 0.12.3.1, transformers 5.23.0 and
+torch 2.13.0. Each later version has to load it and to compute the same, so these files are made
+again only for a reason that CHANGELOG.md gives. Tests make nothing: they use the functions here
+that load and compute.
 """
 
 from __future__ import annotations

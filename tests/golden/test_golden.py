@@ -1,4 +1,5 @@
-"""Golden files (make.py): what version 0.2.0 saved loads in later ones and computes the same."""
+"""Golden files (make.py): models that version 0.2.0 has saved load in later versions and compute
+the same."""
 
 import json
 
@@ -29,7 +30,7 @@ def stored(name):
 
 
 def check(name, model):
-    """Settings that came later are allowed; what they are by default must change nothing."""
+    """Settings that were added later are allowed; their defaults must change nothing."""
     settings = {FORMER_NAMES.get(option, option): value for option, value in SETTINGS[name].items()}
     assert settings.items() <= make.stored_settings(model).items()
     values = stored(name)

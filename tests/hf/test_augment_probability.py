@@ -1,4 +1,4 @@
-"""Samples that training leaves where they are, in models of transformers: every stack leaves its
+"""Samples that training does not augment, in models of transformers: every stack leaves its
 share, encoder and decoder the same samples; nothing at probability 0; stored with the model. Ranks
 differ and resume bit for bit in test_hosts.py."""
 

@@ -1,4 +1,4 @@
-"""check_family finds nothing in right families, and names what is wrong in broken ones."""
+"""check_family finds no difference in correct families, and names the faults of broken families."""
 
 import inspect
 

@@ -1,5 +1,5 @@
-"""The command convert: what it says of the result, beginnings that compute what stock does, and
-people's mistakes."""
+"""The command convert: its report on the result, converted models that compute the same as the
+stock model, and users' mistakes."""
 
 import json
 import re

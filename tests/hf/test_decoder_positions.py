@@ -1,5 +1,5 @@
-"""Positions of a decoder whose caller gives them, or a mask of four dimensions. That the stock type
-computes with them what the stock model does, test_check_family.py shows."""
+"""Positions of a decoder whose caller gives them, or a mask of four dimensions.
+test_check_family.py shows that the stock type computes the same with them as the stock model."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_cache_of_fixed_size_counts_prompts_padded_on_the_left(name, attention):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 def test_a_mask_of_four_dimensions_counts_up_to_each_token(dtype):
-    """Also where it shows what follows, as the mask of a prefix does."""
+    """Also if the mask shows following tokens, as the mask of a prefix does."""
     shown = (
         torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()[:, None, None].expand(2, 1, 3, 5)
     )

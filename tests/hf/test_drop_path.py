@@ -1,4 +1,4 @@
-"""Stochastic depth of vision transformers. That rate 0 is the stock model, test_models.py shows."""
+"""Stochastic depth of vision transformers. test_models.py shows that rate 0 is the stock model."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""What holds for each family of models that transformers has: its checkpoints come and go."""
+"""Properties of each family of models of transformers: stock checkpoints load, and checkpoints can
+be converted back."""
 
 import logging
 
@@ -84,7 +85,7 @@ def test_every_type_is_taken_or_refused_with_the_reason(family):
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_every_model_takes_a_stock_checkpoint_without_a_word(model, tmp_path, caplog):
-    """And is what `switch` makes of the stock model."""
+    """The result equals the model that `switch` makes of the stock model."""
     rows = [row for row in FAMILIES.values() if row.config is model.config_class]
     assert rows, f"{model.config_class.model_type} has no row in tests/support/hf.py FAMILIES"
     (row,) = rows

@@ -1,4 +1,4 @@
-"""Text that models of all families generate, in the ways that generate() knows."""
+"""Text that models of all families generate, with each decoding method of generate()."""
 
 import pytest
 import torch

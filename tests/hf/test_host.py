@@ -74,7 +74,8 @@ def test_an_argument_that_the_stock_forward_lacks_is_refused():
 
 
 def test_positions_under_another_name_are_refused():
-    """Not all stock decoders take positions, so that their lack says nothing."""
+    """Not all stock decoders have this argument, so a missing argument alone is no reason to
+    refuse."""
 
     def forward(self, input_ids=None, attention_mask=None, encoder_hidden_states=None,
                 encoder_attention_mask=None, inputs_embeds=None, positions=None): ...  # fmt: skip

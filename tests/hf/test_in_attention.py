@@ -1,4 +1,5 @@
-"""rope, alibi and fire in models of transformers, beyond what tests of all types hold."""
+"""rope, alibi and fire in models of transformers: properties that the tests of all types do not
+cover."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What holds for the models of every family and type."""
+"""Properties of the models of every family and type."""
 
 import pytest
 import torch

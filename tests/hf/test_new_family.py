@@ -1,5 +1,6 @@
-"""A family that no one has seen: a tiny tagger and, in about 40 lines, what gives it any position
-embedding. Settings, flags of the commands, errors, pictures and conversion take it."""
+"""A new family: a tiny tagger and, in about 40 lines, the code that gives it any position
+embedding. Settings, flags of the commands, errors, pictures and conversion then support the
+family."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""Training steps wait for a GPU no more often than those of the stock models, and launch few
-operations more. Counted on any device (tests/support/operations.py)."""
+"""Training steps wait for a GPU no more often than training steps of the stock models, and launch
+only a few more operations. Counted on any device (tests/support/operations.py)."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ ADDED = {"marian": 40, "vit": 30, "whisper": 40}
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
-    """Frequencies that other tests have made are not there."""
+    """Removes cached frequencies that other tests have made."""
     monkeypatch.setattr(encodings, "_FREQUENCIES_AND_PHASES", {})
 
 
@@ -84,7 +84,7 @@ def test_a_step_of_packed_texts_waits_once_where_positions_are_drawn(family, nam
 
 
 def test_waits_are_seen():
-    """In whichever way a program asks for a number."""
+    """In each way in which a program can read a number."""
     mask, numbers = torch.tensor([True, False]), torch.arange(2.0)
     for ask in (
         lambda: bool(mask.any()),

@@ -1,4 +1,5 @@
-"""Pictures of Hugging Face models: what is read from a folder is what the model adds."""
+"""Pictures of Hugging Face models: embeddings that are read from a folder equal the embeddings that
+the model adds."""
 
 import sys
 
@@ -140,7 +141,7 @@ def test_learned_table_is_drawn_without_its_host(tmp_path, monkeypatch, figures)
 
 
 def test_folder_without_its_weights_shows_sinusoids_and_refuses_tables(tmp_path, capsys, figures):
-    """A sinusoid is drawn all the same; of a table there is nothing to draw."""
+    """A sinusoid can be drawn without weights; a table cannot."""
     for name in ("abspos", "cape"):
         make("vit", name).save_pretrained(tmp_path / name)
         (tmp_path / name / "model.safetensors").unlink()

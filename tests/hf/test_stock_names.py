@@ -1,5 +1,5 @@
-"""What transformers does by the names of classes and model types, it does for our models as for
-the stock ones."""
+"""transformers looks up some behaviour by the names of classes and model types; our models get the
+same behaviour as the stock models."""
 
 import pytest
 import torch

@@ -1,5 +1,6 @@
-"""Files of a checkpoint that name no class of tokenizer or processor, as many on the hub: then
-transformers chooses it by the configuration, and for ours as for the stock one."""
+"""Checkpoints whose files name no class of tokenizer or processor, as many on the hub: transformers
+then chooses the class by the configuration, and must choose the same class for our models as for
+the stock models."""
 
 import json
 

@@ -45,7 +45,7 @@ def test_weights_that_were_untied_stay_untied():
 
 @pytest.mark.parametrize("family", WITH_STOCK)
 def test_stock_modules_and_parameters_are_the_same_objects(family):
-    """With them stay hooks, optimizers, adapters, and parts that somebody holds."""
+    """Hooks, optimizers, adapters and references to modules therefore stay valid."""
     row, settings = FAMILIES[family], OF_FAMILY[family]
     model = hf_models.switch(row.build_stock(), {"type": "nopos"})
     before = [dict(model.named_parameters()), dict(model.named_modules())]
@@ -61,7 +61,7 @@ def test_stock_modules_and_parameters_are_the_same_objects(family):
 
 
 def changed_marian():
-    """What an owner does to a model that no configuration knows of."""
+    """A model with changes by its user that are not in the configuration."""
     model = FAMILIES["marian"].build({"type": "relpos"}).half()
     layer = model.model.encoder.layers[0]
     layer.fc1.float()

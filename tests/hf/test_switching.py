@@ -1,4 +1,4 @@
-"""Switching the positions of a built stock model; what is refused leaves the model what it was."""
+"""Switching the positions of a built stock model; a refused switch leaves the model unchanged."""
 
 import pytest
 import torch

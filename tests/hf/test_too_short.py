@@ -1,5 +1,5 @@
 """The programs of docs/too_short.md, on tiny stock checkpoints with the tables of the real ones:
-inputs are past the limit of the stock model, and the models take them."""
+inputs are longer than the limit of the stock model, and the models accept these inputs."""
 
 import warnings
 from pathlib import Path

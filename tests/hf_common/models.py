@@ -1,4 +1,4 @@
-"""The cape models in the form that transformers' common tests want; see run.py."""
+"""The cape models in the form that the common tests of transformers need; see run.py."""
 
 import importlib.util
 import os
@@ -56,7 +56,8 @@ class Sizes:
 
 
 class CapeModelTest(ModelTesterMixin):
-    """What transformers decides by the names of its own classes: which models have a loss."""
+    """Settings that transformers derives from the names of its classes: which models have a
+    loss."""
 
     def _labels(self):
         length = self.model_tester.decoder_seq_length

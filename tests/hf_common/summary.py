@@ -1,4 +1,5 @@
-"""The conftest.py beside the tests of run.py: says on one line what was run and left out."""
+"""The conftest.py beside the tests of run.py: prints in one line which tests were run and left
+out."""
 
 import os
 from collections import Counter

@@ -126,7 +126,8 @@ def main(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_built_in_speech_is_compared(tmp_path, main, monkeypatch, capsys):
-    """Trained and tested on less of it here, because the speech takes longer than the training."""
+    """Trains and tests on less speech than the command, because making speech takes longer than the
+    training."""
     monkeypatch.setattr(asr_data, "TRAIN_STRINGS", 60)
     monkeypatch.setattr(asr_data, "TEST_WORDS", dict.fromkeys(asr_data.TEST_WORDS, 2))
     speech = synthetic()

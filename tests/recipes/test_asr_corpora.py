@@ -1,4 +1,5 @@
-"""Corpora of speech: what is found in their folders, how their texts are cleaned."""
+"""Corpora of speech: the recordings that are found in their folders, and the cleaning of their
+texts."""
 
 import doctest
 import os

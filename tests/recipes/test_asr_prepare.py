@@ -281,7 +281,7 @@ def test_changed_sources_are_prepared_again(tmp_path, capsys, change, sign):
 
 
 def test_recordings_that_are_made_again(ted, tmp_path):
-    """Those of talks that are gone go; those of others are cut anew."""
+    """Recordings of deleted talks are deleted; recordings of all other talks are cut again."""
     run("tedlium3", ted, "--output", tmp_path / "out")
     segments = {path.name for path in (tmp_path / "out/audio/valid").iterdir()}
     talk = ted / "legacy/dev/stm/AlGore_2009.stm"

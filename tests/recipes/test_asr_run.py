@@ -67,7 +67,7 @@ def test_durations_of_training_are_those_that_begin_below_its_longest(longest, c
 
 
 def models(study, *words):
-    """As if there were data, so that none are made."""
+    """Pretends that there are data, so that no data are made."""
     names = () if words else ("--compare", *STUDIES[study].models)
     args = run.make_parser().parse_args(["--study", study, "--data", "x", *names, *words])
     return run.models(args)

@@ -1,4 +1,4 @@
-"""What the command lines of all recipes share: --compare, --seeds, --model and --device."""
+"""Options that the command lines of all recipes share: --compare, --seeds, --model and --device."""
 
 import argparse
 import re

@@ -198,7 +198,7 @@ def test_damaged_weights_are_refused(damage, tmp_path):
 
 
 def test_a_trained_model_is_not_taken_for_another(tmp_path, capsys):
-    """One of other sizes, or one trained for less."""
+    """Neither a model of other sizes, nor a model with a shorter training."""
     words = ["--position-embedding", "nopos", "--test-sizes", "16", "--output", str(tmp_path)]
     words += ["--per_device_train_batch_size", "2", "--max_steps"]
     vit.main([*words, "2"])

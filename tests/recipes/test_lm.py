@@ -154,8 +154,8 @@ def test_exercises_from_the_command_line(run_cli, repo_root, tmp_path):
 
 
 def test_no_model_is_taken_for_other_training_text(tmp_path):
-    """Without --validation-file the test is the end of the training text, which a model has seen
-    that was trained with one; and a file may have changed."""
+    """Without --validation-file the test is the end of the training text, which a model that was
+    trained with --validation-file has read; and a file may have changed."""
     train, valid = (tmp_path / name for name in ("train.txt", "valid.txt"))
     train.write_text("all work and no play\n" * 40)
     valid.write_text("makes Jack a dull boy\n" * 20)

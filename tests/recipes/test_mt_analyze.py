@@ -1,4 +1,4 @@
-"""The analysis of translation models, on tiny models that nobody has trained."""
+"""The analysis of translation models, on tiny untrained models."""
 
 import re
 import shlex

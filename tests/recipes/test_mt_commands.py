@@ -1,8 +1,6 @@
 """Commands of docs/paper_map.md and recipes/mt/README.md that translate, as a reader types them.
-
-The numbers are typed off the papers:
-    CAPE: figure 8 (section 5.3), table 9 and appendix D.2.
-    SHAPE: section 3.2 (table 1), table 4; its figure 2 names no offset that could be read.
+The numbers are copied from the papers: CAPE: figure 8 (section 5.3), table 9 and appendix D.2.
+SHAPE: section 3.2 (table 1), table 4; its figure 2 names no offset that could be read.
 """
 
 import re
@@ -106,7 +104,7 @@ def test_beam_search_of_shapes_rows_has_its_length_penalty(words_of, swap):
 
 @pytest.mark.parametrize("row", ["SH Fig. 2", "SH Fig. 6"])
 def test_figure_2_goes_from_no_offset_to_the_largest_of_training(words_of, row):
-    """500 (table 4); those between are of no paper."""
+    """500 (table 4); offsets between are in no paper."""
     (words,) = words_of(row, "recipes.mt.analyze")
     assert [*analyze.make_parser().parse_args(words).offsets] == [0, 100, 250, 500]
     args, _ = recipe.parse_arguments(["wmt16_en_de_interpolate", "train", "--device", "cpu"])

@@ -1,5 +1,5 @@
-"""What `recipes.mt.run prepare` does with text of the caller, cleaning and languages; and the
-built-in corpus: its language, lengths, and no test list in training."""
+"""`recipes.mt.run prepare` with the user's text: cleaning and languages; and the built-in corpus:
+its language, lengths, and no test list in training."""
 
 import re
 from pathlib import Path

@@ -92,7 +92,7 @@ def scored(name, seed, **bleu):
 
 
 def test_best_is_chosen_on_validation_text(tmp_path, capsys):
-    """The one that is best on the test sets is not; SHAPE appendix B."""
+    """The setting that is best on the test sets is not chosen; SHAPE appendix B."""
     settings, rows = {}, []
     for offset, valid, test in ((10, 21.0, 35.0), (40, 23.0, 30.0), (100, 22.0, 30.0)):
         name = f"shape:max_offset={offset}"

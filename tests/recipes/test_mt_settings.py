@@ -1,6 +1,6 @@
 """Settings of the translation recipes, against the numbers of the papers, through the command line.
 
-The numbers are typed off the papers and the recipes that they name, not off the catalog:
+The numbers are copied from the papers and the recipes that they name, not from the catalog:
     CAPE: section 5.3, appendix D.1, table 2; nmt-experiments/wmt14_en-{de,fr}.md and
         iwslt14_de-en.md of Transformer-Clinic, which they "precisely follow".
     SHAPE: section 3.1, appendix B, tables 3 and 4; config_shape/*.yaml of its authors.

@@ -1,4 +1,4 @@
-"""Translation models of both hosts under one interface, on tiny ones that nobody has trained."""
+"""Translation models of both hosts under one interface, on tiny untrained models."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Data of the caller: whole, of several forms, and broken; tables beside images."""
+"""The user's data: complete and damaged data in several forms; tables beside images."""
 
 import argparse
 import csv
@@ -94,7 +94,7 @@ FILES = [(".csv", False), (".tsv", False), (".csv", True), (".tsv", True), (".js
 
 @pytest.mark.parametrize(("suffix", "folder"), FILES)
 def test_words_for_nothing_are_texts(suffix, folder, tmp_path):
-    """As in json; only an empty cell is none."""
+    """As in json; only an empty cell has no text."""
     path = tmp_path / "tables" / f"train{suffix}"
     path.parent.mkdir()
     cells = [[word, word.upper()] for word in WORDS]

@@ -185,7 +185,7 @@ def test_a_batch_is_one_step_down_the_mean_over_all_of_its_frames():
 
 
 def test_scrambled_labels_follow_their_frames():
-    """A class is a matter of its frame here, so scrambling does not hinder learning."""
+    """In these data a class depends only on its frame, so scrambling does not hinder learning."""
     corpus = make_corpus()
     rates = {}
     for condition in ("exc", "exc-scram"):
@@ -338,7 +338,7 @@ def test_all_measurements_of_a_type(tmp_path, measured, name):
 
 
 def test_attention_between_classes_is_that_of_the_whole_test(tmp_path, measured):
-    """Few utterances hold two given phones together: here the last one only."""
+    """Few utterances have both phones of a pair: here only the last utterance."""
     corpus = make_corpus()
     corpus.classes[:] = ["z", "s", "aa"]
     for utterance, phone in zip(corpus.splits["test"], (2, 2, 1), strict=True):

@@ -65,8 +65,9 @@ def test_finished_runs_are_reused_and_other_settings_refused(finished, monkeypat
 
 
 def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
-    """Not at a checkpoint of more, which an interrupted training leaves. The flags of both parts
-    are alike, so that the training goes on as fairseq's do (tests/fairseq/test_resume.py)."""
+    """Not at a checkpoint of more updates, which an interrupted training leaves. The flags of both
+    parts are the same, so that the training resumes like every training of fairseq
+    (tests/fairseq/test_resume.py)."""
     tested, checkpoint = [], tmp_path / "number_lists/runs/cape-seed2/checkpoint_last.pt"
 
     def train(data, run, flags, settings, *, threads, title, until=None):

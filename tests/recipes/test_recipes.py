@@ -27,8 +27,8 @@ def preprocess(module, *words, **how):
 
 @pytest.fixture(scope="module")
 def text_of(tmp_path_factory):
-    """The folder of prepared number lists for a recipe; recipes with the same text share it, for
-    options of training are no matter of the text."""
+    """The folder of prepared number lists for a recipe; recipes with the same text share it,
+    because options of training do not change the text."""
     made = {}
 
     def text_of(row):

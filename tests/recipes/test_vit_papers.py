@@ -1,7 +1,8 @@
 """The commands of recipes/vit/README.md for the figures of the CAPE paper, against its numbers.
 
-Numbers are those of section 5.1 (P) and of the appendix (A). Trainings are stopped where the first
-one would begin; evaluations run on models of random weights, but score and draw nothing.
+Numbers are those of section 5.1 (P) and of the appendix (A). Training commands are stopped when the
+first training would begin; evaluations run on models with random weights, but score and draw
+nothing.
 """
 
 import glob

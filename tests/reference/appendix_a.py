@@ -1,6 +1,7 @@
 """Independent references in numpy: CAPE's augmentation and embeddings, Shaw's relative attention.
 
-Written from the equations, with the random numbers as arguments, and slow where slow is obvious:
+Written from the equations, with the random numbers as arguments, and written for clarity, not for
+speed:
 
 * Likhomanenko et al., "CAPE: Encoding Relative Positions with Continuous Augmented Positional
   Embeddings", NeurIPS 2021: Eq. 1 and its audio variant (text and audio sinusoids), Eq. 5-7 (the

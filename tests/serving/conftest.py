@@ -1,4 +1,4 @@
-"""What several files of these tests serve."""
+"""Models and texts that several files of these tests use."""
 
 import pytest
 

@@ -73,7 +73,7 @@ def test_sentences_to_check_are_spread_over_the_text(tmp_path):
 def test_a_check_of_nothing_is_refused():
     open_end = Hypothesis(("a",), -1.0, False)
     ended = Hypothesis(("a",), -1.0, True)
-    with pytest.raises(ValueError, match="of 2 none did"):
+    with pytest.raises(ValueError, match="none of 2 translations"):
         compare([open_end, open_end], [open_end, ended], LENGTHS, "int8")
 
 

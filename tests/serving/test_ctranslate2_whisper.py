@@ -257,7 +257,10 @@ def test_positions_that_are_drawn_in_evaluation_are_refused(stock, tmp_path, cap
 def test_positions_that_turn_by_seconds_are_refused(stock, tmp_path, capsys):
     with_positions(stock, tmp_path / "model", {"type": "rope"})
     error = refusal(capsys, "ctranslate2", tmp_path / "model", tmp_path / "out")
-    assert "--position-embedding rope is not allowed for ctranslate2, which turns by n" in error
+    assert (
+        "--position-embedding rope is not allowed for ctranslate2, which turns queries and keys"
+        in error
+    )
 
 
 def test_decoder_whose_positions_the_engine_would_leave_out_is_refused(stock, tmp_path, capsys):

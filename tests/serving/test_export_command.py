@@ -1,5 +1,5 @@
-"""The command ``cape-plugins export``: what it refuses, and a folder that is complete or not
-there."""
+"""The command ``cape-plugins export``: inputs that it refuses, and a folder that is either complete
+or missing."""
 
 import errno
 import os
@@ -129,7 +129,7 @@ def test_other_errors_are_not_called_a_full_disk(tmp_path):
     with pytest.raises(RuntimeError, match="of a model"), complete_folder(tmp_path / "out"):
         raise error
     with (
-        pytest.raises(ValueError, match="OUT .*/out exists by now; another process"),
+        pytest.raises(ValueError, match="OUT .*/out now exists, because another"),
         complete_folder(tmp_path / "out"),
         complete_folder(tmp_path / "out") as folder,
     ):
@@ -174,7 +174,7 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path):
 
 @pytest.mark.usefixtures("unhandled")
 def test_folders_are_written_in_threads_too(tmp_path):
-    """Where Python lets nobody set what signals do."""
+    """Python lets only the main thread set signal handlers."""
 
     def write():
         with complete_folder(tmp_path / "out") as folder:

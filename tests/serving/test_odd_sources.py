@@ -1,5 +1,4 @@
-"""Folders of Hugging Face models that are unusual: what every exporter, and the converter, makes of
-them."""
+"""Unusual folders of Hugging Face models, in every exporter and in the converter."""
 
 import json
 import math
@@ -129,7 +128,7 @@ def test_a_configuration_that_names_no_class(command, tmp_path, capsys):
 
 
 class Foreign:
-    """What no file of weights has, and torch refuses to load."""
+    """An object that no file of weights has, and that torch refuses to load."""
 
     def __reduce__(self):
         return print, ("run",)

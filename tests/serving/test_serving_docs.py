@@ -1,5 +1,5 @@
-"""The commands and programs of docs/serving.md: every one runs, programs where there is nothing but
-the engines, and they give what the hosts give."""
+"""The commands and programs of docs/serving.md: each of them runs, the programs in an environment
+that has only the engines, and gives the results of fairseq and transformers."""
 
 import re
 import shlex

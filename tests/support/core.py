@@ -1,4 +1,4 @@
-"""What the tests of the core share: encoders and positions by registry row, and probes."""
+"""Helpers that the tests of the core share: encoders and positions by registry row, and probes."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def make_encoder(
     layout: str = "cos_sin_interleaved",
     **options: Any,
 ) -> PositionEncoder:
-    """Encoder in training mode, as modules are born; `options` may hold those of the place, too:
-    side, start and unit."""
+    """Encoder in training mode, the mode of new modules; `options` may also hold the arguments
+    side, start and unit of an encoder."""
     size = DOMAIN_SAMPLES[domain].size
     place = {name: options.pop(name) for name in ("side", "start", "unit") if name in options}
     config = PositionConfig(type_name, domain, **options)

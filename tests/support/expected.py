@@ -1,4 +1,5 @@
-"""What tests expect of each type of the registry, and what they try each domain with: two tables.
+"""Two tables: what tests expect of each type of the registry, and the samples with which they test
+each domain.
 
 A new row of the registry costs one line here. tests/core/test_config.py holds both tables to the
 registry, and its types to what is expected of them.
@@ -54,7 +55,7 @@ EXPECTED = {
 
 
 class Samples(NamedTuple):
-    """What a domain is tried with.
+    """Samples with which a domain is tested.
 
     Attributes:
         positions: Makes positions from ``[B, T]`` bool, False on padding, and a size. Those of a

@@ -1,4 +1,5 @@
-"""What the fairseq tests share: tiny models of every kind, batches, probes and command lines."""
+"""Helpers that the fairseq tests share: tiny models of every kind, batches, probes and command
+lines."""
 
 from __future__ import annotations
 

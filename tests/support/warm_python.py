@@ -1,10 +1,10 @@
 """Interpreters that have imported a host already and fork for each command line of a test.
 
-Two thirds of what a small command takes are imports. A warm interpreter does them once; a command
-is then a process of its own that runs from its first line to its exit status as
-``python -m MODULE``, ``python SCRIPT`` or the console script does. Only third-party modules are
-imported beforehand, and only those that such a command imports in any case: our own modules are
-imported by each command anew.
+Imports take two thirds of the time of a small command. A warm interpreter imports the modules once;
+a command is then a process of its own that runs from its first line to its exit status as ``python
+-m MODULE``, ``python SCRIPT`` or the console script does. Only third-party modules are imported
+beforehand, and only those that such a command imports in any case: our own modules are imported by
+each command anew.
 
     python tests/support/warm_python.py SOCKET MODULE...      the interpreter, started by WarmPython
 
