@@ -239,7 +239,7 @@ def test_the_stock_task_on_features_trains_and_decodes(tmp_path):
 BAD = [
     (("--hop-seconds", 5), "5 is not allowed; allowed: 0.001 to 0.1 seconds"),
     (("--subword-model", "gone"), "--subword-model gone: no such file"),
-    (("--train-subset", "gone"), "no such dictionary, and no manifest"),
+    (("--train-subset", "gone"), "gone.tsv"),
     (("--criterion", "cape_ctc", "--arch", "cape_s2t_transformer_xs"), "needs a CTC model"),
     (("--criterion", "cross_entropy"), "--criterion cross_entropy is not for CTC models"),
 ]
