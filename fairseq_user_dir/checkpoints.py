@@ -41,14 +41,16 @@ from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 logger = logging.getLogger(__name__)
 
 _OLD_TABLES = ("embed_positions.weights", "embed_positions._float_tensor")
-_RELATIVE = ".relative."
+# Parameters of positions in attention, which stock checkpoints lack.
+_IN_ATTENTION = (".relative.", ".layer_bias.")
 _RESUMING = ", by --restore-file, or delete the file to start anew"
 # Parts of the names of positional parameters, and the flags that decide on these parameters.
 _PARTS = {
     "embed_positions.weight": "--position-embedding, --max-source-positions and the like",
     ".positions.encoding.": "--position-embedding",
     "embed_positions.encoder.encoding.": "--position-learned-table and --position-max-position",
-    _RELATIVE: "--position-relative-context, -layers, -values and -heads",
+    ".relative.": "--position-relative-context, -values and -heads, and --position-layers",
+    ".layer_bias.": "--position-embedding and --position-layers",
     ".admin.": "--admin-init",
 }
 
@@ -247,7 +249,7 @@ def _with_comparison(stock: Any) -> Any:
                 _check_marks(self.task, state.get("task_state"), filename)
             del state
         try:
-            with _new_tables(self._model) if finetuning else nullcontext():
+            with _new_positions(self._model) if finetuning else nullcontext():
                 return stock(self, filename, reset_optimizer, *args, **kwargs)
         except Exception as error:
             # fairseq hides all reasons behind "please ensure that the architectures match"
@@ -265,40 +267,45 @@ class PositionalModel:
     """Mixin over the class of a fairseq model: checks the positional parameters that it loads.
 
     Attributes:
-        starts_tables: True while relative tables that a checkpoint lacks may keep their initial
-            values.
+        starts_positions: True while parameters of positions in attention that a checkpoint lacks
+            may keep their initial values.
     """
 
-    starts_tables = False
+    starts_positions = False
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """Refuses a checkpoint with another kind of positions, and gives a reason. Drops the
         sinusoid tables that old fairseq versions stored, as in the stock model."""
         for name in [n for n in state_dict if n.endswith(_OLD_TABLES)]:
             del state_dict[name]
-        if self.starts_tables:
+        if self.starts_positions:
             model_parameters = self.state_dict()
             fresh = [
-                name for name in model_parameters if _RELATIVE in name and name not in state_dict
+                name
+                for name in model_parameters
+                if name not in state_dict and any(part in name for part in _IN_ATTENTION)
             ]
             state_dict.update((name, model_parameters[name]) for name in fresh)
             if fresh:
-                logger.info("%d relative tables start anew: %s", len(fresh), ", ".join(fresh))
+                logger.info(
+                    "%d parameters of positions start anew: %s", len(fresh), ", ".join(fresh)
+                )
         check_state_dict(state_dict, self)
         super().upgrade_state_dict(state_dict)
 
 
 @contextmanager
-def _new_tables(model: nn.Module) -> Iterator[None]:
-    """Lets relative tables start from their initialisation if the checkpoint has none."""
+def _new_positions(model: nn.Module) -> Iterator[None]:
+    """Lets parameters of positions in attention start from their initialisation if the checkpoint
+    has none."""
     if not isinstance(model, PositionalModel):
         yield
         return
-    model.starts_tables = True
+    model.starts_positions = True
     try:
         yield
     finally:
-        del model.starts_tables
+        del model.starts_positions
 
 
 def check_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module) -> None:

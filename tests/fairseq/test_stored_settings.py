@@ -178,6 +178,17 @@ def test_new_relative_tables_start_anew(corpus, trained, tmp_path):
 
 
 @pytest.mark.slow
+def test_new_biases_start_anew(corpus, trained, tmp_path):
+    words = ["--finetune-from-model", trained("stock"), "--lr", 0, "--position-embedding", "fire"]
+    run_here(*train_words(corpus.binary, tmp_path, *words, updates=1))
+    start, result = parameters(trained("stock")), parameters(tmp_path / "checkpoint_last.pt")
+    biases = result.keys() - start.keys()
+    assert biases
+    assert all(".layer_bias." in name for name in biases)
+    assert all(torch.equal(start[name], result[name]) for name in start)
+
+
+@pytest.mark.slow
 def test_finetuning_refuses_what_does_not_fit(corpus, trained, tmp_path):
     words = ["--finetune-from-model", trained("relpos"), "--position-embedding", "relpos"]
     words += ["--position-relative-context", 4]
