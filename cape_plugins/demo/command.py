@@ -7,30 +7,32 @@ import argparse
 import csv
 import multiprocessing
 import platform
+import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
 
-from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
+from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, Step, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
 from cape_plugins.files import missing_folder, writing
 from cape_plugins.machine import available_cores, describe_processor
 from cape_plugins.pictures.command import markdown_table
 from cape_plugins.pictures.plot import new_figure, save
 from cape_plugins.settings.arguments import (
+    TYPE_ARG,
     Distinct,
     add_position_args,
     positive,
     settings_to_compare,
 )
-from cape_plugins.settings.registry import types_of
+from cape_plugins.settings.registry import DEFAULT_TYPE, types_of
 
 Rows = list[dict[str, Any]]
 
@@ -59,6 +61,22 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--updates", **number_options, default=UPDATES, help=f"training steps (default: {UPDATES})"
+    )
+    parser.add_argument(
+        "--switch-from",
+        metavar="TYPE",
+        help="trains this type first, then goes on with each type of --compare (default: cape) for "
+        "the numbers of updates of --switch-updates; shows beside these the first type as it is, "
+        "the first type trained on for as long, and each type trained from scratch for as long as "
+        "both trainings together",
+    )
+    parser.add_argument(
+        "--switch-updates",
+        nargs="+",
+        metavar="N",
+        default=["0", "10%", "25%", "50%"],
+        help="updates after the switch, as numbers or as shares of --updates (default: 0 10%% 25%% "
+        "50%%)",
     )
     cores = available_cores()
     parser.add_argument(
@@ -92,35 +110,92 @@ def run_demo(args: argparse.Namespace) -> str:
     """
     task = TASKS[args.domain]
     try:
-        compared = settings_to_compare(args, args.domain, *_defaults(args.domain))
+        compared, first_type = _chosen(args)
+        switch_updates = [_number_of_updates(text, args.updates) for text in args.switch_updates]
     except ValueError as error:
         args.refuse(str(error))
-    first, *_ = TASKS
-    name = "demo" if args.domain == first else f"demo-{args.domain}"
+    default_domain, *_ = TASKS
+    name = "demo-switch" if args.switch_from else "demo"
+    name += "" if args.domain == default_domain else f"-{args.domain}"
     output = args.output or Path("results", name)
     paths = {ending: output / f"scores.{ending}" for ending in ("csv", "md", "png")}
     missing_folder(output, f"--output {output}")
     device = _device(args.device)
     new_figure(1, "")  # fails now, and not after the training, if matplotlib is missing
     print(introduction(task), flush=True)
+    chains = [(Step(name, settings, args.updates), []) for name, settings in compared.items()]
+    if first_type:
+        chains = _switching(compared, first_type, args.updates, switch_updates)
     jobs = [
-        Job(args.domain, name, settings, seed, args.updates, device)
+        Job(args.domain, first, seed, device, continued)
         for seed in args.seeds
-        for name, settings in compared.items()
+        for first, continued in chains
     ]
     rows = list(_with_progress(_train_side_by_side(jobs, min(args.jobs, len(jobs))), len(jobs)))
-    order = list(compared)
+    order = [step.name for first, continued in chains for step in (first, *continued)]
     rows.sort(key=lambda row: (order.index(row["type"]), args.seeds.index(row["seed"])))
     table = markdown_table(_cells(rows, task))
     print("\n".join(table), flush=True)
     with writing(paths["csv"]) as file:
         _write_csv(file, rows, task)
-    facts = _how_made(args, compared)
+    facts = _how_made(args, {**first_type, **compared})
     page = [f"# Demo: {task.summary}", "", introduction(task), "", *table, "", *facts]
     with writing(paths["md"]) as file:
         file.writelines(f"{line}\n" for line in page)
     save(_figure(rows, task), paths["png"])
     return f"\npicture: {paths['png']}, table: {paths['csv']}"
+
+
+def _chosen(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings by name: of the types that are compared, and of the type of --switch-from."""
+    names, rows = _defaults(args.domain)
+    if args.switch_from is None:
+        return settings_to_compare(args, args.domain, names, rows), {}
+    compared = settings_to_compare(args, args.domain, [DEFAULT_TYPE], rows)
+    if args.switch_from in compared:
+        raise ValueError(
+            f"--switch-from {args.switch_from} is among the types of --compare; allowed: another "
+            "type; leave one out."
+        )
+    first_args = argparse.Namespace(compare=[args.switch_from], **{TYPE_ARG: None})
+    return compared, settings_to_compare(first_args, args.domain, names, rows)
+
+
+def _number_of_updates(text: str, first_updates: int) -> int:
+    """Updates after the switch, from a number or a share of the first training."""
+    match = re.fullmatch(r"(\d+)(%?)", text)
+    if match is None:
+        raise ValueError(
+            f"--switch-updates {text} is not allowed; allowed: whole numbers such as 300, and "
+            "shares of the first training such as 25%."
+        )
+    number, percent = int(match[1]), match[2]
+    return round(first_updates * number / 100) if percent else number
+
+
+def _switching(
+    compared: Mapping[str, Any],
+    first_type: Mapping[str, Any],
+    first_updates: int,
+    switch_updates: Sequence[int],
+) -> list[tuple[Step, list[Step]]]:
+    """The first training with all that continues it, and trainings from scratch."""
+    ((first_name, first_settings),) = first_type.items()
+    most = max(switch_updates)
+    continued = [Step(f"{first_name}, {most} more updates", first_settings, most)] if most else []
+    continued += [
+        Step(f"{name}, {updates} updates after {first_name}", settings, updates)
+        for name, settings in compared.items()
+        for updates in switch_updates
+    ]
+    return [
+        (Step(first_name, first_settings, first_updates), continued),
+        *(
+            (Step(f"{name} from scratch, {total} updates", settings, total), [])
+            for total in [first_updates + most]
+            for name, settings in compared.items()
+        ),
+    ]
 
 
 def introduction(task: Task) -> str:
@@ -163,8 +238,8 @@ def _device(name: str) -> torch.device:
 # ---- trainings side by side ---------------------------------------------------------------------
 
 
-def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict[str, Any]]:
-    """Yields the row of each job when the job ends. Processes are spawned, because a fork of a
+def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[Rows]:
+    """Yields the rows of each job when the job ends. Processes are spawned, because a fork of a
     process that has used threads may hang; all processes end with this one."""
     if side_by_side == 1:
         yield from map(train_and_test, jobs)
@@ -174,7 +249,7 @@ def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict
         yield from pool.imap_unordered(train_and_test, jobs)
 
 
-def _with_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:
+def _with_progress(rows_of_jobs: Iterable[Rows], total: int) -> Iterator[dict[str, Any]]:
     """Yields the rows; draws a progress bar on terminals only, because it would fill a file."""
     start, width, on_terminal = time.monotonic(), 30, sys.stderr.isatty()
 
@@ -189,10 +264,10 @@ def _with_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[
 
     if on_terminal:
         draw(0)
-    for done, row in enumerate(rows, 1):
+    for done, rows in enumerate(rows_of_jobs, 1):
         if on_terminal:
             draw(done)
-        yield row
+        yield from rows
 
 
 # ---- table and picture --------------------------------------------------------------------------
@@ -242,6 +317,10 @@ def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> 
         " ".join([name, *(f"{key}={value}" for key, value in row.items() if key != "type")])
         for name, row in compared.items()
     )
+    switch = (
+        f"- **After {args.switch_from}**: weights of this model, without parameters of positions "
+        "that the next type does not have; other inputs; the same learning rate, one cycle"
+    )
     return [
         "## How it was made",
         "",
@@ -251,6 +330,7 @@ def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> 
         f"- **Versions**: Python {platform.python_version()}, torch {torch.__version__}",
         f"- **Model**: {LAYERS} pre-norm layers, {SYMBOLS} symbols; {args.updates} updates of "
         f"{BATCH} inputs, AdamW with one cycle of the learning rate",
+        *([switch] if args.switch_from else []),
         f"- **Settings**: {settings}",
     ]
 
