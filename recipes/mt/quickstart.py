@@ -245,7 +245,7 @@ class Comparison:
 
 def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
     """Puts the first and the last variant first, for the first picture. This picture shows models
-    after 400 of 1300 updates, and marks them as such. The training stops for the picture and
+    after 400 of 1200 updates, and marks them as such. The training stops for the picture and
     continues from its checkpoint, bit for bit; the new start of fairseq takes about ten seconds."""
     return list(dict.fromkeys([variants[0], variants[-1], *variants]))
 
@@ -271,7 +271,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     command_line.add_compared(parser, "text", COMPARED, rows=list(rows))
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     shared(parser, "seeds", default=[1])
-    shared(parser, "updates", default=1300)
+    shared(parser, "updates", default=1200)
     shared(parser, "jobs", default=available_cores())
     shared(parser, "threads", default=1)
     shared(parser, "work", default=Path("build/quickstart"))

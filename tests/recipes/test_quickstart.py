@@ -70,11 +70,11 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
     tested, checkpoint = [], tmp_path / "number_lists/runs/cape-seed2/checkpoint_last.pt"
 
     def train(data, run, flags, settings, *, threads, title, until=None):
-        ends = "--max-update 1300 --total-num-update 1300"
+        ends = "--max-update 1200 --total-num-update 1200"
         assert f"{ends} --seed {2 * runs.SEED_STEP} --position-embedding cape" in " ".join(flags)
         updates = int(checkpoint.read_text()) if checkpoint.exists() else 0
         run.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_text(str(max(updates, until or 1300)))
+        checkpoint.write_text(str(max(updates, until or 1200)))
         if until:
             (run / runs.FIRST_SECONDS).write_text("1.0")
         return 1.0
@@ -88,10 +88,10 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
     data = Data(tmp_path / "number_lists/data", {}, ("en", "de"), "", (), ())
     comparison = Comparison(parse_arguments(words), data, {})
     comparison.run("cape", 2)
-    assert tested == [("cape (400 of 1300 updates)", "400"), ("cape", "1300")]
+    assert tested == [("cape (400 of 1200 updates)", "400"), ("cape", "1200")]
     checkpoint.write_text("1200")
     comparison.run("cape", 2)
-    assert tested[2:] == [("cape", "1300")]
+    assert tested[2:] == [("cape", "1200")]
 
 
 @pytest.fixture
