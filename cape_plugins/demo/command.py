@@ -7,32 +7,30 @@ import argparse
 import csv
 import multiprocessing
 import platform
-import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
 
-from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, Step, train_and_test
+from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
 from cape_plugins.files import missing_folder, writing
 from cape_plugins.machine import available_cores, describe_processor
 from cape_plugins.pictures.command import markdown_table
 from cape_plugins.pictures.plot import new_figure, save
 from cape_plugins.settings.arguments import (
-    TYPE_ARG,
     Distinct,
     add_position_args,
     positive,
-    settings_to_compare,
 )
-from cape_plugins.settings.registry import DEFAULT_TYPE, types_of
+from cape_plugins.settings.registry import types_of
+from cape_plugins.settings.switching import Step, add_switch_args, plan_trainings
 
 Rows = list[dict[str, Any]]
 
@@ -62,22 +60,7 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--updates", **number_options, default=UPDATES, help=f"training steps (default: {UPDATES})"
     )
-    parser.add_argument(
-        "--switch-from",
-        metavar="TYPE",
-        help="trains this type first, then goes on with each type of --compare (default: cape) for "
-        "the numbers of updates of --switch-updates; shows beside these the first type as it is, "
-        "the first type trained on for as long, and each type trained from scratch for as long as "
-        "both trainings together",
-    )
-    parser.add_argument(
-        "--switch-updates",
-        nargs="+",
-        metavar="N",
-        default=["0", "10%", "25%", "50%"],
-        help="updates after the switch, as numbers or as shares of --updates (default: 0 10%% 25%% "
-        "50%%)",
-    )
+    add_switch_args(parser)
     cores = available_cores()
     parser.add_argument(
         "--jobs", **number_options, default=cores, help=f"trainings side by side (default: {cores})"
@@ -110,8 +93,7 @@ def run_demo(args: argparse.Namespace) -> str:
     """
     task = TASKS[args.domain]
     try:
-        compared, first_type = _chosen(args)
-        switch_updates = [_number_of_updates(text, args.updates) for text in args.switch_updates]
+        plan = plan_trainings(args, args.domain, *_defaults(args.domain), args.updates)
     except ValueError as error:
         args.refuse(str(error))
     default_domain, *_ = TASKS
@@ -123,79 +105,26 @@ def run_demo(args: argparse.Namespace) -> str:
     device = _device(args.device)
     new_figure(1, "")  # fails now, and not after the training, if matplotlib is missing
     print(introduction(task), flush=True)
-    chains = [(Step(name, settings, args.updates), []) for name, settings in compared.items()]
-    if first_type:
-        chains = _switching(compared, first_type, args.updates, switch_updates)
+    continued = [step for step in plan if step.continues]
     jobs = [
-        Job(args.domain, first, seed, device, continued)
+        Job(args.domain, step, seed, device, continued if step is plan[0] else ())
         for seed in args.seeds
-        for first, continued in chains
+        for step in plan
+        if not step.continues
     ]
     rows = list(_with_progress(_train_side_by_side(jobs, min(args.jobs, len(jobs))), len(jobs)))
-    order = [step.name for first, continued in chains for step in (first, *continued)]
+    order = [step.name for step in plan]
     rows.sort(key=lambda row: (order.index(row["type"]), args.seeds.index(row["seed"])))
     table = markdown_table(_cells(rows, task))
     print("\n".join(table), flush=True)
     with writing(paths["csv"]) as file:
         _write_csv(file, rows, task)
-    facts = _how_made(args, {**first_type, **compared})
+    facts = _how_made(args, plan)
     page = [f"# Demo: {task.summary}", "", introduction(task), "", *table, "", *facts]
     with writing(paths["md"]) as file:
         file.writelines(f"{line}\n" for line in page)
     save(_figure(rows, task), paths["png"])
     return f"\npicture: {paths['png']}, table: {paths['csv']}"
-
-
-def _chosen(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings by name: of the types that are compared, and of the type of --switch-from."""
-    names, rows = _defaults(args.domain)
-    if args.switch_from is None:
-        return settings_to_compare(args, args.domain, names, rows), {}
-    compared = settings_to_compare(args, args.domain, [DEFAULT_TYPE], rows)
-    if args.switch_from in compared:
-        raise ValueError(
-            f"--switch-from {args.switch_from} is among the types of --compare; allowed: another "
-            "type; leave one out."
-        )
-    first_args = argparse.Namespace(compare=[args.switch_from], **{TYPE_ARG: None})
-    return compared, settings_to_compare(first_args, args.domain, names, rows)
-
-
-def _number_of_updates(text: str, first_updates: int) -> int:
-    """Updates after the switch, from a number or a share of the first training."""
-    match = re.fullmatch(r"(\d+)(%?)", text)
-    if match is None:
-        raise ValueError(
-            f"--switch-updates {text} is not allowed; allowed: whole numbers such as 300, and "
-            "shares of the first training such as 25%."
-        )
-    number, percent = int(match[1]), match[2]
-    return round(first_updates * number / 100) if percent else number
-
-
-def _switching(
-    compared: Mapping[str, Any],
-    first_type: Mapping[str, Any],
-    first_updates: int,
-    switch_updates: Sequence[int],
-) -> list[tuple[Step, list[Step]]]:
-    """The first training with all that continues it, and trainings from scratch."""
-    ((first_name, first_settings),) = first_type.items()
-    most = max(switch_updates)
-    continued = [Step(f"{first_name}, {most} more updates", first_settings, most)] if most else []
-    continued += [
-        Step(f"{name}, {updates} updates after {first_name}", settings, updates)
-        for name, settings in compared.items()
-        for updates in switch_updates
-    ]
-    return [
-        (Step(first_name, first_settings, first_updates), continued),
-        *(
-            (Step(f"{name} from scratch, {total} updates", settings, total), [])
-            for total in [first_updates + most]
-            for name, settings in compared.items()
-        ),
-    ]
 
 
 def introduction(task: Task) -> str:
@@ -311,11 +240,12 @@ def _write_csv(file: Any, rows: Rows, task: Task) -> None:
             table.writerow([row["type"], row["seed"], size_text, f"{error:.3f}", seconds])
 
 
-def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> list[str]:
+def _how_made(args: argparse.Namespace, plan: Sequence[Step]) -> list[str]:
     """Facts to repeat and to judge the numbers."""
     settings = "; ".join(
-        " ".join([name, *(f"{key}={value}" for key, value in row.items() if key != "type")])
-        for name, row in compared.items()
+        " ".join([step.name, *(f"{key}={x}" for key, x in step.settings.items() if key != "type")])
+        for step in plan
+        if not step.continues
     )
     switch = (
         f"- **After {args.switch_from}**: weights of this model, without parameters of positions "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from cape_plugins.mathematics.positions import Positions
 from cape_plugins.mathematics.relative import relative_attention
 from cape_plugins.mathematics.relative_tables import build_relative_positions
 from cape_plugins.settings.config import PositionConfig
+from cape_plugins.settings.switching import Step
 
 DIM, HEADS, LAYERS = 64, 4, 2
 BATCH = 16
@@ -94,20 +95,6 @@ class Labeller(nn.Module):
         return self.head(self.norm(x))
 
 
-class Step(NamedTuple):
-    """A training and its test.
-
-    Attributes:
-        name: Name of the result.
-        settings: ``{"type": ..., option: value}``.
-        updates: Training steps.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    updates: int
-
-
 class Job(NamedTuple):
     """Trainings that follow one another in one process.
 
@@ -116,8 +103,7 @@ class Job(NamedTuple):
         first: The training of a new model.
         seed: Seed of initial weights, inputs and augmentation.
         device: Device of the trainings.
-        continued: Trainings that each begin with the weights of the first one, but for parameters
-            of positions that their type does not have, or that are new in their type.
+        continued: Trainings that each begin with the weights of the first one.
     """
 
     domain: str

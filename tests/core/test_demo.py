@@ -135,7 +135,7 @@ def test_a_trained_model_is_switched_beside_its_yardsticks(tmp_path, monkeypatch
     [
         (["sinpos", "--switch-updates", "10 %"], "--switch-updates 10 % is not allowed; allowed:"),
         (["sinpos", "--compare", "sinpos"], "--switch-from sinpos is among the types of --compare"),
-        (["sinus"], "sinus is unknown; allowed: nopos"),
+        (["sinus"], "--switch-from sinus is unknown; allowed: nopos"),
     ],
 )
 def test_switches_that_cannot_be_are_refused(words, message, tmp_path, capsys):
