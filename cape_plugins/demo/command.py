@@ -249,7 +249,8 @@ def _how_made(args: argparse.Namespace, plan: Sequence[Step]) -> list[str]:
     )
     switch = (
         f"- **After {args.switch_from}**: weights of this model, without parameters of positions "
-        "that the next type does not have; other inputs; the same learning rate, one cycle"
+        f"that the next type does not have; other inputs; one cycle of {args.switch_rate:g} x the "
+        "learning rate"
     )
     return [
         "## How it was made",

@@ -144,7 +144,7 @@ def _train_and_test(
         model.load_state_dict(
             trained.state_dict(), strict=config.type == trained.encode.config.type
         )
-    train(model, task, step.updates, seed, job.device)
+    train(model, task, step, seed, job.device)
     seconds = time.process_time() - start
     model.eval()
     errors = {size: percent_wrong(model, task, size, job.device) for size in task.tests}
@@ -156,14 +156,15 @@ def _train_and_test(
     }
 
 
-def train(model: Labeller, task: Task, updates: int, seed: int, device: torch.device) -> None:
+def train(model: Labeller, task: Task, step: Step, seed: int, device: torch.device) -> None:
     """AdamW with one cycle of the learning rate."""
-    if not updates:
+    if not step.updates:
         return
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.01, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, updates)
+    rate = LEARNING_RATE * step.rate
+    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, step.updates)
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(updates):
+    for _ in range(step.updates):
         symbols, labels, scored = (
             part.to(device) for part in task.batch(BATCH, task.train, generator)
         )

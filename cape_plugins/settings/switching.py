@@ -4,6 +4,7 @@ the trainings that a fair comparison needs."""
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,12 +24,14 @@ class Step(NamedTuple):
         updates: Training steps.
         continues: True if the training begins with the weights of the first training, but for
             parameters of positions that its type does not have, or that are new in its type.
+        rate: Highest learning rate, as a multiple of the first training's.
     """
 
     name: str
     settings: Mapping[str, Any]
     updates: int
     continues: bool = False
+    rate: float = 1.0
 
 
 def add_switch_args(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +52,14 @@ def add_switch_args(parser: argparse.ArgumentParser) -> None:
         default=SWITCH_UPDATES,
         help="updates after the switch, as numbers or as shares of the first training (default: "
         f"{percents})",
+    )
+    parser.add_argument(
+        "--switch-rate",
+        type=_rate,
+        metavar="X",
+        default=1.0,
+        help="highest learning rate after the switch, as a multiple of the first training's "
+        "(default: 1)",
     )
 
 
@@ -93,18 +104,31 @@ def plan_trainings(
         )
     numbers = [_number_of_updates(text, updates) for text in args.switch_updates]
     most = max(numbers)
-    plan = [Step(first_name, first_settings, updates)]
-    if most:
-        plan.append(Step(f"{first_name}, {most} more updates", first_settings, most, True))
-    for name, settings in compared.items():
-        plan += [
-            Step(f"{name}, {n} updates after {first_name}", settings, n, True) for n in numbers
-        ]
-    total = updates + most
-    return plan + [
-        Step(f"{name} from scratch, {total} updates", settings, total)
+    continued = [(f"{first_name}, {most} more updates", first_settings, most)] if most else []
+    continued += [
+        (f"{name}, {n} updates after {first_name}", settings, n)
         for name, settings in compared.items()
+        for n in numbers
     ]
+    total = updates + most
+    return [
+        Step(first_name, first_settings, updates),
+        *(Step(*row, continues=True, rate=args.switch_rate) for row in continued),
+        *(
+            Step(f"{name} from scratch, {total} updates", settings, total)
+            for name, settings in compared.items()
+        ),
+    ]
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: above 0 to 100")
+    return value
 
 
 def _number_of_updates(text: str, first_updates: int) -> int:

@@ -65,9 +65,10 @@ MODEL = """--arch cape_transformer --share-all-embeddings --dropout 0
     --encoder-layers 2 --encoder-attention-heads 4 --encoder-embed-dim 128
     --decoder-layers 2 --decoder-attention-heads 4 --decoder-embed-dim 128
     --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512"""
-OPTIMISATION = """--criterion label_smoothed_cross_entropy --label-smoothing 0.1
+LEARNING_RATE = 0.002
+OPTIMISATION = f"""--criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas (0.9,0.98) --max-tokens 1000
-    --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 200
+    --lr {LEARNING_RATE} --lr-scheduler polynomial_decay --warmup-updates 200
     --skip-invalid-size-inputs-valid-test --no-epoch-checkpoints --cpu --num-workers 0"""
 DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
     --max-source-positions 100000 --max-target-positions 100000"""
@@ -220,11 +221,11 @@ class Comparison:
         return self.data.folder.parent / "runs" / f"{folder_name(step.name)}-seed{seed}"
 
     def continue_flags(self, step: Step, seed: int) -> str:
-        """Flags of a training that begins with the weights of the first one, at its rate."""
+        """Flags of a training that begins with the weights of the first one."""
         start = self.run_folder(self.args.plan[0], seed) / "checkpoint_last.pt"
         if step.updates:
             flags = _schedule(step.updates, seed + FURTHER)
-            flags += f" --warmup-updates {step.updates // 4}"
+            flags += f" --warmup-updates {step.updates // 4} --lr {LEARNING_RATE * step.rate:g}"
         else:  # fairseq takes 0 updates for no limit; this one moves no weight
             flags = f"{_schedule(1, seed + FURTHER)} --warmup-updates 0 --lr 0"
         return f"{flags} --finetune-from-model {shlex.quote(str(start))}"

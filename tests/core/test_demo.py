@@ -135,6 +135,7 @@ def test_a_trained_model_is_switched_beside_its_yardsticks(tmp_path, monkeypatch
     [
         (["sinpos", "--switch-updates", "10 %"], "--switch-updates 10 % is not allowed; allowed:"),
         (["sinpos", "--compare", "sinpos"], "--switch-from sinpos is among the types of --compare"),
+        (["sinpos", "--switch-rate", "0"], "--switch-rate: '0' is not allowed; allowed: above 0"),
         (["sinus"], "--switch-from sinus is unknown; allowed: nopos"),
     ],
 )

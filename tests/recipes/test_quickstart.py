@@ -106,6 +106,7 @@ def test_a_switched_model_begins_with_the_trained_one(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "train", train)
     monkeypatch.setattr(Comparison, "test", lambda *args: None)
     words = ["--work", str(tmp_path), "--output", str(tmp_path / "out"), "--updates", "40"]
+    words += ["--switch-rate", "2"]
     args = parse_arguments([*words, "--switch-from", "sinpos", "--switch-updates", "0", "25%"])
     data = Data(tmp_path / "number_lists/data", {}, ("en", "de"), "", (), ())
     comparison = Comparison(args, data, {})
@@ -120,7 +121,9 @@ def test_a_switched_model_begins_with_the_trained_one(tmp_path, monkeypatch):
     seed, other_seed = runs.SEED_STEP, 501 * runs.SEED_STEP
     assert f"--max-update 40 --total-num-update 40 --seed {seed} " in first
     assert f"--max-update 50 --total-num-update 50 --seed {seed} " in scratch
-    schedule = f"--max-update 10 --total-num-update 10 --seed {other_seed} --warmup-updates 2 "
+    schedule = (
+        f"--max-update 10 --total-num-update 10 --seed {other_seed} --warmup-updates 2 --lr 0.004 "
+    )
     assert all(schedule in words for words in (more, switched))
     assert "--max-update 1 " in none
     assert "--lr 0 --finetune" in none
