@@ -102,7 +102,7 @@ def plan_trainings(
             f"--switch-from {first_name} is among the types of --compare; allowed: another type; "
             "leave one out."
         )
-    numbers = [_number_of_updates(text, updates) for text in args.switch_updates]
+    numbers = [number_of_updates(text, updates) for text in args.switch_updates]
     most = max(numbers)
     continued = [(f"{first_name}, {most} more updates", first_settings, most)] if most else []
     continued += [
@@ -131,8 +131,12 @@ def _rate(text: str) -> float:
     return value
 
 
-def _number_of_updates(text: str, first_updates: int) -> int:
-    """Updates after the switch, from a number or from a share of the first training."""
+def number_of_updates(text: str, first_updates: int) -> int:
+    """Updates after the switch, from a number or from a share of the first training.
+
+    Raises:
+        ValueError: for any other text.
+    """
     match = re.fullmatch(r"(\d+)(%?)", text)
     if match is None:
         raise ValueError(
