@@ -77,8 +77,7 @@ def test_built_in_translation_is_scored_by_length(tmp_path, monkeypatch, capsys)
 
 @pytest.mark.slow
 def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path, monkeypatch):
-    """Trained from scratch on csv, then its checkpoint switched to another type, beside a model of
-    this type from scratch."""
+    """Trained from scratch on csv, then its checkpoint switched to another type."""
     rows = [f'"a b c {n}","x y {n}"' for n in range(40)]
     (tmp_path / "train.csv").write_text("\n".join(["en,de", *rows]) + "\n")
     common = ["--train-file", "train.csv", *map(str, QUICK)]
@@ -88,7 +87,8 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     run_cli("python", repo_root / "recipes/mt/finetune_hf.py", *common, *first, cwd=tmp_path)
     monkeypatch.chdir(tmp_path)
     second = ["--model", "first/sinpos", "--position-embedding", "cape", "--output", "second"]
-    mt.main([*common, *second, *"--switch-updates 0 50% --switch-scratch --seed 7".split()])
+    second += ["--switch-updates", "0", "50%", "--switch-scratch", "--seed", "7"]
+    mt.main([*common, *second])
     rows = ["cape, 0 updates", "cape, 2 updates", "cape from scratch, 6 updates"]
     assert list(read_scores(tmp_path / "second", "bleu")) == rows
     folders = ["first/sinpos", *(f"second/{hf_training.folder_name(row)}" for row in rows)]
