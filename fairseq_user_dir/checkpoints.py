@@ -41,16 +41,18 @@ from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 logger = logging.getLogger(__name__)
 
 _OLD_TABLES = ("embed_positions.weights", "embed_positions._float_tensor")
-_RELATIVE = ".relative."
 _RESUMING = ", by --restore-file, or delete the file to start anew"
 # Parts of the names of positional parameters, and the flags that decide on these parameters.
 _PARTS = {
     "embed_positions.weight": "--position-embedding, --max-source-positions and the like",
     ".positions.encoding.": "--position-embedding",
     "embed_positions.encoder.encoding.": "--position-learned-table and --position-max-position",
-    _RELATIVE: "--position-relative-context, -layers, -values and -heads",
+    ".relative.": "--position-relative-context, -values and -heads, and --position-layers",
+    ".layer_bias.": "--position-embedding and --position-layers",
     ".admin.": "--admin-init",
 }
+# Fine-tuning may change positions, but not what Admin has measured for the weights.
+_SWITCHED_PARTS = [part for part in _PARTS if part != ".admin."]
 
 
 def watch_checkpoints() -> None:
@@ -247,7 +249,7 @@ def _with_comparison(stock: Any) -> Any:
                 _check_marks(self.task, state.get("task_state"), filename)
             del state
         try:
-            with _new_tables(self._model) if finetuning else nullcontext():
+            with _switched_positions(self._model) if finetuning else nullcontext():
                 return stock(self, filename, reset_optimizer, *args, **kwargs)
         except Exception as error:
             # fairseq hides all reasons behind "please ensure that the architectures match"
@@ -265,40 +267,47 @@ class PositionalModel:
     """Mixin over the class of a fairseq model: checks the positional parameters that it loads.
 
     Attributes:
-        starts_tables: True while relative tables that a checkpoint lacks may keep their initial
-            values.
+        switches_positions: True while a fine-tuning loads the checkpoint of another training.
     """
 
-    starts_tables = False
+    switches_positions = False
 
     def upgrade_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """Refuses a checkpoint with another kind of positions, and gives a reason. Drops the
         sinusoid tables that old fairseq versions stored, as in the stock model."""
         for name in [n for n in state_dict if n.endswith(_OLD_TABLES)]:
             del state_dict[name]
-        if self.starts_tables:
-            model_parameters = self.state_dict()
-            fresh = [
-                name for name in model_parameters if _RELATIVE in name and name not in state_dict
-            ]
-            state_dict.update((name, model_parameters[name]) for name in fresh)
-            if fresh:
-                logger.info("%d relative tables start anew: %s", len(fresh), ", ".join(fresh))
+        if self.switches_positions:
+            _switch_parameters(state_dict, self.state_dict())
         check_state_dict(state_dict, self)
         super().upgrade_state_dict(state_dict)
 
 
 @contextmanager
-def _new_tables(model: nn.Module) -> Iterator[None]:
-    """Lets relative tables start from their initialisation if the checkpoint has none."""
-    if not isinstance(model, PositionalModel):
-        yield
-        return
-    model.starts_tables = True
+def _switched_positions(model: nn.Module) -> Iterator[None]:
+    """Lets a :class:`PositionalModel` take weights from a model with other positions."""
+    model.switches_positions = True
     try:
         yield
     finally:
-        del model.starts_tables
+        del model.switches_positions
+
+
+def _switch_parameters(
+    state_dict: dict[str, Tensor], model_parameters: Mapping[str, Tensor]
+) -> None:
+    """Leaves out positional parameters of a checkpoint that the model does not have, and adds the
+    initial values of those that the checkpoint lacks."""
+    left_out, fresh = (
+        [n for n in some if n not in others and any(part in n for part in _SWITCHED_PARTS)]
+        for some, others in ((state_dict, model_parameters), (model_parameters, state_dict))
+    )
+    for name in left_out:
+        del state_dict[name]
+    state_dict.update((name, model_parameters[name]) for name in fresh)
+    for names, what in ((left_out, "of the checkpoint are left out"), (fresh, "start anew")):
+        if names:
+            logger.info("%d parameters of positions %s: %s", len(names), what, ", ".join(names))
 
 
 def check_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module) -> None:
@@ -333,8 +342,9 @@ def _refuse(model: nn.Module, what: str, flags: str) -> None:
     raise SettingsError(
         f"{what}: they were built with different settings of {flags}. This model has "
         f"{flag(TYPE_ARG)} {config.type} {flag(PREFIX + 'relative_context')} "
-        f"{config.relative_context}; give the settings that the checkpoint was trained with, or "
-        "train anew."
+        f"{config.relative_context}; give the settings that the checkpoint was trained with. To "
+        "switch the positions of a trained model, start a new training from its weights by "
+        "--finetune-from-model with another --save-dir."
     )
 
 

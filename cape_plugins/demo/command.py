@@ -28,9 +28,9 @@ from cape_plugins.settings.arguments import (
     Distinct,
     add_position_args,
     positive,
-    settings_to_compare,
 )
 from cape_plugins.settings.registry import types_of
+from cape_plugins.settings.switching import Step, add_switch_args, plan_trainings
 
 Rows = list[dict[str, Any]]
 
@@ -61,6 +61,7 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--updates", **number_options, default=UPDATES, help=f"training steps (default: {UPDATES})"
     )
+    add_switch_args(parser)
     cores = available_cores()
     parser.add_argument(
         "--jobs", **number_options, default=cores, help=f"trainings side by side (default: {cores})"
@@ -93,30 +94,33 @@ def run_demo(args: argparse.Namespace) -> str:
     """
     task = TASKS[args.domain]
     try:
-        compared = settings_to_compare(args, args.domain, *_defaults(args.domain))
+        plan = plan_trainings(args, args.domain, *_defaults(args.domain), args.updates)
     except ValueError as error:
         args.refuse(str(error))
-    first, *_ = TASKS
-    name = "demo" if args.domain == first else f"demo-{args.domain}"
+    default_domain, *_ = TASKS
+    name = "demo-switch" if args.switch_from else "demo"
+    name += "" if args.domain == default_domain else f"-{args.domain}"
     output = args.output or Path("results", name)
     paths = {ending: output / f"scores.{ending}" for ending in ("csv", "md", "png")}
     missing_folder(output, f"--output {output}")
     device = _device(args.device)
     new_figure(1, "")  # fails before the training, not after it, if matplotlib is missing
     print(introduction(task), flush=True)
+    continued = [step for step in plan if step.continues]
     jobs = [
-        Job(args.domain, name, settings, seed, args.updates, device)
+        Job(args.domain, step, seed, device, continued if step is plan[0] else ())
         for seed in args.seeds
-        for name, settings in compared.items()
+        for step in plan
+        if not step.continues
     ]
     rows = list(_with_progress(_train_side_by_side(jobs, min(args.jobs, len(jobs))), len(jobs)))
-    order = list(compared)
+    order = [step.name for step in plan]
     rows.sort(key=lambda row: (order.index(row["type"]), args.seeds.index(row["seed"])))
     table = markdown_table(_cells(rows, task))
     print("\n".join(table), flush=True)
     with writing(paths["csv"]) as file:
         _write_csv(file, rows, task)
-    facts = _how_made(args, compared)
+    facts = _how_made(args, plan)
     page = [f"# Demo: {task.summary}", "", introduction(task), "", *table, "", *facts]
     with writing(paths["md"]) as file:
         file.writelines(f"{line}\n" for line in page)
@@ -164,8 +168,8 @@ def _device(name: str) -> torch.device:
 # ---- trainings side by side ---------------------------------------------------------------------
 
 
-def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict[str, Any]]:
-    """Yields the row of each job when the job ends. Processes are spawned, because a fork of a
+def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[Rows]:
+    """Yields the rows of each job when the job ends. Processes are spawned, because a fork of a
     process that has used threads may hang; all processes end with this one."""
     if side_by_side == 1:
         yield from map(train_and_test, jobs)
@@ -175,9 +179,8 @@ def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[dict
         yield from pool.imap_unordered(train_and_test, jobs)
 
 
-def _with_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[str, Any]]:
-    """Yields the rows; draws a progress bar on a terminal, and no bar in a file, which it would
-    fill."""
+def _with_progress(rows_of_jobs: Iterable[Rows], total: int) -> Iterator[dict[str, Any]]:
+    """Yields the rows; draws a progress bar on a terminal only: a bar would fill a file."""
     start, width, on_terminal = time.monotonic(), 30, sys.stderr.isatty()
 
     def draw(done: int) -> None:
@@ -191,10 +194,10 @@ def _with_progress(rows: Iterable[dict[str, Any]], total: int) -> Iterator[dict[
 
     if on_terminal:
         draw(0)
-    for done, row in enumerate(rows, 1):
+    for done, rows in enumerate(rows_of_jobs, 1):
         if on_terminal:
             draw(done)
-        yield row
+        yield from rows
 
 
 # ---- table and picture --------------------------------------------------------------------------
@@ -238,11 +241,17 @@ def _write_csv(file: Any, rows: Rows, task: Task) -> None:
             table.writerow([row["type"], row["seed"], size_text, f"{error:.3f}", seconds])
 
 
-def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> list[str]:
+def _how_made(args: argparse.Namespace, plan: Sequence[Step]) -> list[str]:
     """Facts for repeating and judging the numbers."""
     settings = "; ".join(
-        " ".join([name, *(f"{key}={value}" for key, value in row.items() if key != "type")])
-        for name, row in compared.items()
+        " ".join([step.name, *(f"{key}={x}" for key, x in step.settings.items() if key != "type")])
+        for step in plan
+        if not step.continues
+    )
+    switch = (
+        f"- **After {args.switch_from}**: weights of this model, without parameters of positions "
+        f"that the next type does not have; other inputs; one cycle of {args.switch_rate:g} x the "
+        "learning rate"
     )
     return [
         "## How it was made",
@@ -253,6 +262,7 @@ def _how_made(args: argparse.Namespace, compared: dict[str, dict[str, Any]]) -> 
         f"- **Versions**: Python {platform.python_version()}, torch {torch.__version__}",
         f"- **Model**: {LAYERS} pre-norm layers, {SYMBOLS} symbols; {args.updates} updates of "
         f"{BATCH} inputs, AdamW with one cycle of the learning rate",
+        *([switch] if args.switch_from else []),
         f"- **Settings**: {settings}",
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +22,13 @@ from cape_plugins.mathematics.positions import Positions
 from cape_plugins.mathematics.relative import relative_attention
 from cape_plugins.mathematics.relative_tables import build_relative_positions
 from cape_plugins.settings.config import PositionConfig
+from cape_plugins.settings.switching import Step
 
 DIM, HEADS, LAYERS = 64, 4, 2
 BATCH = 16
 UPDATES = 600
 LEARNING_RATE = 3e-3
+FURTHER = 1000  # added to the seed of a training that continues: it sees other inputs
 TEST_SEED = 2**31  # seed of test inputs, the same for all models
 TEST_PLACES = 5120  # lowest number of frames, tokens or patches of a test
 
@@ -94,63 +96,79 @@ class Labeller(nn.Module):
 
 
 class Job(NamedTuple):
-    """A training of the comparison.
+    """Trainings that follow one another in one process.
 
     Attributes:
         domain: Key of :data:`~cape_plugins.demo.tasks.TASKS`.
-        name: Name of the settings.
-        settings: ``{"type": ..., option: value}``.
+        first: The training of a new model.
         seed: Seed of initial weights, inputs and augmentation.
-        updates: Training steps.
-        device: Device of the training.
+        device: Device of the trainings.
+        continued: Trainings that each begin with the weights of the first one.
     """
 
     domain: str
-    name: str
-    settings: Mapping[str, Any]
+    first: Step
     seed: int
-    updates: int
     device: torch.device
+    continued: Sequence[Step] = ()
 
 
-def train_and_test(job: Job) -> dict[str, Any]:
-    """Trains a model on inputs of one size and tests it on inputs of all sizes. Uses one thread, so
-    that the results do not depend on how many jobs run side by side.
+def train_and_test(job: Job) -> list[dict[str, Any]]:
+    """Trains models on inputs of one size and tests them on inputs of all sizes. Uses one thread,
+    so that the results do not depend on how many jobs run side by side.
 
     Returns:
-        A row: type, seed, CPU seconds of the training, and errors in percent by size.
+        A row for each training: name, seed, CPU seconds of the training, and errors in percent by
+        size.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[job.device] if job.device.type == "cuda" else []):
-            torch.manual_seed(job.seed)
-            return _train_and_test(job)
+            model, row = _train_and_test(job, job.first, None)
+            return [row, *(_train_and_test(job, step, model)[1] for step in job.continued)]
     finally:
         torch.set_num_threads(threads)
 
 
-def _train_and_test(job: Job) -> dict[str, Any]:
+def _train_and_test(
+    job: Job, step: Step, trained: Labeller | None
+) -> tuple[Labeller, dict[str, Any]]:
     task, start = TASKS[job.domain], time.process_time()
-    config = PositionConfig.from_dict(job.settings, job.domain)
+    seed = job.seed if trained is None else job.seed + FURTHER
+    torch.manual_seed(seed)
+    config = PositionConfig.from_dict(step.settings, job.domain)
     table_size = task.positions(1, task.train, job.device).patches or task.train
     model = Labeller(config, table_size).to(job.device)
-    train(model, task, job)
-    seconds = time.process_time() - start
-    errors = {size: percent_wrong(model.eval(), task, size, job.device) for size in task.tests}
-    return {"type": job.name, "seed": job.seed, "train_seconds": seconds, "errors": errors}
-
-
-def train(model: Labeller, task: Task, job: Job) -> None:
-    """AdamW with one cycle of the learning rate."""
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.01, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, job.updates)
-    generator = torch.Generator().manual_seed(job.seed)
-    for _ in range(job.updates):
-        symbols, labels, scored = (
-            part.to(job.device) for part in task.batch(BATCH, task.train, generator)
+    if trained is not None:
+        model.load_state_dict(
+            trained.state_dict(), strict=config.type == trained.encode.config.type
         )
-        scores = model(symbols, task.positions(BATCH, task.train, job.device))
+    train(model, task, step, seed, job.device)
+    seconds = time.process_time() - start
+    model.eval()
+    errors = {size: percent_wrong(model, task, size, job.device) for size in task.tests}
+    return model, {
+        "type": step.name,
+        "seed": job.seed,
+        "train_seconds": seconds,
+        "errors": errors,
+    }
+
+
+def train(model: Labeller, task: Task, step: Step, seed: int, device: torch.device) -> None:
+    """AdamW with one cycle of the learning rate."""
+    if not step.updates:
+        return
+    rate = LEARNING_RATE * step.rate
+    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, step.updates)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(step.updates):
+        symbols, labels, scored = (
+            part.to(device) for part in task.batch(BATCH, task.train, generator)
+        )
+        scores = model(symbols, task.positions(BATCH, task.train, device))
         loss = F.cross_entropy(scores[:, scored].flatten(0, 1), labels[:, scored].flatten())
         optimizer.zero_grad()
         loss.backward()

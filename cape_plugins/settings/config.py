@@ -72,15 +72,14 @@ class PositionConfig(OptionFields):
         # in lists, because the value may be unhashable
         if self.type in list(types):
             return
-        problem = ""
         if self.type not in [*ROTARY_TYPES, *TYPES]:
             problem = "is unknown"
-        elif self.architecture == ROTARY and self.type not in ROTARY_TYPES:
+        elif self.type not in types_of(self.architecture):
             problem = (
                 "is no type of a model that turns queries and keys: such a model adds nothing to "
                 "the content or the scores, and a shift of all positions changes no distance"
             )
-        elif self.type in types_of(self.architecture):
+        else:
             problem = (
                 f"sorts the positions of a sequence, and positions of domain {self.domain!r} are a "
                 "grid, which has no order"

@@ -52,7 +52,25 @@ class _AttentionConfig:
         return getattr(self.model_config, name)
 
 
-class _PositionAttention(Bound):
+class RunTimeMixin:
+    """Base of mixins that :func:`mixed` puts over stock classes."""
+
+    def __reduce__(self) -> Any:  # pickle cannot find a class by name that is made at run time
+        return _unpickle, type(self).__bases__, self.__dict__
+
+
+@functools.cache
+def mixed(mixin: type[RunTimeMixin], stock: type[nn.Module]) -> type[nn.Module]:
+    """The class of `mixin` over a stock class, made once; instances can be pickled."""
+    return type(f"{mixin.__name__}Over{stock.__name__}", (mixin, stock), {})
+
+
+def _unpickle(mixin: type[RunTimeMixin], stock: type[nn.Module]) -> nn.Module:
+    cls = mixed(mixin, stock)
+    return cls.__new__(cls)
+
+
+class PositionAttention(RunTimeMixin, Bound):
     """Mixin over an attention class: binds the number of cached positions, the sizes of an image
     and the positions of the stack to the module, for the attention function. Not all stock modules
     hand their arguments on to the attention function; SigLIP hands on none."""
@@ -65,29 +83,24 @@ class _PositionAttention(Bound):
         attention_positions: AttentionPositions | None = None,
         **kwargs: Any,
     ) -> Any:
+        """Computes the stock attention on positions of the stack.
+
+        Args:
+            hidden_states: B x T x C.
+            patches: Rows and columns of the image, where tokens are patches.
+            attention_positions: What the stack computed for this forward; None without positions
+                that the stack computes, as with relative embeddings.
+            *args: As the stock module; a cache among them says how many positions came before.
+            **kwargs: As the stock module.
+
+        Returns:
+            What the stock module returns.
+        """
         cache, offset = find_cache(*args, *kwargs.values()), None
         if cache is not None:  # + 0 copies the number, because a static cache counts in place
             offset = cached_tokens(cache, self.layer_idx) + 0
         with self.using((offset, patches, attention_positions)):
             return super().forward(hidden_states, *args, **kwargs)
-
-    def __reduce__(self) -> Any:  # pickle cannot find a class by name that is made at run time
-        return _unpickle, (type(self).__bases__[1],), self.__dict__
-
-
-@functools.cache
-def _position_class(stock: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Position{stock.__name__}", (_PositionAttention, stock), {})
-
-
-def _unpickle(stock: type[nn.Module]) -> nn.Module:
-    cls = _position_class(stock)
-    return cls.__new__(cls)
-
-
-def has_positions(module: nn.Module) -> bool:
-    """Whether a module is attention with positions."""
-    return isinstance(module, _PositionAttention)
 
 
 def _first_attribute(module: nn.Module, *names: str) -> Any:
@@ -106,7 +119,7 @@ def add_positions_to_attention(
     Args:
         attentions: Self-attention modules, in the order of the layers.
         config: Settings; nothing is done if positions do not act in attention.
-        encoder: Position encoder of the stack; None for tables of images.
+        encoder: Position encoder of the stack; None if positions count in the unit of the domain.
         causal: Whether queries see earlier keys only.
 
     Returns:
@@ -125,7 +138,7 @@ def add_positions_to_attention(
         attention.relative = build_relative_positions(config, head_dim, heads)
         attention.layer_bias = build_layer_bias(config, heads, unit, causal)
         attention.config = _AttentionConfig(attention.config)
-        attention.__class__ = _position_class(type(attention))
+        attention.__class__ = mixed(PositionAttention, type(attention))
     return stack_positions
 
 
@@ -189,12 +202,14 @@ def _check_attention(module: nn.Module, query: Tensor) -> str:
             f"biases in attention; allowed: {', '.join(ALLOWED)}. Load the model with "
             "attn_implementation='sdpa', or call model.set_attn_implementation('sdpa')."
         )
-    learned = module.relative or module.layer_bias or nn.Module()
-    if not query.is_meta and any(table.is_meta for table in learned.parameters()):
+    learned = module.layer_bias if module.relative is None else module.relative
+    parameters = () if learned is None else learned.parameters()
+    if not query.is_meta and any(parameter.is_meta for parameter in parameters):
         raise ValueError(  # torch would silently multiply with missing values
-            "the relative embeddings are on device 'meta', as accelerate offloads them "
-            f"(device_map, cpu_offload); allowed: {query.device}, as the queries. Load the model "
-            "without offloading, or choose a type without relative_context."
+            "the relative embeddings or learned biases are on device 'meta', as accelerate "
+            "offloads them (device_map, cpu_offload); allowed: the device of the queries, "
+            f"{query.device}. Load the model without offloading, or "
+            "choose a type that learns nothing in attention."
         )
     return implementation
 
@@ -226,13 +241,13 @@ def _attention_forward(
             "which computes them. Call the model, or hand attention_positions to the layer."
         )
     implementation = module.config.model_config._attn_implementation
+    if module.layer_bias is not None or positions.bias is not None:
+        _check_attention(module, query)
     query, key = positions.turn(query, key)
     bias = positions.bias_of(module.layer_bias, query, key)
     if bias is not None:
-        _check_attention(module, query)
-        attention_mask = _biased_mask(
-            bias, _visible_keys(module, attention_mask, query, key, offset)
-        )
+        visible = _visible_keys(module, attention_mask, query, key, offset)
+        attention_mask = _biased_mask(bias, visible)
     return _stock_function(module, implementation)(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cape_plugins import (
     Draw,
@@ -24,6 +24,7 @@ from cape_plugins import (
 from cape_plugins.mathematics.augmentation import sorted_sample
 from cape_plugins.mathematics.binding import Bound
 from hf_models.host import find_cache
+from hf_models.seams.attention import RunTimeMixin, mixed
 from hf_models.seams.packed import keep_borders, number_texts
 from hf_models.switching.install import PositionHost
 from hf_models.switching.modeling import (
@@ -82,7 +83,7 @@ class RotaryAngles(Bound, PositionHost):
         return super().forward(x, position_ids, *args, **kwargs)
 
 
-class UnturnedAttention:
+class UnturnedAttention(RunTimeMixin):
     """Mixin over a stock attention class: neither queries nor keys are turned."""
 
     def forward(
@@ -92,19 +93,6 @@ class UnturnedAttention:
         cos, sin = position_embeddings
         angles = (torch.ones_like(cos), torch.zeros_like(sin))
         return super().forward(hidden_states, position_embeddings=angles, **kwargs)
-
-    def __reduce__(self) -> Any:  # pickle cannot find a class by name that is made at run time
-        return _unpickle, (type(self).__bases__[1],), self.__dict__
-
-
-@functools.cache
-def _unturned_class(stock: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Unturned{stock.__name__}", (UnturnedAttention, stock), {})
-
-
-def _unpickle(stock: type[nn.Module]) -> nn.Module:
-    cls = _unturned_class(stock)
-    return cls.__new__(cls)
 
 
 class RotaryModel(PositionHost):
@@ -126,7 +114,7 @@ class RotaryModel(PositionHost):
                     for module in layer.children()
                     if "position_embeddings" in inspect.signature(module.forward).parameters
                 )
-                attention.__class__ = _unturned_class(type(attention))
+                attention.__class__ = mixed(UnturnedAttention, type(attention))
 
     def forward(
         self,

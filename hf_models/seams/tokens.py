@@ -82,9 +82,8 @@ class TokenModel(PositionHost):
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`."""
         attentions = (layer.attention.self for layer in self.encoder.layer)
-        encoder = build_positions(config, "encoder")
         self.stack_positions = add_positions_to_attention(
-            attentions, encoder.config, encoder, config.is_decoder
+            attentions, config.position_config, causal=config.is_decoder
         )
 
     def forward(

@@ -63,7 +63,7 @@ def require_place(source: str) -> None:
 
 
 # Parameters that depend on the position embedding.
-_POSITIONS = re.compile(r"\.relative\.|\bpositions\.|position_embeddings")
+_POSITIONS = re.compile(r"\.relative\.|\.layer_bias\.|\bpositions\.|position_embeddings")
 
 
 def load_whole(model_class: Any, source: str, **fields: Any) -> tuple[PreTrainedModel, list[str]]:

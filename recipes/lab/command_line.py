@@ -13,7 +13,7 @@ import torch
 
 from cape_plugins import PRESETS, TYPES
 from cape_plugins.files import missing_folder
-from cape_plugins.settings import arguments
+from cape_plugins.settings import arguments, switching
 from cape_plugins.settings.arguments import (
     PREFIX,
     TYPE_ARG,
@@ -24,6 +24,7 @@ from cape_plugins.settings.arguments import (
     type_of_loose_options,
 )
 from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.switching import Step
 from recipes.lab.steps import CommandError, reason, started_as
 
 Settings = Mapping[str, Any]  # of a position embedding
@@ -257,6 +258,15 @@ def settings_to_compare(*args: Any, **more: Any) -> dict[str, dict[str, Any]]:
     Errors of this function become errors of the command."""
     try:
         return arguments.settings_to_compare(*args, **more)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def plan_trainings(*args: Any) -> list[Step]:
+    """Returns the trainings, see :func:`cape_plugins.settings.switching.plan_trainings`. Errors of
+    this function become errors of the command."""
+    try:
+        return switching.plan_trainings(*args)
     except ValueError as error:
         raise CommandError(str(error)) from None
 

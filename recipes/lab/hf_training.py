@@ -21,6 +21,7 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, Tr
 from hf_models import RankSeedCallback
 from recipes.lab.command_line import add_compared, add_shared, check_shared, new_parser
 from recipes.lab.data import read_text
+from recipes.lab.hf_switching import add_switch_args, changed_arguments, plan_trainings, take_rate
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import (
     OTHER_OUTPUT,
@@ -45,7 +46,8 @@ PACKAGES = ("torch", "transformers", "accelerate")
 # (types, presets, recipes and training data).
 UNRECORDED = """
     output compare seeds defaults recipe preset beam hop_seconds limit test_split test_file
-    validation_file test_sizes test_lengths ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
+    switch_updates switch_scratch validation_file test_sizes test_lengths ctc_beam ctc_lm
+    ctc_lexicon ctc_lm_weight
 """
 # Beginnings of more such options: position settings, which are recorded as one entry; options of
 # the Trainer for output, speed and devices; and options for the duration, because a finished
@@ -81,6 +83,7 @@ def make_parser(
     parser.add_argument("--model-config", metavar="JSON", help=text)
     add_compared(parser, domain, default, architecture=architecture)
     add_shared(parser, "seeds", shown="one training, of --seed")
+    add_switch_args(parser)
     add_shared(parser, "output", note="models as well", default=Path(output))
     return parser
 
@@ -113,6 +116,7 @@ def parse(
     if args.seeds and any(word.split("=")[0] == "--seed" for word in rest):
         raise CommandError(f"--seeds {' '.join(map(str, args.seeds))}: leave --seed out")
     check_shared(args)
+    take_rate(args, training, rest)
     (plain,) = trainer_parser.parse_args_into_dataclasses(
         args=recipe_flags, look_for_args_file=False
     )
@@ -186,10 +190,12 @@ def train_all(
         the trainer is loaded from the saved folder, complete on each process, even if it was
         sharded in training.
     """
-    for (variant, settings), seed in product(compared.items(), args.seeds or [training.seed]):
+    for row, seed in product(plan_trainings(compared, args), args.seeds or [training.seed]):
+        variant, settings = row.name, row.settings
         name = f"{variant}-seed{seed}" if args.seeds else variant
         folder = Path(training.output_dir) / folder_name(name)
-        run_args = dataclasses.replace(training, seed=seed, output_dir=str(folder))
+        changes = changed_arguments(row, training)
+        run_args = dataclasses.replace(training, seed=seed, output_dir=str(folder), **changes)
         accelerate.utils.set_seed(seed)
         made_with = {**recorded_options(settings, args, run_args), "training_data": data}
         # an older transformers recorded fewer options; new options with their defaults change no
@@ -202,21 +208,33 @@ def train_all(
         if run_args.process_index == 0:
             print(f"{name}: {json.dumps(dict(settings))}", flush=True)
         trainer = make_trainer(settings, run_args)
+        if row.from_scratch:
+            _begin_anew(trainer)
         trainer.add_callback(RankSeedCallback())
         if run_args.process_index == 0:
             record(folder, made_with)
-        train(trainer, folder)
+        train(trainer, folder, trains=row.updates != 0)
         yield {"variant": variant, "seed": seed}, trainer
 
 
-def train(trainer: Trainer, folder: Path) -> None:
-    """Trains the model, unless it is finished, and loads the saved model."""
+def _begin_anew(trainer: Trainer) -> None:
+    """Takes a new model of the same configuration."""
+    new_model = type(trainer.model)(trainer.model.config).to(trainer.args.device)
+    trainer.model = trainer.model_wrapped = new_model
+
+
+def train(trainer: Trainer, folder: Path, trains: bool = True) -> None:
+    """Trains the model, unless it is finished, and loads the saved model. Without updates, saves
+    the model as it is."""
     run_args = trainer.args
     duration = {key: getattr(run_args, key) for key in DURATION}
-    if not _finished(folder, duration):  # resuming would train one more step
+    if not trains:
+        trainer.save_model()
+    elif not _finished(folder, duration):  # resuming would train one more step
         resume = run_args.resume_from_checkpoint or _last_whole_checkpoint(folder)
         result = trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()
+        trainer.save_state()  # says to a later --switch-updates how long the training was
         trainer.save_metrics("train", {**result.metrics, **duration})
     trainer.accelerator.wait_for_everyone()
     saved = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(folder)

@@ -30,7 +30,7 @@ HYPOTHESES = "hypotheses"
 LOG = "train.log"
 SECONDS = "seconds.json"  # the time of a training; exists only if the training is finished
 FIRST_SECONDS = "first_seconds.json"  # the time of a training that stopped after `until` updates
-RESUMED_LINE = re.compile(r"Loaded checkpoint .* @ (\d+) updates\)")
+RESUMED_LINE = re.compile(r"Loaded checkpoint .* @ ([1-9]\d*) updates\)")
 TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 
 
@@ -181,9 +181,10 @@ def generate(
     return steps.read_written(folder / HYPOTHESES)
 
 
-def run_trainings(jobs: Sequence[Callable[[], Any]], workers: int, updates: int) -> list[Any]:
+def run_trainings(jobs: Sequence[Callable[[], Any]], workers: int, *updates: int) -> list[Any]:
     """Prints how many trainings there are, and runs these trainings; see :func:`run_all`."""
-    print(f"{len(jobs)} trainings of {updates} updates, {workers} side by side", flush=True)
+    numbers = " or ".join(map(str, sorted(updates)))
+    print(f"{len(jobs)} trainings of {numbers} updates, {workers} side by side", flush=True)
     return run_all(jobs, workers)
 
 

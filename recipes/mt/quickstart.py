@@ -4,6 +4,7 @@ sentences.
     python -m recipes.mt.quickstart
     python -m recipes.mt.quickstart --compare relpos shape shape-sync
     python -m recipes.mt.quickstart --seeds 1 2 3 --ablations
+    python -m recipes.mt.quickstart --switch-from sinpos --updates 2000
     python -m recipes.mt.quickstart --data train.en.gz train.de.gz
     DATA=train.en.gz,train.de.gz python -m recipes.mt.quickstart
 
@@ -32,6 +33,7 @@ if __name__ == "__main__":  # also as a script, whose import path has only the f
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cape_plugins.machine import available_cores
+from cape_plugins.settings.switching import Step, add_switch_args
 from recipes.lab import command_line, runs
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, folder_name, read_written, run_main, step, write_lines
@@ -65,12 +67,14 @@ MODEL = """--arch cape_transformer --share-all-embeddings --dropout 0
     --encoder-layers 2 --encoder-attention-heads 4 --encoder-embed-dim 128
     --decoder-layers 2 --decoder-attention-heads 4 --decoder-embed-dim 128
     --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512"""
-OPTIMISATION = """--criterion label_smoothed_cross_entropy --label-smoothing 0.1
+LEARNING_RATE = 0.002
+OPTIMISATION = f"""--criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas (0.9,0.98) --max-tokens 1000
-    --lr 0.002 --lr-scheduler polynomial_decay --warmup-updates 200
+    --lr {LEARNING_RATE} --lr-scheduler polynomial_decay --warmup-updates 200
     --skip-invalid-size-inputs-valid-test --no-epoch-checkpoints --cpu --num-workers 0"""
 DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
     --max-source-positions 100000 --max-target-positions 100000"""
+FURTHER = 500  # added to the seed of a training that continues another one
 FIRST_LOOK = 400  # updates after which a model is tested for the first picture
 MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
 
@@ -186,31 +190,48 @@ def prepare_files(args: argparse.Namespace) -> Data:
     return Data(folder, settings, languages, "source words", list(ends), trained)
 
 
+def _schedule(updates: int, seed: int) -> str:
+    return f"--max-update {updates} --total-num-update {updates} --seed {seed * runs.SEED_STEP}"
+
+
 class Comparison:
     """Collects scores; tables and figure are written again after each test of a model."""
 
     def __init__(self, args: argparse.Namespace, data: Data, facts: Mapping[str, str]):
         self.args, self.data, self.facts = args, data, facts
-        self.flags = {name: command_line.position_flags(own) for name, own in args.variants.items()}
+        self.flags = {step.name: command_line.position_flags(step.settings) for step in args.plan}
         self.rows: dict[tuple[str, int], list[Row]] = {}
         self.lock = Lock()
 
-    def run(self, variant: str, seed: int) -> None:
+    def run(self, step: Step, seed: int) -> None:
         """Trains and tests one model; a long training is also tested after its first updates."""
-        n, folder = self.args.updates, self.data.folder
-        run = folder.parent / "runs" / f"{folder_name(variant)}-seed{seed}"
-        schedule = f"--max-update {n} --total-num-update {n} --seed {seed * runs.SEED_STEP}"
+        variant, n, folder = step.name, step.updates, self.data.folder
+        run = self.run_folder(step, seed)
+        schedule = self.continue_flags(step, seed) if step.continues else _schedule(n, seed)
         flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {self.flags[variant]}")
         made_of = (folder / "binary", run, flags, {"corpus": self.data.settings})
         how = {"threads": self.args.threads, "title": f"{variant} seed {seed}"}
         # a training that was interrupted later has a checkpoint of more updates
         begun = runs.is_finished(run) or (run / runs.FIRST_SECONDS).exists()
-        if n > 2 * FIRST_LOOK and not begun:
+        if n > 2 * FIRST_LOOK and not begun and not step.continues:
             seconds = runs.train(*made_of, **how, until=FIRST_LOOK)
             with TemporaryDirectory(dir=run) as temporary:
                 name = f"{variant} ({FIRST_LOOK} of {n} updates)"
                 self.test(variant, seed, name, run, Path(temporary), seconds)
         self.test(variant, seed, variant, run, run, runs.train(*made_of, **how))
+
+    def run_folder(self, step: Step, seed: int) -> Path:
+        return self.data.folder.parent / "runs" / f"{folder_name(step.name)}-seed{seed}"
+
+    def continue_flags(self, step: Step, seed: int) -> str:
+        """Flags of a training that begins with the weights of the first one."""
+        start = self.run_folder(self.args.plan[0], seed) / "checkpoint_last.pt"
+        if step.updates:
+            flags = _schedule(step.updates, seed + FURTHER)
+            flags += f" --warmup-updates {step.updates // 4} --lr {LEARNING_RATE * step.rate:g}"
+        else:  # fairseq takes 0 updates for no limit; this one moves no weight
+            flags = f"{_schedule(1, seed + FURTHER)} --warmup-updates 0 --lr 0"
+        return f"{flags} --finetune-from-model {shlex.quote(str(start))}"
 
     def test(
         self, variant: str, seed: int, name: str, run: Path, folder: Path, seconds: float
@@ -246,11 +267,12 @@ class Comparison:
         write_scores(folder, title, rows, "length", METRICS, self.facts, **how, more=more)
 
 
-def in_order_of_contrast(variants: Sequence[str]) -> list[str]:
-    """Puts the first and the last variant first, for the first picture. This picture shows models
-    after 400 of 1300 updates, and marks them as such. The training stops for the picture and
+def in_order_of_contrast(steps: Sequence[Step]) -> list[Step]:
+    """Puts the first and the last step first, for the first picture. This picture shows models
+    after 400 of 1200 updates, and marks them as such. The training stops for the picture and
     continues from its checkpoint, bit for bit; the new start of fairseq takes about ten seconds."""
-    return list(dict.fromkeys([variants[0], variants[-1], *variants]))
+    first, *others = steps
+    return [first, *others[-1:], *others[:-1]]
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -273,9 +295,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
     rows = {**VARIANTS, **ABLATIONS}
     command_line.add_compared(parser, "text", COMPARED, rows=list(rows))
+    add_switch_args(parser)
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     shared(parser, "seeds", default=[1])
-    shared(parser, "updates", default=1300)
+    shared(parser, "updates", default=1200)
     shared(parser, "jobs", default=available_cores())
     shared(parser, "threads", default=1)
     shared(parser, "work", default=Path("build/quickstart"))
@@ -291,7 +314,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{flag} needs --data; the built-in number lists have their own splits")
     if args.ablations:
         args.compare = list(dict.fromkeys([*(args.compare or COMPARED), *ABLATIONS]))
-    args.variants = command_line.settings_to_compare(args, "text", COMPARED, rows)
+    args.plan = command_line.plan_trainings(args, "text", COMPARED, rows, args.updates)
     command_line.check_shared(args)
     return args
 
@@ -313,9 +336,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         metrics=metrics_are(data.languages[1]),
     )
     comparison = Comparison(args, data, facts)
-    variants = in_order_of_contrast(list(args.variants))
-    jobs = [partial(comparison.run, name, seed) for seed in args.seeds for name in variants]
-    runs.run_trainings(jobs, args.jobs, args.updates)
+    from_scratch = in_order_of_contrast([step for step in args.plan if not step.continues])
+    continued = [step for step in args.plan if step.continues]
+    for steps in filter(None, (from_scratch, continued)):
+        jobs = [partial(comparison.run, step, seed) for seed in args.seeds for step in steps]
+        runs.run_trainings(jobs, args.jobs, *{step.updates for step in steps})
     comparison.write(shown=True)
 
 

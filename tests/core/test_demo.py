@@ -108,6 +108,44 @@ def quick(tmp_path_factory):
     return folder, out.getvalue(), err.getvalue()
 
 
+def test_a_trained_model_is_switched_beside_its_yardsticks(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "text", TASKS["text"]._replace(tests=(40, 80)))
+    words = ("--domain", "text", "--updates", 4, "--seeds", 1)
+    switching = ("--switch-from", "sinpos", "--switch-updates", 0, "50%")
+    errors = demo(tmp_path / "switched", *words, *switching, "--compare", "shape", "relpos")
+    first = demo(tmp_path / "first", *words, "--compare", "sinpos")
+    assert first.items() <= errors.items()
+    scratch = demo(
+        tmp_path / "scratch", *words[:2], "--updates", 6, *words[4:], "--compare", "shape"
+    )
+    after = [f"{name}, {n} updates after sinpos" for name in ("shape", "relpos") for n in (0, 2)]
+    others = [f"{name} from scratch, 6 updates" for name in ("shape", "relpos")]
+    assert {key[0] for key in errors} == {"sinpos", "sinpos, 2 more updates", *after, *others}
+    for size in ("40", "80"):
+        assert errors[others[0], "1", size] == scratch["shape", "1", size]
+        # not augmented, shape has the sinusoids of sinpos
+        assert errors[after[0], "1", size] == errors["sinpos", "1", size]
+    assert errors[after[0], "1", "80"] != errors[after[1], "1", "80"]
+    page = (tmp_path / "switched" / "scores.md").read_text()
+    assert "**After sinpos**: weights of this model" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sinpos", "--switch-updates", "10 %"], "--switch-updates 10 % is not allowed; allowed:"),
+        (["sinpos", "--compare", "sinpos"], "--switch-from sinpos is among the types of --compare"),
+        (["sinpos", "--switch-rate", "0"], "--switch-rate: '0' is not allowed; allowed: above 0"),
+        (["sinus"], "--switch-from sinus is unknown; allowed: nopos"),
+    ],
+)
+def test_switches_that_cannot_be_are_refused(words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        demo(tmp_path, "--switch-from", *words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_it_writes_table_page_and_picture(quick):
     folder, out, err = quick
     assert {key[:2] for key in scores(folder)} == {

@@ -1,6 +1,6 @@
 """Proves that a checkpoint stores all position settings, and that a training continues only with
 the settings and the dictionary that it began with, unless a flag allows others; that fine-tuning
-may begin with new relative tables; that damaged files are named."""
+may switch the positions; that damaged files are named."""
 
 import argparse
 import shutil
@@ -9,11 +9,12 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, models
 
+from cape_plugins import TYPES
 from cape_plugins.checkpoints.fairseq_files import fairseq_config
 from cape_plugins.settings import registry
 from cape_plugins.settings.config import option_fields
 from fairseq_user_dir.average import average_checkpoints
-from fairseq_user_dir.checkpoints import read_checkpoint
+from fairseq_user_dir.checkpoints import _switched_positions, read_checkpoint
 from fairseq_user_dir.host.errors import SettingsError
 from fairseq_user_dir.serving.source_checkpoint import load_trained
 from tests.fairseq.conftest import UPDATES
@@ -21,10 +22,12 @@ from tests.fairseq.test_average import checkpoint
 from tests.support.fairseq_models import (
     USER_DIR,
     Task,
+    build,
     configure,
     flags,
     lm_words,
     load,
+    loss_of,
     parameters,
     run_here,
     train_words,
@@ -175,6 +178,30 @@ def test_new_relative_tables_start_anew(corpus, trained, tmp_path):
     torch.save(state, tmp_path / "checkpoint_last.pt")
     with pytest.raises(SettingsError, match=r"encoder.layers.1.self_attn.relative.keys, the check"):
         run_here(*train_words(corpus.binary, tmp_path, *words, updates=2))
+
+
+@pytest.mark.slow
+def test_learned_tables_give_way_to_the_biases_of_another_type(corpus, trained, tmp_path):
+    words = ["--finetune-from-model", trained("abspos"), "--lr", 0, "--position-embedding", "fire"]
+    run_here(*train_words(corpus.binary, tmp_path, *words, updates=1))
+    start, result = parameters(trained("abspos")), parameters(tmp_path / "checkpoint_last.pt")
+    assert {name.split(".")[1] for name in start.keys() - result.keys()} == {"embed_positions"}
+    assert all(".layer_bias." in name for name in result.keys() - start.keys())
+    assert all(torch.equal(start[name], result[name]) for name in start.keys() & result.keys())
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("trained_type", ["abspos", "relpos", "fire"])
+def test_every_type_takes_the_weights_of_another(trained_type, name):
+    """Only the loading; the test above trains."""
+    trained_model = build(position_embedding=trained_type)
+    model = build(seed=2, position_embedding=name)
+    with _switched_positions(model):
+        model.load_state_dict(trained_model.state_dict())
+    shared = trained_model.state_dict().keys() & model.state_dict().keys()
+    assert "encoder.layers.0.self_attn.q_proj.weight" in shared
+    assert all(torch.equal(trained_model.state_dict()[n], model.state_dict()[n]) for n in shared)
+    assert torch.isfinite(loss_of(model, seed=1))
 
 
 @pytest.mark.slow

@@ -80,6 +80,19 @@ def test_it_says_what_the_result_computes_otherwise(
     assert shown == changes
 
 
+def test_converted_folders_convert_again(stock, tmp_path):
+    folder, _ = stock["marian"]
+    converted("marian", folder, tmp_path / "sinpos", "--position-embedding", "sinpos")
+    model = converted(
+        "marian", tmp_path / "sinpos", tmp_path / "fire", "--position-embedding", "fire"
+    )
+    assert model.config.position_embedding["type"] == "fire"
+    biases = [p for n, p in model.named_parameters() if ".layer_bias." in n]
+    model.train()(**batch("marian")).loss.backward()
+    assert biases
+    assert all(torch.isfinite(bias.grad).all() for bias in biases)
+
+
 NEUTRAL = [
     ("marian", "cape", ["--position-max-global-shift", "9"]),
     ("marian", "cape", ["--position-relative-context", "3", "--position-relative-values", "true"]),

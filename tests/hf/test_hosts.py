@@ -9,6 +9,7 @@ from packaging.version import Version
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
+from cape_plugins import ENCODINGS, TYPES
 from tests.support.hf import FAMILIES, OF_FAMILY, VARIANTS, answer, batch, loss, make, targets
 
 # What is resumed, and compiled: each type of random positions in some family.
@@ -73,13 +74,20 @@ def test_compiles_to_one_graph_for_all_shapes(family):
     assert graphs["unique_graphs"] == 1
 
 
-# one family of each other kind of stack; a decoder that draws by its encoder is marian's
+# one family of each other kind of stack, and all types that act in attention; a decoder that draws
+# by its encoder is marian's
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["marian", "speech_ctc", "bert", "llama"])
-def test_compiles_without_graph_breaks(family):
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *((family, CHOSEN[family]) for family in ("marian", "speech_ctc", "bert", "llama")),
+        *(("vit", name) for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention),
+    ],
+)
+def test_compiles_without_graph_breaks(family, name):
     """In training, with augmentation."""
     skip_before_5_18(family)
-    model = shallow(family, CHOSEN[family]).train()
+    model = shallow(family, name).train()
     torch._dynamo.reset()
     backend = "aot_eager" if family == "bert" else "eager"  # which traces the gradient, too
     compiled = torch.compile(model, fullgraph=True, backend=backend)

@@ -110,7 +110,7 @@ def test_attention_functions_agree(name, implementation):
 def test_layers_without_positions_are_stock_layers(name):
     model = switch(make("vit", "nopos"), {"type": name, "layers": "not:2"})
     attentions = [type(m).__name__ for m in model.modules() if hasattr(m, "q_proj")]
-    assert [kind.startswith("Position") for kind in attentions] == [
+    assert [kind.startswith("PositionAttention") for kind in attentions] == [
         number % 2 == 0 for number in range(len(attentions))
     ]
     assert torch.isfinite(answer(model(**batch("vit")))).all()

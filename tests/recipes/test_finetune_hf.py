@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file
 
 import hf_models
 from recipes.asr import finetune_hf as asr
@@ -76,7 +77,7 @@ def test_built_in_translation_is_scored_by_length(tmp_path, monkeypatch, capsys)
 
 @pytest.mark.slow
 def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path, monkeypatch):
-    """Trained from scratch on csv, then its checkpoint finetuned with another type."""
+    """Trained from scratch on csv, then its checkpoint switched to another type."""
     rows = [f'"a b c {n}","x y {n}"' for n in range(40)]
     (tmp_path / "train.csv").write_text("\n".join(["en,de", *rows]) + "\n")
     common = ["--train-file", "train.csv", *map(str, QUICK)]
@@ -86,10 +87,18 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     run_cli("python", repo_root / "recipes/mt/finetune_hf.py", *common, *first, cwd=tmp_path)
     monkeypatch.chdir(tmp_path)
     second = ["--model", "first/sinpos", "--position-embedding", "cape", "--output", "second"]
+    second += ["--switch-updates", "0", "50%", "--switch-scratch", "--seed", "7"]
     mt.main([*common, *second])
-    config = json.loads((tmp_path / "second/cape/config.json").read_text())
-    assert config["position_embedding"]["type"] == "cape"
-    assert list(read_scores(tmp_path / "second", "bleu")["cape"])[-1] == "all"
+    rows = ["cape, 0 updates", "cape, 2 updates", "cape from scratch, 6 updates"]
+    assert list(read_scores(tmp_path / "second", "bleu")) == rows
+    folders = ["first/sinpos", *(f"second/{hf_training.folder_name(row)}" for row in rows)]
+    first_weight, *weights = (
+        load_file(f"{folder}/model.safetensors")["model.encoder.layers.0.fc1.weight"]
+        for folder in folders
+    )
+    moved = [float((weight - first_weight).abs().max()) for weight in weights]
+    assert moved[0] == 0 < moved[1] < 0.01 < moved[2]
+    assert '"type": "cape"' in (tmp_path / folders[2] / "config.json").read_text()
 
 
 def test_given_settings_win_over_those_of_the_built_in_data():

@@ -71,11 +71,11 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
     tested, checkpoint = [], tmp_path / "number_lists/runs/cape-seed2/checkpoint_last.pt"
 
     def train(data, run, flags, settings, *, threads, title, until=None):
-        ends = "--max-update 1300 --total-num-update 1300"
+        ends = "--max-update 1200 --total-num-update 1200"
         assert f"{ends} --seed {2 * runs.SEED_STEP} --position-embedding cape" in " ".join(flags)
         updates = int(checkpoint.read_text()) if checkpoint.exists() else 0
         run.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_text(str(max(updates, until or 1300)))
+        checkpoint.write_text(str(max(updates, until or 1200)))
         if until:
             (run / runs.FIRST_SECONDS).write_text("1.0")
         return 1.0
@@ -87,12 +87,47 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
     monkeypatch.setattr(Comparison, "test", test)
     words = ["--work", str(tmp_path), "--output", str(tmp_path / "out"), "--compare", "cape"]
     data = Data(tmp_path / "number_lists/data", {}, ("en", "de"), "", (), ())
-    comparison = Comparison(parse_arguments(words), data, {})
-    comparison.run("cape", 2)
-    assert tested == [("cape (400 of 1300 updates)", "400"), ("cape", "1300")]
+    args = parse_arguments(words)
+    comparison, (step,) = Comparison(args, data, {}), args.plan
+    comparison.run(step, 2)
+    assert tested == [("cape (400 of 1200 updates)", "400"), ("cape", "1200")]
     checkpoint.write_text("1200")
-    comparison.run("cape", 2)
-    assert tested[2:] == [("cape", "1300")]
+    comparison.run(step, 2)
+    assert tested[2:] == [("cape", "1200")]
+
+
+def test_a_switched_model_begins_with_the_trained_one(tmp_path, monkeypatch):
+    """With a schedule of its updates and other seeds; 0 updates move no weight."""
+    flags = {}
+
+    def train(data, run, words, settings, *, threads, title, until=None):
+        flags[title] = " ".join(words)
+        return 1.0
+
+    monkeypatch.setattr(runs, "train", train)
+    monkeypatch.setattr(Comparison, "test", lambda *args: None)
+    words = ["--work", str(tmp_path), "--output", str(tmp_path / "out"), "--updates", "40"]
+    words += ["--switch-rate", "2"]
+    args = parse_arguments([*words, "--switch-from", "sinpos", "--switch-updates", "0", "25%"])
+    data = Data(tmp_path / "number_lists/data", {}, ("en", "de"), "", (), ())
+    comparison = Comparison(args, data, {})
+    for step in args.plan:
+        comparison.run(step, 1)
+    first, more, none, switched, scratch = flags.values()
+    assert list(flags)[3] == "cape, 10 updates after sinpos seed 1"
+    start = f"--finetune-from-model {tmp_path}/number_lists/runs/sinpos-seed1/checkpoint_last.pt"
+    assert all(start in words for words in (more, none, switched))
+    assert "--finetune" not in first + scratch
+    assert none.endswith("--position-embedding cape --position-max-global-shift 30")
+    seed, other_seed = runs.SEED_STEP, 501 * runs.SEED_STEP
+    assert f"--max-update 40 --total-num-update 40 --seed {seed} " in first
+    assert f"--max-update 50 --total-num-update 50 --seed {seed} " in scratch
+    schedule = (
+        f"--max-update 10 --total-num-update 10 --seed {other_seed} --warmup-updates 2 --lr 0.004 "
+    )
+    assert all(schedule in words for words in (more, switched))
+    assert "--max-update 1 " in none
+    assert "--lr 0 --finetune" in none
 
 
 @pytest.fixture

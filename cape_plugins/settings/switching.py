@@ -1,0 +1,147 @@
+"""Switching a trained model to another position embedding: options of programs that compare, and
+the trainings that a fair comparison needs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cape_plugins.settings.arguments import TYPE_ARG, settings_to_compare
+from cape_plugins.settings.registry import DEFAULT_TYPE
+
+SWITCH_UPDATES = ("0", "10%", "25%", "50%")  # of the first training
+
+
+class Step(NamedTuple):
+    """A training, whose model is tested.
+
+    Attributes:
+        name: Name of the result.
+        settings: ``{"type": ..., option: value}``.
+        updates: Training steps.
+        continues: True if the training begins with the weights of the first training, but for
+            parameters of positions that its type does not have, or that are new in its type.
+        rate: Highest learning rate, as a multiple of the first training's.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    updates: int
+    continues: bool = False
+    rate: float = 1.0
+
+
+def add_switch_args(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--switch-from`` and ``--switch-updates``."""
+    parser.add_argument(
+        "--switch-from",
+        metavar="TYPE",
+        help="trains this type first, then goes on with each type of --compare (default: "
+        f"{DEFAULT_TYPE}) for the numbers of updates of --switch-updates; shows beside these the "
+        "first type as it is, the first type trained on for as long, and each type trained from "
+        "scratch for as long as both trainings together",
+    )
+    percents = " ".join(SWITCH_UPDATES).replace("%", "%%")
+    parser.add_argument(
+        "--switch-updates",
+        nargs="+",
+        metavar="N",
+        default=SWITCH_UPDATES,
+        help="updates after the switch, as numbers or as shares of the first training (default: "
+        f"{percents})",
+    )
+    parser.add_argument(
+        "--switch-rate",
+        type=_rate,
+        metavar="X",
+        default=1.0,
+        help="highest learning rate after the switch, as a multiple of the first training's "
+        "(default: 1)",
+    )
+
+
+def plan_trainings(
+    args: argparse.Namespace,
+    domain: str,
+    default: Sequence[str],
+    rows: Mapping[str, Mapping[str, Any]],
+    updates: int,
+) -> list[Step]:
+    """The trainings that ``--compare``, or ``--switch-from``, asks for.
+
+    Args:
+        args: Parsed flags.
+        domain: Domain of the models.
+        default: Names that are compared if neither flag is given.
+        rows: See :func:`~cape_plugins.settings.arguments.settings_to_compare`.
+        updates: Training steps of a training from scratch.
+
+    Returns:
+        The first training of ``--switch-from``, the trainings that continue it, and those from
+        scratch for as long; without this flag, a training of each compared type.
+
+    Raises:
+        ValueError: names the flag, the value, what is allowed and what to do.
+    """
+    if args.switch_from is None:
+        compared = settings_to_compare(args, domain, default, rows)
+        return [Step(name, settings, updates) for name, settings in compared.items()]
+    compared = settings_to_compare(args, domain, [DEFAULT_TYPE], rows)
+    first_args = argparse.Namespace(compare=[args.switch_from], **{TYPE_ARG: None})
+    try:
+        ((first_name, first_settings),) = settings_to_compare(
+            first_args, domain, default, rows
+        ).items()
+    except ValueError as error:
+        raise ValueError(str(error).replace("--compare", "--switch-from")) from None
+    if first_name in compared:
+        raise ValueError(
+            f"--switch-from {first_name} is among the types of --compare; allowed: another type; "
+            "leave one out."
+        )
+    numbers = [number_of_updates(text, updates) for text in args.switch_updates]
+    most = max(numbers)
+    continued = [(f"{first_name}, {most} more updates", first_settings, most)] if most else []
+    continued += [
+        (f"{name}, {n} updates after {first_name}", settings, n)
+        for name, settings in compared.items()
+        for n in numbers
+    ]
+    total = updates + most
+    return [
+        Step(first_name, first_settings, updates),
+        *(Step(*row, continues=True, rate=args.switch_rate) for row in continued),
+        *(
+            Step(f"{name} from scratch, {total} updates", settings, total)
+            for name, settings in compared.items()
+        ),
+    ]
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: above 0 to 100")
+    return value
+
+
+def number_of_updates(text: str, first_updates: int) -> int:
+    """Updates after the switch, from a number or from a share of the first training.
+
+    Raises:
+        ValueError: for any other text.
+    """
+    match = re.fullmatch(r"(\d+)(%?)", text)
+    if match is None:
+        raise ValueError(
+            f"--switch-updates {text} is not allowed; allowed: whole numbers such as 300, and "
+            "shares of the first training such as 25%."
+        )
+    number, percent = int(match[1]), match[2]
+    return round(first_updates * number / 100) if percent else number

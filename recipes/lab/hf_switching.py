@@ -1,0 +1,143 @@
+"""Switching the positions of a trained Hugging Face model: which trainings a comparison has, and
+what the first training says of their length and rate."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import Seq2SeqTrainingArguments
+
+from cape_plugins.settings.switching import number_of_updates
+from recipes.lab.steps import CommandError
+
+STATE = "trainer_state.json"  # written by the Trainer: updates, and the rate at each logged update
+
+
+class Training(NamedTuple):
+    """A row of a comparison.
+
+    Attributes:
+        name: Name of the row, and of the folder of the model.
+        settings: ``{"type": ..., option: value}``.
+        updates: Training steps; None for the duration in the Trainer's arguments.
+        from_scratch: True if the weights of ``--model`` are not taken.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    updates: int | None = None
+    from_scratch: bool = False
+
+
+class FirstTraining(NamedTuple):
+    """What the training of ``--model`` has logged.
+
+    Attributes:
+        updates: Training steps.
+        rate: Highest learning rate; None if no rate was logged.
+    """
+
+    updates: int
+    rate: float | None
+
+
+def add_switch_args(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a comparison of switched models."""
+    parser.add_argument(
+        "--switch-updates",
+        nargs="+",
+        metavar="N",
+        help="with --model: trains each type of --compare for each of these numbers of updates, "
+        "such as 0 10%% 25%% 50%% of the updates of the model's training; 0 tests the model as it "
+        "is. Without --learning_rate, the highest rate of the model's training is taken",
+    )
+    parser.add_argument(
+        "--switch-scratch",
+        action="store_true",
+        help="with --switch-updates: also trains each type from scratch, for as long as the "
+        "model's training and the longest of --switch-updates together",
+    )
+
+
+def first_training(path: str) -> FirstTraining | None:
+    """Reads what the Trainer stored beside a model, or beside its last checkpoint; None if nothing
+    is there, as beside most models of the hub."""
+    checkpoints = sorted(
+        Path(path).glob(f"checkpoint-*/{STATE}"),
+        key=lambda file: int(file.parent.name.rpartition("-")[2]),
+    )
+    files = [file for file in (Path(path, STATE), *checkpoints[::-1]) if file.is_file()]
+    if not files:
+        return None
+    state = json.loads(files[0].read_text("utf-8"))
+    rates = [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
+    return FirstTraining(state["global_step"], max(rates, default=None))
+
+
+def plan_trainings(
+    compared: Mapping[str, Mapping[str, Any]], args: argparse.Namespace
+) -> list[Training]:
+    """One training of each type, or those of ``--switch-updates``.
+
+    Raises:
+        CommandError: if the updates are shares of a training that is not known.
+    """
+    if not args.switch_updates:
+        if args.switch_scratch:
+            raise CommandError("--switch-scratch belongs to --switch-updates; give both")
+        return [Training(name, settings) for name, settings in compared.items()]
+    words = f"--switch-updates {' '.join(args.switch_updates)}"
+    if not args.model:
+        raise CommandError(f"{words}: switches a trained model; give the model by --model")
+    first = first_training(args.model)
+    needs_first = args.switch_scratch or any(text.endswith("%") for text in args.switch_updates)
+    if first is None and needs_first:
+        what = "--switch-scratch" if args.switch_scratch else words
+        raise CommandError(
+            f"{what}: {args.model} has no {STATE}, which says how long it was trained; give whole "
+            "numbers of updates, and no --switch-scratch"
+        )
+    try:
+        total = first.updates if first else 0
+        numbers = [number_of_updates(text, total) for text in args.switch_updates]
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    plan = [
+        Training(f"{name}, {updates} updates", settings, updates)
+        for name, settings in compared.items()
+        for updates in numbers
+    ]
+    if args.switch_scratch:
+        plan += _from_scratch(compared, total + max(numbers))
+    return plan
+
+
+def _from_scratch(compared: Mapping[str, Mapping[str, Any]], updates: int) -> list[Training]:
+    return [
+        Training(f"{name} from scratch, {updates} updates", settings, updates, from_scratch=True)
+        for name, settings in compared.items()
+    ]
+
+
+def take_rate(
+    args: argparse.Namespace, training: Seq2SeqTrainingArguments, flags: Sequence[str]
+) -> None:
+    """Sets the highest learning rate of the model's training, unless the command line has one."""
+    if not args.switch_updates or any(word.split("=")[0] == "--learning_rate" for word in flags):
+        return
+    first = first_training(args.model) if args.model else None
+    if first is not None and first.rate:
+        training.learning_rate = first.rate
+
+
+def changed_arguments(row: Training, training: Seq2SeqTrainingArguments) -> dict[str, Any]:
+    """The Trainer's arguments of a row: its updates, and a warm-up of a quarter at most."""
+    if not row.updates:
+        return {}
+    warm_up = training.warmup_steps
+    return {
+        "max_steps": row.updates,
+        "warmup_steps": min(warm_up, row.updates // 4) if warm_up >= 1 else warm_up,
+    }
