@@ -327,11 +327,7 @@ def check_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module) -> None
             _refuse(model, f"{has} has parameters '*{part}*', {has_not} has none", flags)
         for name, value in ours.items():
             if name not in theirs:
-                _refuse(
-                    model,
-                    f"this model has the parameter {name}, and the checkpoint does not",
-                    flags,
-                )
+                _refuse(model, f"the checkpoint lacks the parameter {name} of this model", flags)
             if theirs[name].shape != value.shape:
                 shapes = f"{tuple(theirs[name].shape)} in the checkpoint, {tuple(value.shape)} here"
                 _refuse(model, f"{name} has shape {shapes}", flags)
@@ -340,7 +336,7 @@ def check_state_dict(state_dict: Mapping[str, Tensor], model: nn.Module) -> None
 def _refuse(model: nn.Module, what: str, flags: str) -> None:
     config = position_config(model)
     raise SettingsError(
-        f"{what}: they were built with different settings of {flags}. This model has "
+        f"{what}: checkpoint and model have different settings of {flags}. This model has "
         f"{flag(TYPE_ARG)} {config.type} {flag(PREFIX + 'relative_context')} "
         f"{config.relative_context}; give the settings that the checkpoint was trained with. To "
         "switch the positions of a trained model, start a new training from its weights by "
@@ -352,8 +348,7 @@ def _refuse(model: nn.Module, what: str, flags: str) -> None:
 
 
 def dictionary_marks(task: FairseqTask) -> dict[str, list[Any]]:
-    """Number of symbols, and a digest of the symbols in order, for each side that has a
-    dictionary."""
+    """Number of symbols and a digest of the symbols in order, for each side with a dictionary."""
     marks = {}
     for side in ("source", "target"):
         try:
@@ -373,10 +368,9 @@ def _check_marks(task: FairseqTask, state: Mapping[str, Any] | None, where: str)
     for side, (size, digest) in ((state or {}).get(DICTIONARIES) or {}).items():
         if side in marks and marks[side][0] == size and marks[side][1] != digest:
             raise SettingsError(
-                f"{where} was trained with other units, or with units in another order, than this "
-                f"{side} dictionary, which has the same number of units ({size}): the embeddings "
-                "would belong to other words. Give the data folder with the dictionary of "
-                f"training{_not(task)}."
+                f"{where} was trained with other units than this {side} dictionary, or in another "
+                f"order; both have {size} units, so the embeddings would belong to other words. "
+                f"Give the data folder with the dictionary of training{_not(task)}."
             )
 
 
