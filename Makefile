@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PACKAGES := cape_plugins fairseq_user_dir hf_models
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-hf setup-serve quickstart test test-fast test-versions test-hf-common lint format bench wheel clean distclean
+.PHONY: help setup setup-hf setup-serve quickstart test test-fast gpu-check test-versions test-hf-common lint format bench wheel clean distclean
 
 help: ## shows these lines
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -90,6 +90,17 @@ test: lint setup-serve ## runs ruff and all tests; ARGS= has options of pytest
 
 test-fast: setup-serve ## runs the tests that start no command lines and train nothing long
 	$(PYTEST) -m "not slow" $(ARGS)
+
+# Workers share the card. Tests go to them one by one, because some compile for half a minute.
+GPU_WORKERS ?= 8
+GPU_RESULTS ?= results/gpu-check
+GPU_BENCH := $(BIN)/python -m benchmarks.run relative attention --device cuda --output $(GPU_RESULTS)
+
+gpu-check: setup-hf ## tests and measures on a GPU: tests/gpu, then benchmarks into results/gpu-check
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu \
+	    -n $(GPU_WORKERS) --dist load --maxschedchunk 1 --durations 10 $(ARGS)
+	$(GPU_BENCH) --warm-up 3 --rounds 10
+	$(GPU_BENCH) --warm-up 5 --rounds 30 --dtype float16
 
 # The fast tests of Hugging Face models on the oldest tested release of transformers and on the newest
 # one of the package index, each in a folder in front of the environment; RELEASES="5.21.1 5.22.2"

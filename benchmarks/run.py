@@ -19,6 +19,7 @@ BENCHMARKS = {
     "embedding": "embedding:run",
     "training": "translation:run_training",
     "relative": "relative:run",
+    "attention": "attention:run",
     "generation": "translation:run_generation",
     "huggingface": "huggingface:run",
     "families": "families:run",

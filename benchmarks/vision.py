@@ -94,12 +94,14 @@ def univit_steps(setup: Setup, batch: int, sizes: Sequence[int], home: int) -> d
     }
 
 
-def type_steps(setup: Setup, batch: int, size: int, home: int) -> dict[str, Step]:
+def type_steps(
+    setup: Setup, batch: int, size: int, home: int, names: Sequence[str] = TYPES
+) -> dict[str, Step]:
     inputs: dict[str, Any] = {
         "pixel_values": images_of(setup, batch, size),
         "labels": torch.zeros(batch, dtype=torch.long, device=setup.device),
     }
-    return training_steps(models(setup, home), inputs)
+    return training_steps(models(setup, home, names), inputs)
 
 
 def embedding_steps(setup: Setup, batch: int, size: int, home: int) -> dict[str, Step]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import (
+    attention,
     embedding,
     families,
     hosts,
@@ -45,6 +46,10 @@ EXPECTED = {
         "part": {"layer", "encoder", "decoder"},
         "T": {"10", "20"},
     },
+    "attention": {
+        "variant": set(attention.types()),
+        "case": {"translation, 4 x 20", "images, 2 x 32 px"},
+    },
     "generation": {"variant": {"stock", *FEW, "cape, no BOS"}, "T": {"5", "10"}},
 }
 # families differ in their variants
@@ -78,7 +83,7 @@ def results(run_cli, tmp_path_factory) -> Path:
 
     groups = {id(group): name for name, group in families.FAMILIES.items()}
     with pytest.MonkeyPatch.context() as patch:
-        for module in (embedding, huggingface, speech):
+        for module in (attention, embedding, huggingface, speech):
             patch.setattr(module, "peak_memory", lambda setup, make, *args: 1.0)
         for module in (embedding, hosts, speech):
             patch.setattr(module, "TYPES", FEW)
