@@ -17,16 +17,14 @@ SHARPNESS = 0.1  # c of FIRE at the beginning of a training
 STEEPER = 8.0  # factor between the slopes of a head to either side, if slopes are directed
 
 
-def alibi_slopes(num_heads: int) -> list[float]:
-    """Slopes of the heads, ``2^(-8 h / H)``. If H is no power of two: the slopes of the next
-    smaller power of two, then every other slope of the next larger power of two, as in the code of
-    ALiBi."""
-
-    def of_power(power: int) -> list[float]:
-        return [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
-
+def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
+    """Slopes of the heads ``[H]``, ``2^(-8 h / H)``. If H is no power of two: the slopes of the
+    next smaller power of two, then every other slope of the next larger power of two, as in the
+    code of ALiBi. They are computed on the device, because a copy to a GPU waits for it."""
     power = 2 ** int(math.log2(num_heads))
-    return of_power(power) + of_power(2 * power)[0::2][: num_heads - power]
+    head = torch.arange(num_heads, device=device, dtype=torch.float32)
+    share = torch.where(head < power, (head + 1) / power, (head - power + 0.5) / power)
+    return torch.exp2(-8.0 * share)
 
 
 class LinearBias(nn.Module):
@@ -41,7 +39,7 @@ class LinearBias(nn.Module):
 
     def __init__(self, num_heads: int, unit: float, directed: bool = False) -> None:
         super().__init__()
-        self.slopes, self.unit, self.directed = alibi_slopes(num_heads), unit, directed
+        self.num_heads, self.unit, self.directed = num_heads, unit, directed
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """Coordinates ``[B or 1, T, D]`` and ``[B or 1, S, D]`` to ``[B or 1, H, T, S]``."""
@@ -50,10 +48,10 @@ class LinearBias(nn.Module):
             distance = difference[..., 0].abs()
         else:
             distance = difference.square().sum(-1).sqrt()
-        slopes = torch.tensor(self.slopes, device=query.device)[:, None, None]
+        slopes = alibi_slopes(self.num_heads, query.device)[:, None, None]
         if self.directed:
             is_before = difference[..., 0][:, None] < 0
-            is_even = torch.arange(len(self.slopes), device=query.device)[:, None, None] % 2 == 0
+            is_even = torch.arange(self.num_heads, device=query.device)[:, None, None] % 2 == 0
             slopes = torch.where(is_before == is_even, STEEPER * slopes, slopes)
         return -slopes * distance[:, None]
 
@@ -78,8 +76,9 @@ class FireBias(nn.Module):
         self.unit, self.causal = unit, causal
         self.hidden = nn.Linear(num_coords, HIDDEN)
         self.output = nn.Linear(HIDDEN, num_heads)
-        self.sharpness = nn.Parameter(torch.tensor(SHARPNESS))
-        self.threshold = nn.Parameter(torch.tensor(1.0))  # times THRESHOLD, as in the paper's code
+        # vectors of one number, because FSDP2 cannot shard scalars
+        self.sharpness = nn.Parameter(torch.tensor([SHARPNESS]))
+        self.threshold = nn.Parameter(torch.ones(1))  # times THRESHOLD, as in the paper's code
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """Coordinates ``[B or 1, T, D]`` and ``[B or 1, S, D]`` to ``[B or 1, H, T, S]`` float32,

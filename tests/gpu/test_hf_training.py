@@ -98,7 +98,7 @@ assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not 
 mesh = dist.device_mesh.init_device_mesh(DEVICE.type, (1,))
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 for family, name in (
-    ("marian", "cape"), ("vit", "cape"), ("vit", "rope"), ("vit", "alibi"), ("llama", "cape")
+    ("marian", "cape"), ("vit", "cape"), ("vit", "rope"), ("vit", "alibi"), ("vit", "fire"), ("llama", "cape")
 ):
     model = make(family, name).to(DEVICE).train()
     model.set_attn_implementation("sdpa")
