@@ -13,8 +13,8 @@ class Angles(NamedTuple):
     """Cosines and sines of the angles by which pairs of channels are turned, float32.
 
     Attributes:
-        cos: ``[B or 1, 1, T, d/2]``.
-        sin: ``[B or 1, 1, T, d/2]``.
+        cos: ``[B or 1, 1, T, d]``, the cosine of the pair of each channel.
+        sin: ``[B or 1, 1, T, d]``, the sine of the pair; negative for the first channel of a pair.
     """
 
     cos: Tensor
@@ -28,8 +28,8 @@ class Angles(NamedTuple):
         cos, sin = (part.to(x.dtype) for part in self)
         if front:
             cos, sin = F.pad(cos, (0, 0, front, 0), value=1.0), F.pad(sin, (0, 0, front, 0))
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        # four operations on whole tensors: on a GPU their number counts, not their size
+        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 class Rotation(nn.Module):
@@ -74,4 +74,5 @@ class Rotation(nn.Module):
             dim=-1,
         )
         angle = F.pad(angle, (0, pairs - angle.shape[-1]))[:, None]
-        return Angles(angle.cos(), angle.sin())
+        cos, sin = angle.cos(), angle.sin()
+        return Angles(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))

@@ -65,7 +65,7 @@ def test_embedding_on_the_gpu_is_that_of_the_cpu(name, domain, training):
         assert actual is None
         return
     assert actual.device.type == DEVICE.type
-    close(actual, expected, 1e-4)  # phases of offsets up to 500 are rounded
+    close(actual, expected, 4e-3)  # phases of offsets up to 500 are rounded
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -138,7 +138,7 @@ def test_positions_in_attention_are_those_of_the_cpu(name, domain, options, dtyp
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert ours.dtype == dtype
-            close(ours, theirs, 4 * ROUNDING[dtype] if dtype != torch.float32 else 2e-4)
+            close(ours, theirs, 4 * ROUNDING[dtype] if dtype != torch.float32 else 1e-3)
 
 
 @pytest.mark.parametrize("options", [{}, {"beyond": "zero", "values": True}], ids=["keys", "both"])
@@ -148,7 +148,7 @@ def test_relative_attention_is_that_of_the_cpu(options):
     padding, causal = ~valid_mask((9, 5), 9), torch.ones(9, 9).triu(1).bool()
 
     def results(device):
-        tensors = [query.to(device).requires_grad_() for _ in range(3)]
+        tensors = [query.clone().to(device).requires_grad_() for _ in range(3)]
         masks = {"attn_mask": causal.to(device), "key_padding_mask": padding.to(device)}
         module = copy.deepcopy(positions).to(device)
         output, _ = relative_attention(*tensors, module, **masks)

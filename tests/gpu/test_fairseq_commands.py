@@ -51,11 +51,10 @@ def test_half_precision_trains_and_generates(name, corpus, test_data, tmp_path):
             torch.testing.assert_close(forced, printed, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", ["cape", "randpos", "fire", "cape+relative"])
-def test_training_resumes_bit_for_bit(name, half, corpus, tmp_path):
-    options = [*CLI_VARIANTS[name], *(HALF if half else []), "--save-interval-updates", 4]
-    options += ["--disable-validation"]
+def test_training_resumes_bit_for_bit(name, corpus, tmp_path):
+    """In float32: with --fp16 fairseq stores rounded weights, whatever the positions."""
+    options = [*CLI_VARIANTS[name], "--save-interval-updates", 4, "--disable-validation"]
     with deterministic():
         train(corpus, tmp_path / "whole", *options, updates=8)
         train(corpus, tmp_path / "again", *options, updates=4)

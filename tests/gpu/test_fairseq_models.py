@@ -228,7 +228,8 @@ def encoder_peak(name, length):
 
 
 def test_turned_queries_and_keys_keep_the_fused_kernel():
-    """No T x T scores: the memory of a step is that of a model without positions."""
+    """No T x T scores, which would more than double the memory; turned queries and keys of such
+    narrow layers are a twelfth of it."""
     length = 4000 if ON_GPU else 100
     peaks = {name: encoder_peak(name, length) for name in ("nopos", "rope")}
-    assert peaks["rope"] <= 1.05 * peaks["nopos"], peaks
+    assert peaks["rope"] <= 1.1 * peaks["nopos"], peaks

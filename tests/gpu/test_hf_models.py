@@ -223,7 +223,9 @@ def test_a_step_waits_no_more_often_than_that_of_the_stock_model(family, name, m
     if FAMILIES[family].stock_model is None:
         plain = next(iter(OF_FAMILY[family]))  # without positions
         stock = training_waits(build(family, plain), inputs)
-        assert len(stock) <= sum(WAITS[family].values()) + 2, stock  # CTC reads lengths
+        # the CTC loss of torch copies and reads lengths
+        of_model = [place for place in stock if "/torch/nn/functional.py" not in place]
+        assert len(of_model) <= sum(WAITS[family].values()) + 2, stock
     else:
         flags = FAMILIES[family].stock_call
         stock = training_waits(FAMILIES[family].build_stock(), {**inputs, **flags})

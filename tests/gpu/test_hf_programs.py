@@ -136,9 +136,10 @@ def model_peak(family, name):
 
 @pytest.mark.parametrize("family", ["vit", "bert"])
 def test_turned_queries_and_keys_keep_the_fused_kernel(family):
-    """No T x T scores: the memory of a step is that of a model without positions."""
+    """No T x T scores, which would more than double the memory; turned queries and keys of such
+    narrow layers are a twelfth of it."""
     peaks = {name: model_peak(family, name) for name in ("nopos", "rope")}
-    assert peaks["rope"] <= 1.05 * peaks["nopos"], peaks
+    assert peaks["rope"] <= 1.1 * peaks["nopos"], peaks
 
 
 def test_copies_of_models_on_the_gpu_compute_the_same():
