@@ -311,5 +311,5 @@ def report(
     program = started_as()
     if (number := state.num_processes) > 1:
         program = f"torchrun --nproc_per_node {number} {program.removeprefix('python ')}"
-    facts = how_made(shown_command(program, sys.argv[1:]), PACKAGES)
+    facts = how_made(shown_command(program, sys.argv[1:]), PACKAGES, state.device)
     write_scores(folder, title, rows, group, metrics, facts, **more)

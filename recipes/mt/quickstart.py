@@ -29,6 +29,8 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import NamedTuple
 
+import torch
+
 if __name__ == "__main__":  # also as a script, whose import path has only the folder of this file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -75,7 +77,7 @@ OPTIMISATION = f"""--criterion label_smoothed_cross_entropy --label-smoothing 0.
 DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
     --max-source-positions 100000 --max-target-positions 100000"""
 FURTHER = 500  # added to the seed of a training that continues another one
-FIRST_LOOK = 400  # updates after which a model is tested for the first picture
+FIRST_LOOK = 400  # updates after which a long training is tested for the first picture
 MIN_PAIRS = 8  # fairseq drops a last batch that is no multiple of 8, and refuses an empty set
 
 
@@ -194,6 +196,18 @@ def _schedule(updates: int, seed: int) -> str:
     return f"--max-update {updates} --total-num-update {updates} --seed {seed * runs.SEED_STEP}"
 
 
+def _on_device(flags: Sequence[str], device: torch.device) -> list[str]:
+    """The flags of a CPU, or those of another device."""
+    on_cpu = runs.device_flags(torch.device("cpu"))
+    if runs.device_flags(device) == on_cpu:
+        return list(flags)
+    return [flag for flag in flags if flag not in on_cpu]
+
+
+def _shown(flags: str, device: torch.device) -> str:
+    return " ".join(_on_device(flags.split(), device))
+
+
 class Comparison:
     """Collects scores; tables and figure are written again after each test of a model."""
 
@@ -208,15 +222,17 @@ class Comparison:
         variant, n, folder = step.name, step.updates, self.data.folder
         run = self.run_folder(step, seed)
         schedule = self.continue_flags(step, seed) if step.continues else _schedule(n, seed)
-        flags = shlex.split(f"{MODEL} {OPTIMISATION} {schedule} {self.flags[variant]}")
+        flags = f"{MODEL} {OPTIMISATION} {schedule} {self.flags[variant]}"
+        flags = _on_device(shlex.split(flags), self.args.device)
         made_of = (folder / "binary", run, flags, {"corpus": self.data.settings})
         how = {"threads": self.args.threads, "title": f"{variant} seed {seed}"}
         # a training that was interrupted later has a checkpoint of more updates
         begun = runs.is_finished(run) or (run / runs.FIRST_SECONDS).exists()
-        if n > 2 * FIRST_LOOK and not begun and not step.continues:
-            seconds = runs.train(*made_of, **how, until=FIRST_LOOK)
+        look = self.args.first_look
+        if look and n > 2 * look and not begun and not step.continues:
+            seconds = runs.train(*made_of, **how, until=look)
             with TemporaryDirectory(dir=run) as temporary:
-                name = f"{variant} ({FIRST_LOOK} of {n} updates)"
+                name = f"{variant} ({look} of {n} updates)"
                 self.test(variant, seed, name, run, Path(temporary), seconds)
         self.test(variant, seed, variant, run, run, runs.train(*made_of, **how))
 
@@ -242,7 +258,8 @@ class Comparison:
         groups, references, tokens = (read_written(data / f"test.{end}") for end in endings)
         paths = data / "binary", run / "checkpoint_last.pt", folder / "decoded"
         how = {"count": len(groups), "threads": self.args.threads}
-        pieces = runs.generate(*paths, shlex.split(DECODING), **how)
+        flags = _on_device(shlex.split(DECODING), self.args.device)
+        pieces = runs.generate(*paths, flags, **how)
         texts = list(map(SentencePiece(data / "sentencepiece.model").decode, pieces))
         made_of = texts, references, groups, self.data.labels, (pieces, tokens)
         scores = score_groups(*made_of, language=target)
@@ -299,6 +316,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ablations", action="store_true", help=f"also train {', '.join(ABLATIONS)}")
     shared(parser, "seeds", default=[1])
     shared(parser, "updates", default=1200)
+    add(
+        "--first-look",
+        type=command_line.int_at_least,
+        default=FIRST_LOOK,
+        metavar="N",
+        help="updates after which a training of more than twice as many is also tested; 0 for "
+        "none (default: %(default)s)",
+    )
+    shared(parser, "device", default="cpu")
     shared(parser, "jobs", default=available_cores())
     shared(parser, "threads", default=1)
     shared(parser, "work", default=Path("build/quickstart"))
@@ -328,11 +354,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     facts = how_made(
         shown_command("python -m recipes.mt.quickstart", argv),
         PACKAGES,
+        args.device,
         trainings=f"{args.jobs} at a time, threads {args.threads}",
         corpus=" ".join(f"{key} {value};" for key, value in data.settings.items()).strip(";"),
         model=f"`{' '.join(MODEL.split())}`",
-        training=f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
-        decoding=f"`{' '.join(DECODING.split())}`",
+        training=f"{args.updates} updates; `{_shown(OPTIMISATION, args.device)}`",
+        decoding=f"`{_shown(DECODING, args.device)}`",
         metrics=metrics_are(data.languages[1]),
     )
     comparison = Comparison(args, data, facts)

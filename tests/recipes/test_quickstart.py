@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -94,6 +95,26 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
     checkpoint.write_text("1200")
     comparison.run(step, 2)
     assert tested[2:] == [("cape", "1200")]
+    (tmp_path / "number_lists/runs/cape-seed2" / runs.FIRST_SECONDS).unlink()
+    Comparison(parse_arguments([*words, "--first-look", "0"]), data, {}).run(step, 2)
+    assert tested[3:] == [("cape", "1200")]
+
+
+@pytest.mark.parametrize(("device", "has_flag"), [("cpu", True), ("meta", False)])
+def test_device_decides_about_fairseqs_flag_of_a_cpu(tmp_path, monkeypatch, device, has_flag):
+    """In training and in decoding; meta stands for a GPU."""
+    seen = []
+    monkeypatch.setattr(runs, "train", lambda *args, **how: seen.append(args[2]) or 1.0)
+    monkeypatch.setattr(runs, "generate", lambda *args, **how: seen.append(args[3]) or [])
+    monkeypatch.setattr("recipes.mt.quickstart.read_written", lambda path: [])
+    monkeypatch.setattr("recipes.mt.quickstart.SentencePiece", lambda path: Mock())
+    monkeypatch.setattr("recipes.mt.quickstart.score_groups", lambda *args, **how: {})
+    monkeypatch.setattr(Comparison, "write", lambda self: None)
+    data = Data(tmp_path, {}, ("en", "de"), "", (), ())
+    args = parse_arguments(["--device", device, "--first-look", "0", "--output", str(tmp_path)])
+    Comparison(args, data, {}).run(args.plan[0], 1)
+    assert all("--num-workers" in flags for flags in seen)
+    assert ["--cpu" in flags for flags in seen] == [has_flag, has_flag]
 
 
 def test_a_switched_model_begins_with_the_trained_one(tmp_path, monkeypatch):
