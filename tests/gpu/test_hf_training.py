@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
+from cape_plugins import ENCODINGS, TYPES
 from tests.hf.test_hosts import CHOSEN, HALVED, RESUMED, Samples
 from tests.support.gpu import DEVICE, ON_GPU, close, deterministic, moved
 from tests.support.hf import FAMILIES, OF_FAMILY, answer, batch
