@@ -85,7 +85,8 @@ class Translator:
         def score(model: nn.Module, rows: list[int]) -> list[np.ndarray]:
             sources, targets = map(list, zip(*(ids[row] for row in rows), strict=True))
             scores = self.score(model, sources, targets).cpu().double().numpy()
-            return [values[: len(ids)] for values, ids in zip(scores, targets, strict=True)]
+            # not named `ids`: Python 3.12 and 3.13 would then lose the `ids` above
+            return [row[: len(target)] for row, target in zip(scores, targets, strict=True)]
 
         return self.over_batches([max(map(len, pair)) for pair in ids], score)
 
