@@ -129,11 +129,12 @@ def peak_memory(setup: Setup, make: Callable[..., Step], *args: object) -> float
     sent to the process by name.
     """
     if setup.device.type == "cuda":
-        return _peak_cuda(make(*args)) / MEBIBYTE
+        return peak_allocated(make(*args)) / MEBIBYTE
     return in_new_process(_peak_resident, make, args)
 
 
-def _peak_cuda(step: Step) -> int:
+def peak_allocated(step: Step) -> int:
+    """Bytes on the GPU that a step needs at its peak, beyond what was there before."""
     step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

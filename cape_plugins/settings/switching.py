@@ -21,7 +21,7 @@ class Step(NamedTuple):
     Attributes:
         name: Name of the result.
         settings: ``{"type": ..., option: value}``.
-        updates: Training steps.
+        updates: Training steps; None if the program sets the duration elsewhere.
         continues: True if the training begins with the weights of the first training, but for
             parameters of positions that its type does not have, or that are new in its type.
         rate: Highest learning rate, as a multiple of the first training's.
@@ -29,13 +29,13 @@ class Step(NamedTuple):
 
     name: str
     settings: Mapping[str, Any]
-    updates: int
+    updates: int | None
     continues: bool = False
     rate: float = 1.0
 
 
 def add_switch_args(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--switch-from`` and ``--switch-updates``."""
+    """Adds ``--switch-from``, ``--switch-updates`` and ``--switch-rate``."""
     parser.add_argument(
         "--switch-from",
         metavar="TYPE",

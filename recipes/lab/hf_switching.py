@@ -9,26 +9,10 @@ from typing import Any, NamedTuple
 
 from transformers import Seq2SeqTrainingArguments
 
-from cape_plugins.settings.switching import number_of_updates
+from cape_plugins.settings.switching import Step, number_of_updates
 from recipes.lab.steps import CommandError
 
 STATE = "trainer_state.json"  # written by the Trainer: updates, and the rate at each logged update
-
-
-class Training(NamedTuple):
-    """A row of a comparison.
-
-    Attributes:
-        name: Name of the row, and of the folder of the model.
-        settings: ``{"type": ..., option: value}``.
-        updates: Training steps; None for the duration in the Trainer's arguments.
-        from_scratch: True if the weights of ``--model`` are not taken.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    updates: int | None = None
-    from_scratch: bool = False
 
 
 class FirstTraining(NamedTuple):
@@ -78,18 +62,20 @@ def first_training(path: str) -> FirstTraining | None:
 
 def plan_trainings(
     compared: Mapping[str, Mapping[str, Any]], args: argparse.Namespace
-) -> list[Training]:
-    """One training of each type, or those of ``--switch-updates``.
+) -> list[Step]:
+    """One training of each type, or those of ``--switch-updates``. A training without a number of
+    updates has the duration in the Trainer's arguments.
 
     Raises:
         CommandError: if the updates are shares of a training that is not known.
     """
+    begins_with_model = args.model is not None
     if not args.switch_updates:
         if args.switch_scratch:
             raise CommandError("--switch-scratch belongs to --switch-updates; give both")
-        return [Training(name, settings) for name, settings in compared.items()]
+        return [Step(name, row, None, begins_with_model) for name, row in compared.items()]
     words = f"--switch-updates {' '.join(args.switch_updates)}"
-    if not args.model:
+    if not begins_with_model:
         raise CommandError(f"{words}: switches a trained model; give the model by --model")
     first = first_training(args.model)
     needs_first = args.switch_scratch or any(text.endswith("%") for text in args.switch_updates)
@@ -99,26 +85,23 @@ def plan_trainings(
             f"{what}: {args.model} has no {STATE}, which says how long it was trained; give whole "
             "numbers of updates, and no --switch-scratch"
         )
+    first_updates = first.updates if first else 0
     try:
-        total = first.updates if first else 0
-        numbers = [number_of_updates(text, total) for text in args.switch_updates]
+        numbers = [number_of_updates(text, first_updates) for text in args.switch_updates]
     except ValueError as error:
         raise CommandError(str(error)) from None
     plan = [
-        Training(f"{name}, {updates} updates", settings, updates)
+        Step(f"{name}, {updates} updates", settings, updates, continues=True)
         for name, settings in compared.items()
         for updates in numbers
     ]
+    total = first_updates + max(numbers)
     if args.switch_scratch:
-        plan += _from_scratch(compared, total + max(numbers))
+        plan += [
+            Step(f"{name} from scratch, {total} updates", settings, total)
+            for name, settings in compared.items()
+        ]
     return plan
-
-
-def _from_scratch(compared: Mapping[str, Mapping[str, Any]], updates: int) -> list[Training]:
-    return [
-        Training(f"{name} from scratch, {updates} updates", settings, updates, from_scratch=True)
-        for name, settings in compared.items()
-    ]
 
 
 def take_rate(
@@ -132,7 +115,7 @@ def take_rate(
         training.learning_rate = first.rate
 
 
-def changed_arguments(row: Training, training: Seq2SeqTrainingArguments) -> dict[str, Any]:
+def changed_arguments(row: Step, training: Seq2SeqTrainingArguments) -> dict[str, Any]:
     """The Trainer's arguments of a row: its updates, and a warm-up of a quarter at most."""
     if not row.updates:
         return {}

@@ -208,7 +208,7 @@ def train_all(
         if run_args.process_index == 0:
             print(f"{name}: {json.dumps(dict(settings))}", flush=True)
         trainer = make_trainer(settings, run_args)
-        if row.from_scratch:
+        if args.model and not row.continues:
             _begin_anew(trainer)
         trainer.add_callback(RankSeedCallback())
         if run_args.process_index == 0:

@@ -1,12 +1,14 @@
 """Models of transformers on a GPU: every family and type against the CPU, in float32 and in half
 precision; generation; what steps wait for."""
 
+import re
+
 import pytest
 import torch
 
 from cape_plugins import TYPES
 from cape_plugins.mathematics import encodings
-from tests.hf.test_generation import ENDLESS, PAIRS, TRANSLATORS, forced_continuation, model_of
+from tests.hf.test_generation import ENDLESS, PAIRS, forced_logits, model_of
 from tests.hf.test_generation import prompts as prompts_of
 from tests.hf.test_in_attention import IN_ATTENTION
 from tests.hf.test_operations import WAITS
@@ -148,11 +150,7 @@ def test_generation_equals_teacher_forcing(family, name, mode):
         **inputs, **ENDLESS, **cache, max_new_tokens=14, num_beams=1, disable_compile=True,
         return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
-    with torch.no_grad():
-        if family in TRANSLATORS:
-            forced = model(**inputs, decoder_input_ids=out.sequences[:, :-1]).logits
-        else:
-            forced = forced_continuation(model, inputs, out.sequences)
+    forced = forced_logits(model, family, inputs, out.sequences)
     close(torch.stack(out.logits, dim=1), forced, 1e-3)
 
 
@@ -223,9 +221,9 @@ def test_a_step_waits_no_more_often_than_that_of_the_stock_model(family, name, m
     if FAMILIES[family].stock_model is None:
         plain = next(iter(OF_FAMILY[family]))  # without positions
         stock = training_waits(build(family, plain), inputs)
-        # the CTC loss of torch copies and reads lengths
-        of_model = [place for place in stock if "/torch/nn/functional.py" not in place]
-        assert len(of_model) <= sum(WAITS[family].values()) + 2, stock
+        # the CTC loss of torch waits as well, and transformers where it makes masks
+        in_package = [place for place in stock if re.search("cape_plugins|hf_models/", place)]
+        assert len(in_package) <= sum(WAITS[family].values()), stock
     else:
         flags = FAMILIES[family].stock_call
         stock = training_waits(FAMILIES[family].build_stock(), {**inputs, **flags})

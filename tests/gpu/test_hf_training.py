@@ -62,12 +62,11 @@ ONE_RANK = """
 import sys
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from hf_models.switching.modeling import process_generator
 from tests.support.gpu import DEVICE, ON_GPU, moved
 from tests.support.hf import batch, make, seam
+from tests.support.sharding import train_sharded
 
 if ON_GPU:
     torch.cuda.set_device(0)
@@ -96,35 +95,13 @@ wrapped = DistributedDataParallel(model)
 wrapped(**moved(batch("marian"))).loss.backward()
 assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
-mesh = dist.device_mesh.init_device_mesh(DEVICE.type, (1,))
-policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 for family, name in (
     ("marian", "cape"), ("llama", "cape"), *(("vit", name) for name in sys.argv[2:])
 ):
     model = make(family, name).to(DEVICE).train()
     model.set_attn_implementation("sdpa")
-    for module in model.modules():
-        if type(module).__name__ in model._no_split_modules:
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    seen = []
-    for module in model.modules():
-        if hasattr(module, "positions") and hasattr(module.positions, "encoding"):
-            encoding = module.positions.encoding
-            for method in ("forward", "grid"):
-                if hasattr(type(encoding), method):
-                    stock = getattr(type(encoding), method)
-                    hook = lambda c, s=stock, e=encoding: (seen.append(c.dtype), s(e, c))[1]
-                    setattr(encoding, method, hook)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for _ in range(2):
-        loss = model(**moved(batch(family))).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert loss.isfinite(), family
-    assert not seen or set(seen) == {torch.float32}, (family, seen)
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    state, seen = train_sharded(model, moved(batch(family)), DEVICE.type, 1)
+    assert seen <= {torch.float32}, (family, seen)
     model.save_pretrained(f"{family}-{name}", state_dict=state)
 dist.destroy_process_group()
 """

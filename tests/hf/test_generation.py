@@ -43,11 +43,7 @@ def test_generation_equals_teacher_forcing(family, name, mode):
         **inputs, **MODES[mode], **ENDLESS, max_new_tokens=14,
         return_dict_in_generate=True, output_logits=True, output_scores=True,
     )  # fmt: skip
-    with torch.no_grad():
-        if family in TRANSLATORS:
-            forced = model(**inputs, decoder_input_ids=out.sequences[:, :-1]).logits
-        else:
-            forced = forced_continuation(model, inputs, out.sequences)
+    forced = forced_logits(model, family, inputs, out.sequences)
     if out.get("beam_indices") is None:
         torch.testing.assert_close(torch.stack(out.logits, dim=1), forced, atol=1e-4, rtol=1e-4)
     else:
@@ -55,6 +51,14 @@ def test_generation_equals_teacher_forcing(family, name, mode):
         chosen = forced.log_softmax(-1).gather(-1, steps)[..., 0]
         scores = model.compute_transition_scores(out.sequences, out.scores, out.beam_indices)
         torch.testing.assert_close(chosen, scores, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def forced_logits(model, family, inputs, sequences):
+    """Logits of generated tokens, from one pass over all of them."""
+    if family in TRANSLATORS:
+        return model(**inputs, decoder_input_ids=sequences[:, :-1]).logits
+    return forced_continuation(model, inputs, sequences)
 
 
 def forced_continuation(model, inputs, sequences):

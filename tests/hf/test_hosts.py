@@ -158,49 +158,25 @@ TWO_RANKS = """
 import json, os, sys
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import Trainer, TrainingArguments
 from hf_models import RankSeedCallback
 from hf_models.switching.modeling import PositionEncoder
 from tests.support.hf import FAMILIES, OF_FAMILY, batch, make
+from tests.support.sharding import train_sharded
 from tests.hf.test_hosts import Samples
 
-def train_sharded(family):
+def save_sharded(family):
     model = make(family, "cape").train()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
-    for module in model.modules():
-        if type(module).__name__ in model._no_split_modules:
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-
-    # what the positions are, whatever the parameters are cast to
-    seen = []
-    for module in model.modules():
-        if hasattr(module, "positions") and hasattr(module.positions, "encoding"):
-            encoding = module.positions.encoding
-            for name in ("forward", "grid"):
-                stock = getattr(type(encoding), name)
-                hook = lambda c, stock=stock, e=encoding: (seen.append(c.dtype), stock(e, c))[1]
-                setattr(encoding, name, hook)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for _ in range(2):
-        loss = model(**batch(family)).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert loss.isfinite(), family
-    assert seen and set(seen) == {torch.float32}, (family, seen)
-    options = StateDictOptions(full_state_dict=True)
-    state = get_model_state_dict(model, options=options)
+    state, seen = train_sharded(model, batch(family), "cpu", 2)
+    assert seen == {torch.float32}, (family, seen)
     if dist.get_rank() == 0:
         model.save_pretrained(family, state_dict=state)
     dist.barrier()
 
 dist.init_process_group("gloo")
 for family in ("marian", "vit"):
-    train_sharded(family)
+    save_sharded(family)
+train_sharded(make("vit", "fire").train(), batch("vit"), "cpu", 2)  # which learns single numbers
 
 chances, common = [], []
 stock = PositionEncoder.draw

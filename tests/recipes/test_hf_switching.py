@@ -43,13 +43,13 @@ def test_first_training_is_read_beside_the_model_or_its_last_checkpoint(tmp_path
 def test_rows_are_types_by_updates_and_types_from_scratch(tmp_path):
     write_state(tmp_path, 1000)
     rows = plan(str(tmp_path), "0", "25%", scratch=True)
-    assert [(row.name, row.updates, row.from_scratch) for row in rows] == [
-        ("sinpos, 0 updates", 0, False),
-        ("sinpos, 250 updates", 250, False),
-        ("cape, 0 updates", 0, False),
-        ("cape, 250 updates", 250, False),
-        ("sinpos from scratch, 1250 updates", 1250, True),
-        ("cape from scratch, 1250 updates", 1250, True),
+    assert [(row.name, row.updates, row.continues) for row in rows] == [
+        ("sinpos, 0 updates", 0, True),
+        ("sinpos, 250 updates", 250, True),
+        ("cape, 0 updates", 0, True),
+        ("cape, 250 updates", 250, True),
+        ("sinpos from scratch, 1250 updates", 1250, False),
+        ("cape from scratch, 1250 updates", 1250, False),
     ]
     assert [row.name for row in plan(None)] == ["sinpos", "cape"]
 

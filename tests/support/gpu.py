@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.measure import peak_allocated
 from tests.support.operations import operations
 
 DEVICE = torch.device(os.environ.get("CAPE_TEST_DEVICE", "cuda"))
@@ -170,13 +171,8 @@ def deterministic() -> Iterator[None]:
 
 
 def peak_memory(step: Callable[[], object]) -> int:
-    """Bytes that a step needs at its peak, beyond what was there before."""
+    """Bytes that a step needs at its peak; 0 on a CPU, where the step only runs."""
+    if ON_GPU:
+        return peak_allocated(step)
     step()
-    if not ON_GPU:
-        return 0
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return 0
