@@ -141,9 +141,11 @@ def _train_and_test(
     table_size = task.positions(1, task.train, job.device).patches or task.train
     model = Labeller(config, table_size).to(job.device)
     if trained is not None:
-        model.load_state_dict(
-            trained.state_dict(), strict=config.type == trained.encode.config.type
+        new = model.state_dict()  # whose positions may have other parameters, or other sizes
+        new.update(
+            (n, v) for n, v in trained.state_dict().items() if n in new and v.shape == new[n].shape
         )
+        model.load_state_dict(new)
     train(model, task, step, seed, job.device)
     seconds = time.process_time() - start
     model.eval()

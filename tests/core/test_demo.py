@@ -130,6 +130,15 @@ def test_a_trained_model_is_switched_beside_its_yardsticks(tmp_path, monkeypatch
     assert "**After sinpos**: weights of this model" in page
 
 
+def test_other_options_of_a_type_are_a_switch_as_well(tmp_path, monkeypatch):
+    """Also if tables have other sizes."""
+    monkeypatch.setitem(TASKS, "text", TASKS["text"]._replace(tests=(40,)))
+    words = ("--domain", "text", "--updates", 2, "--seeds", 1, "--switch-updates", 0)
+    wide, narrow = (f"relpos:relative_context={context}" for context in (5, 3))
+    errors = demo(tmp_path, *words, "--switch-from", wide, "--compare", narrow)
+    assert f"{narrow}, 0 updates after {wide}" in {key[0] for key in errors}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
