@@ -112,6 +112,13 @@ def test_a_trained_model_is_switched_beside_its_yardsticks(tmp_path, monkeypatch
     monkeypatch.setitem(TASKS, "text", TASKS["text"]._replace(tests=(40, 80)))
     words = ("--domain", "text", "--updates", 4, "--seeds", 1)
     switching = ("--switch-from", "sinpos", "--switch-updates", 0, "50%")
+    seeds, train = {}, model.train
+
+    def noted(trained, task, step, seed, device):
+        seeds[step.name] = seed
+        train(trained, task, step, seed, device)
+
+    monkeypatch.setattr(model, "train", noted)
     errors = demo(tmp_path / "switched", *words, *switching, "--compare", "shape", "relpos")
     first = demo(tmp_path / "first", *words, "--compare", "sinpos")
     assert first.items() <= errors.items()
@@ -120,6 +127,9 @@ def test_a_trained_model_is_switched_beside_its_yardsticks(tmp_path, monkeypatch
     )
     after = [f"{name}, {n} updates after sinpos" for name in ("shape", "relpos") for n in (0, 2)]
     others = [f"{name} from scratch, 6 updates" for name in ("shape", "relpos")]
+    # a training that goes on sees other inputs
+    assert {seeds[name] for name in ("sinpos", *others)} == {1}
+    assert 1 not in {seeds[name] for name in ("sinpos, 2 more updates", *after)}
     assert {key[0] for key in errors} == {"sinpos", "sinpos, 2 more updates", *after, *others}
     for size in ("40", "80"):
         assert errors[others[0], "1", size] == scratch["shape", "1", size]
