@@ -29,8 +29,6 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import NamedTuple
 
-import torch
-
 if __name__ == "__main__":  # also as a script, whose import path has only the folder of this file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -73,8 +71,8 @@ LEARNING_RATE = 0.002
 OPTIMISATION = f"""--criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas (0.9,0.98) --max-tokens 1000
     --lr {LEARNING_RATE} --lr-scheduler polynomial_decay --warmup-updates 200
-    --skip-invalid-size-inputs-valid-test --no-epoch-checkpoints --cpu --num-workers 0"""
-DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --cpu --num-workers 0
+    --skip-invalid-size-inputs-valid-test --no-epoch-checkpoints --num-workers 0"""
+DECODING = """--beam 1 --max-tokens 8000 --max-len-a 1.5 --max-len-b 20 --num-workers 0
     --max-source-positions 100000 --max-target-positions 100000"""
 FURTHER = 500  # added to the seed of a training that continues another one
 FIRST_LOOK = 400  # updates after which a long training is tested for the first picture
@@ -196,24 +194,13 @@ def _schedule(updates: int, seed: int) -> str:
     return f"--max-update {updates} --total-num-update {updates} --seed {seed * runs.SEED_STEP}"
 
 
-def _on_device(flags: Sequence[str], device: torch.device) -> list[str]:
-    """The flags of a CPU, or those of another device."""
-    on_cpu = runs.device_flags(torch.device("cpu"))
-    if runs.device_flags(device) == on_cpu:
-        return list(flags)
-    return [flag for flag in flags if flag not in on_cpu]
-
-
-def _shown(flags: str, device: torch.device) -> str:
-    return " ".join(_on_device(flags.split(), device))
-
-
 class Comparison:
     """Collects scores; tables and figure are written again after each test of a model."""
 
     def __init__(self, args: argparse.Namespace, data: Data, facts: Mapping[str, str]):
         self.args, self.data, self.facts = args, data, facts
         self.flags = {step.name: command_line.position_flags(step.settings) for step in args.plan}
+        self.device_flags = " ".join(runs.device_flags(args.device))
         self.rows: dict[tuple[str, int], list[Row]] = {}
         self.lock = Lock()
 
@@ -222,8 +209,8 @@ class Comparison:
         variant, n, folder = step.name, step.updates, self.data.folder
         run = self.run_folder(step, seed)
         schedule = self.continue_flags(step, seed) if step.continues else _schedule(n, seed)
-        flags = f"{MODEL} {OPTIMISATION} {schedule} {self.flags[variant]}"
-        flags = _on_device(shlex.split(flags), self.args.device)
+        training = f"{OPTIMISATION} {self.device_flags} {schedule}"
+        flags = shlex.split(f"{MODEL} {training} {self.flags[variant]}")
         made_of = (folder / "binary", run, flags, {"corpus": self.data.settings})
         how = {"threads": self.args.threads, "title": f"{variant} seed {seed}"}
         # a training that was interrupted later has a checkpoint of more updates
@@ -258,7 +245,7 @@ class Comparison:
         groups, references, tokens = (read_written(data / f"test.{end}") for end in endings)
         paths = data / "binary", run / "checkpoint_last.pt", folder / "decoded"
         how = {"count": len(groups), "threads": self.args.threads}
-        flags = _on_device(shlex.split(DECODING), self.args.device)
+        flags = shlex.split(f"{DECODING} {self.device_flags}")
         pieces = runs.generate(*paths, flags, **how)
         texts = list(map(SentencePiece(data / "sentencepiece.model").decode, pieces))
         made_of = texts, references, groups, self.data.labels, (pieces, tokens)
@@ -358,8 +345,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         trainings=f"{args.jobs} at a time, threads {args.threads}",
         corpus=" ".join(f"{key} {value};" for key, value in data.settings.items()).strip(";"),
         model=f"`{' '.join(MODEL.split())}`",
-        training=f"{args.updates} updates; `{_shown(OPTIMISATION, args.device)}`",
-        decoding=f"`{_shown(DECODING, args.device)}`",
+        training=f"{args.updates} updates; `{' '.join(OPTIMISATION.split())}`",
+        decoding=f"`{' '.join(DECODING.split())}`",
         metrics=metrics_are(data.languages[1]),
     )
     comparison = Comparison(args, data, facts)
