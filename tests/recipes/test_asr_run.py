@@ -129,7 +129,7 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     run.main(command)  # all is reused
     assert "1 trainings of" in capsys.readouterr().out
     command[command.index("--curve") + 1] = "1"
-    with pytest.raises(CommandError, match="--curve 1: .*seed2 is at update 3 already"):
+    with pytest.raises(CommandError, match="--curve 1: .*seed2 has already reached update 3"):
         run.main(command)
 
 

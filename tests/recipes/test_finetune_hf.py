@@ -270,9 +270,9 @@ class Trainer(vit.ImageTrainer):
         assert type(model) is DistributedDataParallel
         return super().training_step(model, *args)
 
-def keep(trainer, folder):  # as recipes do that need more than its model
+def keep(trainer, folder, **options):  # as recipes do that need more than its model
     kept.append(trainer)
-    train(trainer, folder)
+    train(trainer, folder, **options)
 
 def parse_and_look(*args):
     options, training = parse(*args)
