@@ -19,6 +19,8 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 that keeps the order (CAPE section 5.2 and Appendix D.1).
 * Source scale: alpha, target tokens / source tokens (CAPE section 5.3). The length of a pair is
   then the larger of target length and source length times alpha.
+* A model that is trained already goes on with these settings (docs/choosing.md, A trained model);
+  where nothing in use is longer, it keeps its type.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from cape_plugins.mathematics.encodings import Sinusoid
 from cape_plugins.settings.arguments import TYPE_ARG, option_flag
 from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.domains import DOMAINS, Domain
-from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY
+from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY, TYPES
 from cape_plugins.texts import text_lines
 
 REACHED = 0.05  # share of the training inputs that reach T
@@ -44,6 +46,7 @@ LARGEST_SCALE = 4  # for rotary models; larger scales have not been measured
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
 AUGMENTED = 0.75  # share of samples that cape augments in text
 PAGE = "docs/choosing.md"
+SHARE = 25  # percent of the updates of the first training, after which a switched model is level
 
 
 class Corpus(NamedTuple):
@@ -104,6 +107,12 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="longest input in use, in the same unit; of a translation source tokens",
     )
+    parser.add_argument(
+        "--trained",
+        metavar="TYPE",
+        choices=TYPES,
+        help="the model is trained already, with this type of position embedding: how to switch it",
+    )
 
 
 def advice(args: argparse.Namespace) -> str:
@@ -130,13 +139,15 @@ def advice(args: argparse.Namespace) -> str:
         f"{1 / REACHED:g} has {corpus.reached:g} or more, longest {corpus.lengths[-1]:g} {unit}; "
         f"in use up to {corpus.longest:g} {unit}"
     ]
-    settings, *alternatives, reason = choose(corpus, args.domain, args.rotary)
+    settings, *alternatives, reason = choose(corpus, args.domain, args.rotary, args.trained)
     architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
     for prefix, row in (("", settings), *(("or ", row) for row in alternatives)):
         PositionConfig.from_dict(row, args.domain, architecture)  # refuses wrong advice
         lines.append(f"{prefix + 'flags:':<10}{_flags(row)}")
         lines.append(f"{prefix + 'field:':<10}position_embedding={json.dumps(row)}")
     lines.append(f"note:     {reason}")
+    if args.trained and settings["type"] != args.trained:
+        lines.extend(_how_to_switch(args.trained))
     if corpus.counts and corpus.counts.doubt:
         lines.append(f"note:     warning: {corpus.counts.doubt}.")
     if args.train_text and not args.tokenizer:
@@ -147,11 +158,16 @@ def advice(args: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def choose(corpus: Corpus, domain_name: str, rotary: bool = False) -> tuple[Any, ...]:
+def choose(
+    corpus: Corpus, domain_name: str, rotary: bool = False, trained: str | None = None
+) -> tuple[Any, ...]:
     """Returns settings ``{"type": ..., option: value}`` by the rule above, for some tasks
-    alternative settings, and last the reason."""
+    alternative settings, and last the reason. `trained` is the type of a model that is trained
+    already."""
     domain = DOMAINS[domain_name]
     if corpus.longest <= corpus.reached:
+        if trained:
+            return {"type": trained}, "nothing in use is longer than what training sees often"
         type_name = "abspos" if domain.grid else "sinpos" if domain.spacing is None else "relpos"
         reason = "nothing in use is longer than what training sees often: no augmentation is needed"
         return {"type": "rope" if rotary else type_name}, f"{reason} ({PAGE}, Which type)."
@@ -179,6 +195,18 @@ def choose(corpus: Corpus, domain_name: str, rotary: bool = False) -> tuple[Any,
         f"training the positions of inputs of {corpus.longest:g} ({PAGE}, Shift)."
     )
     return {"type": "relpos"}, cape, reason
+
+
+def _how_to_switch(trained: str) -> Iterator[str]:
+    yield (
+        "switch:   fairseq: --finetune-from-model CHECKPOINT with these flags; Hugging Face: "
+        "from_pretrained(MODEL, position_embedding=...) or hf_models.switch(model, ...)"
+    )
+    yield (
+        f"note:     train for {SHARE} % of the updates of the first training or more, at its "
+        f"highest learning rate, with warm-up and decay; train {trained} on for as long, and "
+        f"compare ({PAGE}, A trained model)."
+    )
 
 
 def _choose_scale(corpus: Corpus) -> tuple[Any, ...]:

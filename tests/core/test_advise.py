@@ -90,6 +90,17 @@ def test_nothing_is_augmented_where_no_position_is_new(advise, domain, sizes, na
     assert "or flags" not in text
 
 
+def test_a_trained_model_keeps_its_type_or_is_told_how_to_switch(advise):
+    lengths = ("--train-lengths", "lengths", "--trained")
+    fits = advise("text", [10, 20], 20, *lengths, "abspos")
+    assert settings_of(fits) == {"type": "abspos"}
+    assert "switch:" not in fits
+    longer = advise("text", [10, 20], 60, *lengths, "abspos")
+    assert settings_of(longer) == settings_of(advise("text", [10, 20], 60))
+    assert re.search(r"^switch:.*--finetune-from-model.*position_embedding=", longer, re.MULTILINE)
+    assert re.search(r"25 % of the updates.*train abspos on for as long", longer)
+
+
 def test_rotary_models_get_a_scale_and_no_shift(advise):
     """A shift of all positions changes no distance."""
     settings = settings_of(text := advise("text", [100] * 20, 250, *ROTARY_CORPUS))
