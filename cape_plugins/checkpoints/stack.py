@@ -27,8 +27,8 @@ from cape_plugins.checkpoints.families import (
     Side,
     find_fairseq_family,
     find_family,
-    setting_of,
     value_of,
+    width_of,
 )
 from cape_plugins.mathematics.builders import build_position_encoder
 from cape_plugins.mathematics.encoder import PositionEncoder
@@ -248,7 +248,7 @@ def _stack(
     grid = row.grid(settings) if row.grid else ()
     encoder = build_position_encoder(
         config,
-        setting_of(row.dim, settings),
+        width_of(row, settings),
         side=SOURCE_TARGET[side],
         start=value_of(row.start, settings),
         unit=value_of(row.unit, settings),

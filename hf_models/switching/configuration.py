@@ -15,6 +15,22 @@ from cape_plugins.settings.config import applies, option_fields
 from cape_plugins.settings.options import AUGMENT_PROBABILITY
 from hf_models.switching.settings import FIELD, CheckedSettings, refuse_misplaced
 
+# Fields for the kinds of attention and of experts, which are not saved.
+_IMPLEMENTATIONS = ("_attn_implementation_internal", "_experts_implementation_internal")
+
+
+def copy_implementations(source: Any, target: Any) -> None:
+    """Copies which kernels compute attention and experts from one configuration to another, also
+    those of all parts: other kernels would round in another way."""
+    for name in _IMPLEMENTATIONS:
+        if hasattr(source, name):
+            setattr(target, name, getattr(source, name))
+    for name in target.sub_configs:
+        parts = getattr(source, name, None), getattr(target, name, None)
+        if None not in parts:
+            copy_implementations(*parts)
+
+
 # transformers looks for the weights in the file that this key of config.json names
 GUARD = {"transformers_weights": "needs the package cape-plugins: import hf_models"}
 
@@ -190,7 +206,7 @@ class PositionEmbeddingMixin:
             fields: Position embeddings, and other fields that the stock configuration lacks.
         """
         cape_config = cls.from_dict({**config.to_dict(), **fields})
-        cape_config._attn_implementation = config._attn_implementation
+        copy_implementations(config, cape_config)
         return cape_config
 
     def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:

@@ -1,0 +1,71 @@
+"""The mixin over the stock models of generated families."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from cape_plugins import Draw
+from cape_plugins.checkpoints.families import OWN_PREFIX
+from cape_plugins.checkpoints.generated import GENERATED
+from hf_models.generated.scope import OpenScope, Scope
+from hf_models.generated.seam import Seam, scope_of, seam_class
+from hf_models.generated.seams import SEAMS
+from hf_models.switching.install import PARTS, PositionHost
+from hf_models.switching.modeling import PositionModelMixin
+
+
+class GeneratedModel(PositionHost, PositionModelMixin):
+    """Mixin over a stock model: opens a scope for the seams below it in each forward.
+
+    Attributes:
+        argument_names: Names of the arguments of the stock forward, in order.
+        seam_paths: Paths of the seams below this model. Names, because replicas of a model hold
+            other modules.
+    """
+
+    argument_names: ClassVar[tuple[str, ...]]
+    seam_paths: tuple[str, ...] = ()
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """Gives the stock modules that know positions the class of the family's seam. Models inside
+        this model find the seams that this model has found."""
+        seam = SEAMS[GENERATED[config.model_type.removeprefix(OWN_PREFIX)].seam]
+        for path, module, keywords in list(seam.find(self)):
+            module.__class__ = seam_class(seam, type(module), **keywords)
+            owner = self.get_submodule(path.rpartition(".")[0])
+            module.prepare(owner, path, config, trained)
+        self.seam_paths = tuple(
+            path for path, module in self.named_modules() if isinstance(module, Seam)
+        )
+
+    @classmethod
+    def part_for(cls, module: nn.Module) -> type | None:
+        """See :class:`~hf_models.switching.install.SwitchedModel`. Parts with the configuration of
+        another family, such as the image tower of a language model, stay stock."""
+        part = PARTS.get(type(module))
+        if part is None or getattr(part, "config_class", None) is not cls.config_class:
+            return None
+        return part if isinstance(module.config, cls.config_class) else None
+
+    def seams(self) -> list[Seam]:
+        """The seams below this model."""
+        return [self.get_submodule(path) for path in self.seam_paths]
+
+    def forward(self, *args: Any, draw: Draw | None = None, **kwargs: Any) -> Any:
+        """See transformers.
+
+        Args:
+            *args: As the stock model.
+            draw: Random numbers of this forward, to inject; default drawn in training. Without
+                gradients nothing is drawn: each step of generation must see the same positions.
+            **kwargs: As the stock model.
+        """
+        seams = self.seams()
+        call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
+        for seam in seams:
+            seam.adapt_call(self, call)
+        scope = Scope(self.argument_names, call, scope_of(seams), draw)
+        with OpenScope(seams, scope):
+            return super().forward(**call)

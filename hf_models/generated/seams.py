@@ -1,0 +1,8 @@
+"""The kinds of seams of generated families, by their keys in rows of data."""
+
+from __future__ import annotations
+
+from hf_models.generated.seam import Seam
+from hf_models.seams.rotary import RotaryAngles
+
+SEAMS: dict[str, type[Seam]] = {"angles": RotaryAngles}
