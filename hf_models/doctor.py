@@ -16,11 +16,13 @@ from transformers.utils import logging
 
 import hf_models
 from cape_plugins import PositionConfig
+from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor.check import NOTE, SKIPPED, Check, wishes
 from hf_models.checks.family import check_family
 from hf_models.checks.model import model_checks
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.convert import own_class
+from hf_models.generated.families import make_if_known
 from hf_models.releases import is_tested, tested_releases
 from hf_models.serving.source_folder import refuse_data
 from hf_models.storage.loading import clear_errors, load_whole, require_place
@@ -93,6 +95,9 @@ def _quiet() -> Iterator[set[str]]:
 
 def _family_checks(settings: Mapping[str, Any] | None) -> Rows:
     """Checks of one model of each registered family."""
+    for name, row in GENERATED.items():
+        if row.checked:
+            make_if_known(name)
     for config, autos in hf_models.AUTO_CLASSES.items():
         name, domain_and_architecture = config.model_type, config.position_fields[FIELD]
         if settings is not None:

@@ -36,12 +36,14 @@ class GeneratedRow:
 _DECODER = ("angles", "rope", "decoder", "text", "rotary")
 _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 
+
+def _rows(fields: tuple[str, ...], model_types: str) -> dict[str, GeneratedRow]:
+    return dict.fromkeys(model_types.split(), GeneratedRow(*fields))
+
+
 GENERATED: dict[str, GeneratedRow] = {
     "llama": GeneratedRow(*_DECODER, checked=True),
     "qwen2": GeneratedRow(*_DECODER, checked=True),
     "modernbert": GeneratedRow(*_ENCODER, keeps_borders=True, checked=True),
-    **dict.fromkeys(
-        ["mistral", "mixtral", "gemma3", "gemma3_text", "qwen2_vl", "llava", "mistral3"],
-        GeneratedRow(*_DECODER),
-    ),
+    **_rows(_DECODER, "mistral mixtral gemma3 gemma3_text qwen2_vl llava mistral3"),
 }

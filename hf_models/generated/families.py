@@ -34,8 +34,8 @@ from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import PARTS, FamilyClasses
 from hf_models.switching.registry import MODELS, register_family
 
-# Module in which pickle finds the classes by name.
-_MODULE = f"{__package__}.classes"
+# Module in which pickle finds the classes by name; in self-contained folders with another prefix.
+_MODULE = f"{__name__.removesuffix('families')}classes"
 _PREFIX = "Cape"
 _made: dict[str, FamilyClasses] = {}
 _lock = threading.RLock()  # of threads that load models

@@ -64,8 +64,8 @@ class GeneratedModel(PositionHost, PositionModelMixin):
         """
         seams = self.seams()
         call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
+        scope = Scope(self.argument_names, dict(call), scope_of(seams), draw)
         for seam in seams:
             seam.adapt_call(self, call)
-        scope = Scope(self.argument_names, call, scope_of(seams), draw)
         with OpenScope(seams, scope):
             return super().forward(**call)

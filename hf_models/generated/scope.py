@@ -24,7 +24,7 @@ class Scope:
 
     Args:
         names: Names of the arguments that the stock forward takes.
-        call: Arguments of this call, by name.
+        call: Arguments of this call as the caller gave them, by name.
         outer: Scope of the model around this model; None for the outermost model.
         draw: Random numbers of the caller, which all seams take; None to draw.
 

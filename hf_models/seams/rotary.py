@@ -71,8 +71,11 @@ class RotaryAngles(Seam):
         position_ids = call.get("position_ids")
         if isinstance(position_ids, Tensor) and position_ids.dim() == 1:
             call["position_ids"] = position_ids[None]
-        if self.keeps_borders and any(child is self for child in model.children()):
-            content = content_of_call(call.get("input_ids"), call.get("inputs_embeds"))
+        takes_tokens = {"input_ids", "inputs_embeds"}.issubset(model.argument_names)
+        if not takes_tokens or all(child is not self for child in model.children()):
+            return
+        content = content_of_call(call.get("input_ids"), call.get("inputs_embeds"))
+        if self.keeps_borders:
             mask, position_ids = call.get("attention_mask"), call.get("position_ids")
             call["attention_mask"] = keep_borders(model, content, mask, position_ids)
 

@@ -16,9 +16,10 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from hf_models.generated.families import can_make, make_if_known, part_of
 from hf_models.switching.built import without_head
-from hf_models.switching.install import PARTS, is_model
-from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced
+from hf_models.switching.install import is_model
+from hf_models.switching.settings import FIELD, refuse_in_constructor, refuse_misplaced
 
 
 def accept_position_embeddings(configs: Collection[Any]) -> None:
@@ -66,7 +67,11 @@ def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[An
         result = stock_from_pretrained(pretrained_model_name_or_path, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         fields = _embeddings_among(kwargs, configs)
-        for config_class in configs:
+        if fields:
+            make_if_known(config.model_type)
+        elif can_make(config.model_type):
+            refuse_misplaced(kwargs, (FIELD,))
+        for config_class in list(configs):
             if config.model_type in config_class.model_types():
                 refuse_misplaced(kwargs, config_class.position_fields)
         if all(hasattr(config, field) for field in fields):
@@ -91,7 +96,7 @@ def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
         # not classes of this package or of users, which may have a field with this name
         if not fields or not cls.__module__.startswith("transformers."):
             return stock_method(cls, *args, **kwargs)
-        part = PARTS.get(cls)
+        part = part_of(cls)
         if is_model(part):
             return getattr(part, stock_method.__name__)(*args, **kwargs)
         model_type = getattr(cls.config_class, "model_type", "")
