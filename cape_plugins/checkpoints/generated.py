@@ -40,7 +40,7 @@ _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _DECODERS = """
     afmoe apertus arcee aria aria_text audioflamingo3 axk1 axk2 aya_vision beam bitnet cohere
     cohere2 cohere2_moe cohere2_vision cosmos3_edge cosmos3_edge_text cosmos3_omni cwm
-    deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid diffllama
+    deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl deepseek_vl_hybrid diffllama
     doge dots1 dots3_note_text ernie4_5 ernie4_5_moe exaone4 exaone4_5 exaone_moe falcon
     flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text gemma4_unified
     gemma4_unified_text glm glm4 glm46v glm4_moe glm4_moe_lite glm4v glm4v_moe glm4v_moe_text

@@ -142,12 +142,20 @@ def _arguments_of(stock: type[nn.Module]) -> tuple[str, ...]:
 class UnturnedAttention(RunTimeMixin):
     """Mixin over a stock attention class: neither queries nor keys are turned."""
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
-    ) -> Any:
-        """See transformers; the angles are zero."""
-        cos, sin = position_embeddings
-        angles = (torch.ones_like(cos), torch.zeros_like(sin))
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, **kwargs: Any) -> Any:
+        """See transformers; the angles are zero.
+
+        Args:
+            hidden_states: ``[B, T, C]``.
+            position_embeddings: Cosines and sines, complex numbers that turn, or None in layers
+                that the stock model does not turn either.
+        """
+        angles = position_embeddings
+        if isinstance(angles, tuple):
+            cos, sin = angles
+            angles = (torch.ones_like(cos), torch.zeros_like(sin))
+        elif angles is not None:
+            angles = torch.ones_like(angles)
         return super().forward(hidden_states, position_embeddings=angles, **kwargs)
 
 
