@@ -53,7 +53,7 @@ _DECODERS = """
     lfm3_vl lighton_ocr llama4 llama4_text llava llava_next llava_next_video llava_onevision
     mellum mimo_v2_flash minicpm3 minicpm_ocr minicpmv4_6 minicpmv4_7 minimax minimax_m2
     minimax_m3_vl minimax_m3_vl_text ministral ministral3 mistral mistral3 mistral_large4
-    mistral_large4_text mixtral modernbert-decoder molmo2_text moshi moss_transcribe_diarize
+    mistral_large4_text mixtral modernbert-decoder molmo2_text moss_transcribe_diarize
     muse_glimmer muse_glimmer_text muse_spark_text musicflamingo nanochat nemotron olmo olmo2
     olmo3 olmo_hybrid olmoe ovis2 paddleocr_vl paligemma persimmon phi phi3 phi4_multimodal
     phimoe pocket_tts qianfan_ocr qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text qwen2_audio

@@ -176,7 +176,8 @@ def _leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
             f"do not take their angles one by one; allowed: {all_layers!r}. Leave the option out."
         )
     for index, attention in enumerate(attentions):
-        if not settings.names_layer(index):
+        # an owner may hold several modules of angles
+        if not (settings.names_layer(index) or isinstance(attention, UnturnedAttention)):
             attention.__class__ = mixed(UnturnedAttention, type(attention))
 
 
