@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_models.checks.samples import pad_token
+from hf_models.checks.samples import Samples, pad_token
 from hf_models.checks.sizes import PATCHES
 
 BATCH, LENGTH, TARGETS = 2, 9, 5  # samples, tokens, tokens of the decoder
@@ -59,7 +59,9 @@ def calls_of(model: Any) -> Iterator[Batch]:
     for names in (needed, arguments):
         for form in range(_FORMS):
             source = _Model(model.config, form, torch.Generator().manual_seed(3))
-            makers = {name: _MAKERS[name] for name in names if name in arguments and name in _MAKERS}
+            makers = {
+                name: _MAKERS[name] for name in names if name in arguments and name in _MAKERS
+            }
             try:
                 batch = {name: make(source) for name, make in makers.items()}
             except (AttributeError, TypeError):  # the configuration lacks what this form needs
@@ -85,6 +87,18 @@ def padded(model: Any, batch: Mapping[str, Tensor], side: str) -> Batch | None:
     pad = pad_token(getattr(model.config, "text_config", model.config))
     ids = batch["input_ids"].masked_fill(mask == 0, max(0, pad))
     return {**batch, "input_ids": ids, "attention_mask": mask}
+
+
+def unpadded(model: Any, batch: Mapping[str, Tensor]) -> Samples:
+    """The samples of :func:`padded` alone, without their padding."""
+    texts = {name for name, value in batch.items() if value.shape[1] == LENGTH}
+    rows = [
+        {name: value[number : number + 1] for name, value in batch.items()} for number in (0, 1)
+    ]
+    for name in texts:
+        rows[1][name] = rows[1][name][:, :-PADDING]
+    pad = max(0, pad_token(getattr(model.config, "text_config", model.config)))
+    return Samples(rows, {name: pad if name == "input_ids" else 0 for name in texts})
 
 
 def _image(model: _Model) -> Tensor:

@@ -67,7 +67,11 @@ def small_configs(config_class: Any) -> Iterator[tuple[str, Any]]:
 def _small_values(default: Any) -> dict[str, Any]:
     """The fields to change; those of parts are dicts."""
     values, small = dict(vars(default)), {}
-    fields = {f.name for f in dataclasses.fields(default)} if dataclasses.is_dataclass(default) else {*values}
+    fields = (
+        {f.name for f in dataclasses.fields(default)}
+        if dataclasses.is_dataclass(default)
+        else {*values}
+    )
     for name, value in values.items():
         if name.startswith("_") or name in _UNTOUCHED:
             continue

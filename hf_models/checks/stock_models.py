@@ -61,8 +61,8 @@ def stock_types() -> list[str]:
     return sorted(name for name in types if not name.startswith("cape_"))
 
 
-def tiny_stock_model(model_type: str) -> StockModel:
-    """The first model of a model type that runs with a tiny configuration.
+def tiny_stock_models(model_type: str) -> Iterator[StockModel]:
+    """The models of a model type that run with a tiny configuration, one for each Auto class.
 
     Args:
         model_type: Such as "mistral".
@@ -80,13 +80,28 @@ def tiny_stock_model(model_type: str) -> StockModel:
     if config_class.model_type != model_type:
         raise NoStockModel(f"another name of {config_class.model_type}")
     reasons: list[str] = []
+    runs = False
     for auto, stock in _heads(config_class):
-        for step, make in _steps(config_class, reasons):
+        with torch.random.fork_rng():
+            model = _first_that_runs(stock, auto, reasons)
+        if model is not None:
+            runs = True
+            yield model
+    if not runs:
+        raise NoStockModel("; ".join(reasons[:2]) or "no Auto class loads a model of it")
+
+
+def _first_that_runs(stock: Any, auto: Any, reasons: list[str]) -> StockModel | None:
+    """The model with the first small configuration that it runs with; adds why others do not."""
+    try:
+        for step, make in small_configs(stock.config_class):
             try:
                 return _built(stock, make(), auto, step)
             except Exception as error:  # a stock model may refuse small sizes by any error
                 reasons.append(f"{stock.__name__}, {step}: {told(error)}")
-    raise NoStockModel("; ".join(reasons[:2]) or "no Auto class loads a model of it")
+    except Exception as error:  # some classes have no default instance
+        reasons.append(f"the default configuration: {told(error)}")
+    return None
 
 
 def told(error: BaseException) -> str:
@@ -103,13 +118,6 @@ def _heads(config_class: type) -> Iterator[tuple[Any, Any]]:
         model = model[0] if isinstance(model, tuple) else model
         if model is not None:
             yield auto, model
-
-
-def _steps(config_class: Any, reasons: list[str]) -> Iterator[tuple[str, Any]]:
-    try:
-        yield from small_configs(config_class)
-    except Exception as error:  # some classes have no default instance
-        reasons.append(f"the default configuration: {told(error)}")
 
 
 def _built(stock: Any, config: Any, auto: Any, step: str) -> StockModel:
