@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cape_plugins.checkpoints.generated import GENERATED
+from cape_plugins.checkpoints.generated import GENERATED, GeneratedRow
 from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 
 Settings = Mapping[str, Any]
@@ -179,9 +179,22 @@ for _name, _sides, _stock in (
     add_family_row(Family(_name, _sides, _stock))
 _BERT = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
 add_family_row(Family("bert", {"encoder": _BERT}, "abspos"))
+
+
+def add_generated_row(model_type: str, row: GeneratedRow) -> None:
+    """Adds or replaces a generated family, for this process.
+
+    Args:
+        model_type: Model type of the stock model.
+        row: See :class:`~cape_plugins.checkpoints.generated.GeneratedRow`.
+    """
+    GENERATED[model_type] = row
+    sides = {row.side: Side(row.domain, row.architecture, dim=None)}
+    add_family_row(Family(model_type, sides, row.stock, keeps_borders=row.keeps_borders))
+
+
 for _name, _row in GENERATED.items():
-    _sides = {_row.side: Side(_row.domain, _row.architecture, dim=None)}
-    add_family_row(Family(_name, _sides, _row.stock, keeps_borders=_row.keeps_borders))
+    add_generated_row(_name, _row)
 
 
 def _image(

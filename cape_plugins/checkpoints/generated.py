@@ -6,7 +6,8 @@ module needs the standard library only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,13 @@ class GeneratedRow:
     architecture: str
     keeps_borders: bool = False
     checked: bool = False
+
+    @property
+    def oddities(self) -> dict[str, Any]:
+        """Fields that plain families leave at their defaults, with other values."""
+        optional = (f for f in fields(self) if f.default is not MISSING and f.name != "checked")
+        values = {field: getattr(self, field.name) for field in optional}
+        return {field.name: value for field, value in values.items() if value != field.default}
 
 
 _DECODER = ("angles", "rope", "decoder", "text", "rotary")
