@@ -43,6 +43,8 @@ class GeneratedRow:
 
 _DECODER = ("angles", "rope", "decoder", "text", "rotary")
 _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
+_ENCODER_OF_ROWS = ("rows", "abspos", "encoder", "text", "encoder")
+_DECODER_OF_ROWS = ("rows", "abspos", "decoder", "text", "decoder")
 
 # Models that write text, and models of several parts by their text; the other parts stay stock.
 _DECODERS = """
@@ -78,6 +80,13 @@ _ENCODERS = """
     nemotron3_diarization_audio nomic_bert openai_privacy_filter ultrabert ultravbert
     voxtral_realtime_encoder
 """
+# Models with a learned table that read text, to both sides, and that write text.
+_ENCODERS_OF_ROWS = """
+    roberta
+"""
+_DECODERS_OF_ROWS = """
+    gpt2 opt
+"""
 
 
 def _rows(fields: tuple[str, ...], model_types: str) -> dict[str, GeneratedRow]:
@@ -87,6 +96,8 @@ def _rows(fields: tuple[str, ...], model_types: str) -> dict[str, GeneratedRow]:
 GENERATED: dict[str, GeneratedRow] = {
     **_rows(_DECODER, _DECODERS),
     **_rows(_ENCODER, _ENCODERS),
+    **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
+    **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),
     # rows that are odd, and a few that `cape-plugins doctor` checks
     "llama": GeneratedRow(*_DECODER, checked=True),
     "qwen2": GeneratedRow(*_DECODER, checked=True),

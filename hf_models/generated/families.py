@@ -31,7 +31,7 @@ from cape_plugins.checkpoints.families import FIELD, OWN_PREFIX
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.model import GeneratedModel, how_to_check
 from hf_models.switching.configuration import PositionEmbeddingMixin
-from hf_models.switching.install import PARTS, FamilyClasses
+from hf_models.switching.install import PARTS, FamilyClasses, stock_class
 from hf_models.switching.registry import MODELS, register_family
 
 # Module in which pickle finds the classes by name; in self-contained folders with another prefix.
@@ -165,8 +165,23 @@ def _part(stock: Any, config: type) -> type:
             "accepts_loss_kwargs": _accepts_loss_kwargs(stock),
             "argument_names": tuple(signature.parameters)[1:],
             "forward": forward,
+            "__reduce_ex__": _reduce,
         },
     )
+
+
+def _reduce(self: GeneratedModel, protocol: Any) -> Any:
+    """Pickles a model by its stock class: a stack inside a model has a class that no module of
+    transformers offers by name."""
+    stock = stock_class(type(self))
+    if stock is None:  # a subclass of the user, which has a name
+        return super(GeneratedModel, self).__reduce_ex__(protocol)
+    return _rebuilt, (stock,), self.__dict__
+
+
+def _rebuilt(stock: type) -> Any:
+    cls: Any = part_of(stock)
+    return cls.__new__(cls)
 
 
 def _new_forward() -> Callable[..., Any]:

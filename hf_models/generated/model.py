@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 from torch import nn
@@ -49,6 +50,16 @@ class GeneratedModel(PositionHost, PositionModelMixin):
         self.seam_paths = tuple(
             path for path, module in self.named_modules() if isinstance(module, Seam)
         )
+        # no warning about the tables of a stock checkpoint that this model does not have
+        names = {re.escape(path.rpartition(".")[2]) for path in self.seam_paths}
+        ignored = {rf"(^|\.){name}\.weight$" for name in names}
+        old_ignored = self._keys_to_ignore_on_load_unexpected or ()
+        self._keys_to_ignore_on_load_unexpected = {*old_ignored, *ignored}
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """See transformers."""
+        if not getattr(module, "initialized", False):
+            super()._init_weights(module)
 
     @classmethod
     def part_for(cls, module: nn.Module) -> type | None:
