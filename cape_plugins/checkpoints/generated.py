@@ -82,10 +82,14 @@ _ENCODERS = """
 """
 # Models with a learned table that read text, to both sides, and that write text.
 _ENCODERS_OF_ROWS = """
-    roberta
+    albert altclip big_bird bros camembert chinese_clip clip clip_text_model clipseg
+    convbert data2vec-text deberta deberta-v2 distilbert dpr electra ernie esm flava fnet
+    groupvit imagegpt layoutlm layoutlmv3 lilt longformer luke lxmert markuplm megatron-bert
+    metaclip_2 mobilebert mpnet mra owlvit rembert roberta roberta-prelayernorm roc_bert
+    splinter squeezebert tapas visual_bert xclip xlm-roberta xlm-roberta-xl yoso
 """
 _DECODERS_OF_ROWS = """
-    gpt2 opt
+    bert-generation biogpt flaubert git gpt2 gpt_bigcode gpt_neo openai-gpt opt trocr xlm
 """
 
 

@@ -56,11 +56,6 @@ class GeneratedModel(PositionHost, PositionModelMixin):
         old_ignored = self._keys_to_ignore_on_load_unexpected or ()
         self._keys_to_ignore_on_load_unexpected = {*old_ignored, *ignored}
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """See transformers."""
-        if not getattr(module, "initialized", False):
-            super()._init_weights(module)
-
     @classmethod
     def part_for(cls, module: nn.Module) -> type | None:
         """See :class:`~hf_models.switching.install.SwitchedModel`. Parts with the configuration of

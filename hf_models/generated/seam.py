@@ -35,12 +35,10 @@ class Seam(Bound):
     Attributes:
         positions: Built by :meth:`prepare`.
         side: Side in the row of the family, "encoder" or "decoder".
-        initialized: Whether the stock model has nothing to initialise in the module.
     """
 
     positions: PositionEncoder
     side: str
-    initialized: bool = False
     recipe: ClassVar[tuple[Any, ...]]
 
     @classmethod

@@ -26,9 +26,10 @@ _TABLE = re.compile(
     r"(^|_)(wpe|pos|positions?|pos_emb\w*|position_embeddings?|embed_positions?|positions_embed|"
     r"positional_embeddings?)$"
 )
-# tables of distances, of places on a page, of time steps, of image patches seen by a text model
-_OTHER_TABLE = re.compile(r"rel|bias|box|query|^[hwxy]_|time|token_type|segment|2d|char|row_|col_")
+# tables of distances, of coordinates on a page, of time steps, of objects
+_OTHER_TABLE = re.compile(r"rel|bias|query|^[hwxy]_|time|token_type|segment|2d|char|row_|col_")
 _BUFFERS = ("position_ids", "token_type_ids")  # stock buffers that end with the table
+_CAUSAL_MASK = "bias"  # stock buffer [1, 1, N, N] of attention modules, which ends with the table
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 _STD = 0.02  # of new tables, if the configuration says nothing
 _CONTENT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
@@ -91,36 +92,39 @@ class RowTable(Seam, nn.Embedding):
             self.register_buffer("like", table.detach().new_zeros(1), persistent=False)
 
     @property
-    def initialized(self) -> bool:
-        """See :class:`~hf_models.generated.seam.Seam`."""
-        return not self.keeps_table
-
-    @property
     def weight(self) -> Tensor:
         """The stock table. Where it is dropped, a table of zeros without end that takes no memory:
         stock code reads width, device and precision of the table, and compares lengths of texts
         with its size."""
-        table = self._parameters.get("weight")
-        return table if table is not None else self.like.expand(1 << 30, self.embedding_dim)
+        if (table := self._parameters.get("weight")) is None:
+            table = self.like.expand(1 << 30, self.embedding_dim)
+            if not torch.compiler.is_compiling():
+                table._is_hf_initialized = True  # transformers leaves such tensors alone
+        return table
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`. Buffers of the owner grow with the text."""
+        """See :class:`~hf_models.generated.seam.Seam`. Stock buffers that end with the table grow
+        with the text; compiled models see few sizes."""
         sizes = [call[name].shape for name in _CONTENT if isinstance(call.get(name), Tensor)]
         mask = call.get("attention_mask")  # with a cache also over earlier tokens
         sizes += [mask.shape] if isinstance(mask, Tensor) and mask.dim() == 2 else []
         length = max((size[1] for size in sizes if len(size) > 1), default=0) + self.first_row
         if length <= self.num_embeddings:
             return
+        new_size = 1 << (length - 1).bit_length()
         paths = (path for path in model.seam_paths if model.get_submodule(path) is self)
         owner = model.get_submodule(next(paths).rpartition(".")[0])
         for name in _BUFFERS:
             buffer = owner._buffers.get(name)
-            if buffer is None or buffer.dim() != 2 or buffer.shape[1] >= length:
-                continue
-            size = 1 << (length - 1).bit_length()  # compiled models see few sizes
-            numbers = torch.arange(size, device=buffer.device)[None]
-            is_count = name == "position_ids"
-            owner._buffers[name] = numbers if is_count else numbers.new_zeros(1, size)
+            if buffer is not None and buffer.shape[-1] < length:
+                numbers = torch.arange(new_size, device=buffer.device)
+                numbers = numbers.expand(*buffer.shape[:-1], -1).to(buffer.dtype)
+                is_count = name == "position_ids"
+                owner._buffers[name] = numbers if is_count else torch.zeros_like(numbers)
+        for module in model.modules():
+            buffer = module._buffers.get(_CAUSAL_MASK)
+            if buffer is not None and buffer.dim() == 4 and buffer.shape[-1] < length:
+                module._buffers[_CAUSAL_MASK] = _causal_mask(buffer, new_size)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Embeddings to add, ``[B or 1, T, C]``, or ``[T, C]`` for rows of no batch.
@@ -160,3 +164,13 @@ class RowTable(Seam, nn.Embedding):
                 return token_positions(mask.bool()), batch_size
         number = (rows - self.first_row).clamp(min=0)
         return Positions(number[..., None].float(), in_steps=True), batch_size
+
+
+def _causal_mask(mask: Tensor, size: int) -> Tensor:
+    """The causal mask ``[1, 1, N, N]`` of an attention module with `size` instead of N positions.
+    The last query of a local layer sees fewer than N keys."""
+    window, old_size = mask[0, 0, -1].sum(), mask.shape[-1]
+    distance = torch.arange(size, device=mask.device)
+    distance = distance[:, None] - distance
+    is_near = (distance < window) | (window == old_size)
+    return ((distance >= 0) & is_near).to(mask.dtype)[None, None]
