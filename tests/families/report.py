@@ -9,7 +9,6 @@ from pathlib import Path
 from packaging.version import Version
 
 from cape_plugins.files import writing
-from tests.families.reasons import REASONS
 from tests.families.results import FAILS, FOLDER, NO_SEAM, NOT_RUN, PROVED, ROOT, Row, read
 
 DOCUMENT = ROOT / "docs" / "families.md"
@@ -123,13 +122,13 @@ def _out(rows: Mapping[str, Row]) -> Iterator[str]:
     yield "\n## Model types without a family\n"
     groups: dict[str, list[str]] = {}
     others: list[str] = []
-    for name in rows:
-        if name in REASONS:
-            groups.setdefault(REASONS[name], []).append(name)
+    for name, row in rows.items():
+        if row["result"] == NO_SEAM:
+            groups.setdefault(row["reason"], []).append(name)
         else:
             others.append(name)
     if groups:
-        yield "| why | model types |"
+        yield f"| {NO_SEAM} | model types |"
         yield "|---|---|"
         for reason, names in groups.items():
             yield f"| {reason} | {_code(names)} |"

@@ -1,5 +1,7 @@
-"""Why model types have no row, in plain words, as data: a report of an error of a stock model or a
-seam that was not found does not say what the model does instead."""
+"""What model types without a known seam do instead of adding or turning positions, in plain words,
+as data: no error of a stock model says it."""
+
+from __future__ import annotations
 
 _REASONS = {
     "positions by a convolution over the frames": (
@@ -24,8 +26,8 @@ _REASONS = {
     ),
     "a codec of sounds": "mimi encodec dac xcodec xcodec2 neucodec",
     "queries for objects, with positions of boxes": (
-        "detr conditional_detr dab-detr deformable_detr rt_detr rt_detr_v2 d_fine table-transformer "
-        "grounding-dino mm-grounding-dino omdet-turbo lw_detr rf_detr"
+        "detr conditional_detr dab-detr deformable_detr rt_detr rt_detr_v2 d_fine "
+        "table-transformer grounding-dino mm-grounding-dino omdet-turbo lw_detr rf_detr"
     ),
 }
 REASONS = {model_type: reason for reason, names in _REASONS.items() for model_type in names.split()}
