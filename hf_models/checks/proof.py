@@ -91,45 +91,47 @@ def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) 
     Raises:
         ValueError: for another model type, or settings that the family refuses.
     """
-    proofs: list[Proof] = []
     known = GENERATED.get(model_type)
+    proofs: list[Proof] = []
     try:
         for stock in tiny_stock_models(model_type):
-            proofs += _proofs(model_type, known, stock, position_embedding)
-            if proofs[-1].is_proved:
+            proofs.append(_proof(model_type, known, stock, position_embedding))
+            if len(proofs[-1].checks) > 1:  # it could be switched: no other class is an excuse
                 return proofs[-1]
     except NoStockModel as reason:
-        proofs = [Proof(model_type, None, "", [Check("stock model", SKIPPED, str(reason))])]
-    if known is None:
-        forget(model_type)
-        GENERATED.pop(model_type, None)
+        proofs.append(Proof(model_type, None, "", [Check("stock model", SKIPPED, str(reason))]))
     if known is None and model_type in REASONS:
         return Proof(model_type, None, proofs[0].stock, [_no_seam(REASONS[model_type])])
-    return max(proofs, key=lambda proof: sum(row.status == OK for row in proof.checks))
+    return proofs[0]
 
 
-def _proofs(
+def _proof(
     model_type: str,
     known: GeneratedRow | None,
     stock: StockModel,
     position_embedding: Mapping[str, Any] | None,
-) -> list[Proof]:
-    """Proofs of a model of the type with its `known` row, or with each row that may be right; the
-    last is the first that shows everything, if any does."""
-    name, proofs = type(stock.model).__name__, []
-    has_file = model_type not in GENERATED and is_model(PARTS.get(type(stock.model)))
-    if has_file:
+) -> Proof:
+    """The proof of a model of the type with its `known` row, or with the first of the rows that may
+    be right and is proved; if none is, with the most similar row."""
+    name = type(stock.model).__name__
+    if known is not None:
+        checks = _checks(stock, known.stock, position_embedding)
+        return Proof(model_type, known, name, checks)
+    if is_model(PARTS.get(type(stock.model))):  # a family with a file
         checks = _checks(stock, _file_type(stock.model), position_embedding)
-        return [Proof(model_type, None, name, checks)]
-    for row in [known] if known else candidates(stock.model):
-        if known is None:
-            forget(model_type)
-            add_generated_row(model_type, row)
-        checks = _checks(stock, row.stock, position_embedding)
-        proofs.append(Proof(model_type, row, name, checks, known is None))
-        if proofs[-1].is_proved:
-            return proofs
-    return proofs or [Proof(model_type, None, name, [_no_seam(_UNKNOWN)])]
+        return Proof(model_type, None, name, checks)
+    proofs = [Proof(model_type, None, name, [_no_seam(_UNKNOWN)])]
+    for row in candidates(stock.model):
+        add_generated_row(model_type, row)
+        proof = Proof(
+            model_type, row, name, _checks(stock, row.stock, position_embedding), is_new=True
+        )
+        if proof.is_proved:
+            return proof
+        proofs.append(proof)
+        forget(model_type)
+        del GENERATED[model_type]
+    return proofs[:2][-1]
 
 
 def _no_seam(text: str) -> Check:

@@ -14,7 +14,7 @@ _REASONS = {
     ),
     "buckets of distances in attention": "t5 mt5 umt5 longt5 switch_transformers pop2piano udop",
     "windows with a bias of distances, a table for each size": (
-        "swin swinv2 swin2sr donut-swin maskformer-swin clap_audio_model"
+        "swin swinv2 swin2sr donut-swin maskformer-swin"
     ),
     "a bias that falls with the distance (ALiBi)": "bloom mpt",
     "a state that passes from token to token, no positions": (
@@ -22,7 +22,7 @@ _REASONS = {
     ),
     "convolutions only": (
         "convnext convnextv2 resnet regnet mobilenet_v1 mobilenet_v2 efficientnet bit focalnet "
-        "cvt van poolformer levit pp_lcnet pp_lcnet_v3 pp_lcnet_v4 hgnet_v2"
+        "cvt poolformer levit pp_lcnet pp_lcnet_v3 pp_lcnet_v4 hgnet_v2"
     ),
     "a codec of sounds": "mimi encodec dac xcodec xcodec2 neucodec",
     "queries for objects, with positions of boxes": (
