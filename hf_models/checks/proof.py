@@ -35,7 +35,13 @@ from hf_models.checks.generation import from_padded, generate
 from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of, tensors_of
 from hf_models.checks.samples import Samples
-from hf_models.checks.stock_models import NoStockModel, StockModel, tiny_stock_models, told
+from hf_models.checks.stock_models import (
+    NoModelType,
+    NoStockModel,
+    StockModel,
+    tiny_stock_models,
+    told,
+)
 from hf_models.checks.storage import storage_checks
 from hf_models.checks.without_seam import REASONS
 from hf_models.generated.families import forget, part_of
@@ -45,6 +51,7 @@ from hf_models.switching.install import PARTS, is_model
 
 _UPDATES, _RATE = 3, 0.05  # steps of SGD and their learning rate
 _NEW_TABLES = 0.5  # standard deviation of new tables, which must show a wrong distance
+STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
 _NO_POSITIONS = {"type": "nopos"}
 _UNKNOWN = "no module of the model is one that is known to bring positions in"
 
@@ -99,7 +106,8 @@ def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) 
             if len(proofs[-1].checks) > 1:  # it could be switched: no other class is an excuse
                 return proofs[-1]
     except NoStockModel as reason:
-        proofs.append(Proof(model_type, None, "", [Check("stock model", SKIPPED, str(reason))]))
+        name = "model type" if isinstance(reason, NoModelType) else STOCK_MODEL
+        proofs.append(Proof(model_type, None, "", [Check(name, SKIPPED, str(reason))]))
     if known is None and model_type in REASONS:
         return Proof(model_type, None, proofs[0].stock, [_no_seam(REASONS[model_type])])
     return proofs[0]

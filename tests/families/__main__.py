@@ -29,7 +29,7 @@ from tests.families import report
 from tests.families.children import in_children
 from tests.families.results import FAILS, append, path_of, read, row_of, sample
 
-SECONDS = 90.0  # limit for a model type
+SECONDS = 60.0  # limit for a model type
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import torch
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.checks.calls import LENGTH, calls_of, padded
 from hf_models.checks.proof import prove
-from hf_models.checks.stock_models import NoStockModel, tiny_stock_models
+from hf_models.checks.stock_models import NoModelType, tiny_stock_models
 from hf_models.checks.without_seam import REASONS
 from hf_models.generated.families import class_of_name, make
 from hf_models.seams.rotary import RotaryAngles
@@ -143,7 +143,7 @@ def test_a_tiny_model_of_any_kind_runs_with_inputs_of_its_kind(model_type, names
 
 
 def test_another_name_of_a_model_type_is_told():
-    with pytest.raises(NoStockModel, match="another name of mlcd_vision_model"):
+    with pytest.raises(NoModelType, match="another name of mlcd_vision_model"):
         next(tiny_stock_models("mlcd"))
 
 
