@@ -102,6 +102,17 @@ def find_family(model_type: str) -> Family | None:
     return FAMILY_ROWS.get(model_type.removeprefix(OWN_PREFIX))
 
 
+def known_types(prefix: str = "") -> str:
+    """The model types that have a row, for messages; generated families are many, and are counted.
+
+    Args:
+        prefix: Put before each type.
+    """
+    names = [prefix + name for name in FAMILY_ROWS if name not in GENERATED]
+    generated = f"{len(GENERATED)} types of cape_plugins.checkpoints.generated"
+    return f"{', '.join(names)}, and the {generated}, such as {prefix}{next(iter(GENERATED))}"
+
+
 def setting_of(name: str, settings: Any) -> Any:
     """A setting by its name, such as "d_model" or "vision_config.hidden_size".
 

@@ -21,12 +21,12 @@ from cape_plugins.checkpoints.fairseq_files import (
     read_checkpoint,
 )
 from cape_plugins.checkpoints.families import (
-    FAMILY_ROWS,
     OWN_PREFIX,
     SIDES,
     Side,
     find_fairseq_family,
     find_family,
+    known_types,
     value_of,
     width_of,
 )
@@ -129,7 +129,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     if family is None:
         raise ValueError(
             f"--model {folder}: model type {model_type!r} is unknown; allowed: "
-            f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}. A family outside "
+            f"{known_types()}, with or without the prefix {OWN_PREFIX}. A family outside "
             "this package needs a row first: cape_plugins.checkpoints.families.add_family_row, "
             "see docs/flags.md (Pictures)."
         )

@@ -29,7 +29,7 @@ from transformers.conversion_mapping import (
 
 from cape_plugins.checkpoints.families import FIELD, OWN_PREFIX
 from cape_plugins.checkpoints.generated import GENERATED
-from hf_models.generated.model import GeneratedModel
+from hf_models.generated.model import GeneratedModel, how_to_check
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import PARTS, FamilyClasses
 from hf_models.switching.registry import MODELS, register_family
@@ -107,14 +107,6 @@ def class_of_name(name: str) -> type | None:
     family = make(model_type)
     known = {family.config.__name__: family.config, **MODELS}
     return known.get(name)
-
-
-def how_to_check(model_type: str) -> str:
-    """What a user of a stock model of an unknown family can do."""
-    return (
-        f"`cape-plugins doctor {model_type or 'MODEL_TYPE'}` tells which stock models can have "
-        "another position embedding, and why others cannot."
-    )
 
 
 # ---- the classes ---------------------------------------------------------------------------------

@@ -16,16 +16,26 @@ from hf_models.switching.install import PARTS, PositionHost
 from hf_models.switching.modeling import PositionModelMixin
 
 
+def how_to_check(model_type: str) -> str:
+    """What a user of a stock model of an unknown family can do."""
+    return (
+        f"`cape-plugins doctor {model_type or 'MODEL_TYPE'}` tells which stock models can have "
+        "another position embedding, and why others cannot."
+    )
+
+
 class GeneratedModel(PositionHost, PositionModelMixin):
     """Mixin over a stock model: opens a scope for the seams below it in each forward.
 
     Attributes:
         argument_names: Names of the arguments of the stock forward, in order.
+        takes_any_forward: The positions are found inside the model, whatever its forward takes.
         seam_paths: Paths of the seams below this model. Names, because replicas of a model hold
             other modules.
     """
 
     argument_names: ClassVar[tuple[str, ...]]
+    takes_any_forward: ClassVar[bool] = True
     seam_paths: tuple[str, ...] = ()
 
     def install_positions(self, config: Any, trained: bool) -> None:
@@ -48,6 +58,15 @@ class GeneratedModel(PositionHost, PositionModelMixin):
         if part is None or getattr(part, "config_class", None) is not cls.config_class:
             return None
         return part if isinstance(module.config, cls.config_class) else None
+
+    def check_installed(self) -> None:
+        """See :class:`~hf_models.switching.install.SwitchedModel`."""
+        if not self.seam_paths:
+            model_type = self.config.model_type.removeprefix(OWN_PREFIX)
+            raise ValueError(
+                f"{type(self).__name__} has no part that knows positions, so a position embedding "
+                f"has no effect; allowed: models with such a part. {how_to_check(model_type)}"
+            )
 
     def seams(self) -> list[Seam]:
         """The seams below this model."""

@@ -97,14 +97,15 @@ class RotaryAngles(Seam):
     def _moved(self, scope: Scope, x: Tensor, position_ids: Tensor) -> Tensor:
         """The moved positions; the same for all calls of one forward, because stock models may ask
         for the angles of each kind of layer."""
+        if scope.injected is None and not (scope.draws and self.positions.draws):
+            return position_ids
         prefix = self._prefix(scope)
-        key = prefix, tuple(position_ids.shape)
-        if key not in scope.moved:
-            if position_ids.dim() == 3:
-                scope.moved[key] = self._move_coordinates(scope, x, position_ids, prefix)
-            else:
-                scope.moved[key] = self._move_texts(scope, x, position_ids, prefix)
-        return scope.moved[key]
+        old_ids, moved = scope.moved.get(prefix, (None, None))
+        if old_ids is None or old_ids.shape != position_ids.shape:
+            move_ids = self._move_coordinates if position_ids.dim() == 3 else self._move_texts
+            moved = move_ids(scope, x, position_ids, prefix)
+            scope.moved[prefix] = position_ids, moved
+        return moved
 
     def _prefix(self, scope: Scope) -> str:
         """Beginning of the names of the arguments of the side of this module."""
@@ -113,15 +114,13 @@ class RotaryAngles(Seam):
 
     def _move_texts(self, scope: Scope, x: Tensor, position_ids: Tensor, prefix: str) -> Tensor:
         encoder, (batch, length) = self.positions, (x.shape[0], position_ids.shape[1])
-        if scope.injected is None and scope.draws and encoder.draws and scope.packed:
+        if scope.injected is None and scope.packed:
             position_of_token = position_ids.expand(batch, length)
             if encoder.config.sampling:
                 return sample_positions(position_of_token, self.settings)
             draw = draw_texts(encoder, position_of_token)
         else:
             draw = scope.draw(encoder, batch, x.device)
-        if draw is None:
-            return position_ids
         return move(encoder, position_ids, draw, scope.mask(batch, length, prefix))
 
     def _move_coordinates(
@@ -129,8 +128,6 @@ class RotaryAngles(Seam):
     ) -> Tensor:
         batch, length = position_ids.shape[1:]
         draw = scope.draw(self.positions, x.shape[0], x.device)
-        if draw is None:
-            return position_ids
         first = move(self.positions, position_ids[0], draw, scope.mask(batch, length, prefix))
         scale = 1.0 if draw.scale is None else draw.scale[..., 0]
         shift = first - position_ids[0] * scale
@@ -145,12 +142,20 @@ def _arguments_of(stock: type[nn.Module]) -> tuple[str, ...]:
 class UnturnedAttention(RunTimeMixin):
     """Mixin over a stock attention class: neither queries nor keys are turned."""
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
-    ) -> Any:
-        """See transformers; the angles are zero."""
-        cos, sin = position_embeddings
-        angles = (torch.ones_like(cos), torch.zeros_like(sin))
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, **kwargs: Any) -> Any:
+        """See transformers; the angles are zero.
+
+        Args:
+            hidden_states: ``[B, T, C]``.
+            position_embeddings: Cosines and sines, complex numbers that turn, or None in layers
+                that the stock model does not turn either.
+        """
+        angles = position_embeddings
+        if isinstance(angles, tuple):
+            cos, sin = angles
+            angles = (torch.ones_like(cos), torch.zeros_like(sin))
+        elif angles is not None:
+            angles = torch.ones_like(angles)
         return super().forward(hidden_states, position_embeddings=angles, **kwargs)
 
 
@@ -171,7 +176,8 @@ def _leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
             f"do not take their angles one by one; allowed: {all_layers!r}. Leave the option out."
         )
     for index, attention in enumerate(attentions):
-        if not settings.names_layer(index):
+        # an owner may hold several modules of angles
+        if not (settings.names_layer(index) or isinstance(attention, UnturnedAttention)):
             attention.__class__ = mixed(UnturnedAttention, type(attention))
 
 

@@ -138,8 +138,8 @@ def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
                 "has no table of tokens; leave it out."
             )
         (side, *_) = find_family(cape.config.model_type).sides.values()
-        width = width_of(side, cape.config)  # may be narrower than the layers
-        refuse_large_table("--max-tokens", args.max_tokens, width)
+        if width := width_of(side, cape.config):  # may be narrower than the layers
+            refuse_large_table("--max-tokens", args.max_tokens, width)
         setattr(cape.config, limit, args.max_tokens)
     return None if images else limit
 

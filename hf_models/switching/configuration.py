@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cape_plugins import PositionConfig
-from cape_plugins.checkpoints.families import FAMILY_ROWS, OWN_PREFIX, find_family
+from cape_plugins.checkpoints.families import OWN_PREFIX, find_family, known_types
 from cape_plugins.files import write_json
 from cape_plugins.settings.config import applies, option_fields
 from cape_plugins.settings.options import AUGMENT_PROBABILITY
@@ -71,7 +71,7 @@ class PositionEmbeddingMixin:
         if row is None:
             raise ValueError(
                 f"model_type={cls.model_type!r} of {cls.__name__} is unknown; allowed: "
-                f"{', '.join(OWN_PREFIX + name for name in FAMILY_ROWS)}. Say what a checkpoint of "
+                f"{known_types(OWN_PREFIX)}. Say what a checkpoint of "
                 "it stores by cape_plugins.checkpoints.families.add_family_row before the class is "
                 "made."
             )

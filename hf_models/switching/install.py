@@ -89,6 +89,13 @@ class SwitchedModel:
         the module stays."""
         return PARTS.get(type(module))
 
+    def check_installed(self) -> None:
+        """Checks the outermost model once all parts have their positions.
+
+        Raises:
+            ValueError: if the position embedding has no effect.
+        """
+
 
 @dataclass(frozen=True)
 class FamilyClasses:
@@ -210,7 +217,8 @@ def install(model: nn.Module, trained: bool = False) -> None:
         stock = type(module)
         part = part_for(module)
         if part is not None:
-            check_forwards(part, stock)
+            if not getattr(part, "takes_any_forward", False):
+                check_forwards(part, stock)
             module.__class__ = part
             record_outputs(module)
             # these names tell transformers where a model may be split over devices
@@ -226,6 +234,8 @@ def install(model: nn.Module, trained: bool = False) -> None:
     for module in model.modules():
         if isinstance(module, Bound):  # else compiled code would see the attribute appear later
             vars(module).setdefault("bound_in_graph", None)
+    if is_model(type(model)):
+        model.check_installed()
     settings = [model.config.position_settings(field) for field in model.config.position_fields]
     in_attention = [config for config in settings if config.in_attention]
     has_attention = any(hasattr(module, "layer_bias") for module in model.modules())

@@ -17,6 +17,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from hf_models.generated.families import can_make, make_if_known, part_of
+from hf_models.generated.model import how_to_check
 from hf_models.switching.built import without_head
 from hf_models.switching.install import is_model
 from hf_models.switching.settings import FIELD, refuse_in_constructor, refuse_misplaced
@@ -54,8 +55,8 @@ def _no_effect(field: str, value: Any, checkpoint: Any, model_type: str, configs
     model_types = sorted({name for config_class in configs for name in config_class.model_types()})
     return (
         f"{field}={value!r} has no effect on {checkpoint}, a model of type {model_type!r}; model "
-        f"types with a position embedding to choose: {', '.join(model_types)}. Leave it out, or "
-        "give such a model."
+        f"types with a position embedding to choose: {', '.join(model_types)}, and those that are "
+        f"made at first use. {how_to_check(model_type)} Leave it out, or give such a model."
     )
 
 

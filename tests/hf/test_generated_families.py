@@ -3,9 +3,6 @@ for all of them."""
 
 import copy
 import pickle
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -13,100 +10,21 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import hf_models
-from cape_plugins.checkpoints.families import FAMILY_ROWS, OWN_PREFIX
-from cape_plugins.checkpoints.generated import GENERATED
-from hf_models.generated.families import make
 from hf_models.generated.scope import Scope
-from hf_models.generated.seams import SEAMS
+from tests.support.generated import (
+    BUILDERS,
+    CAPE,
+    batch,
+    gemma3,
+    llava,
+    logits,
+    mistral,
+    mistral3,
+    qwen2_vl,
+    stock_model,
+)
 
-CAPE = {"type": "cape", "max_global_scale": 2.0, "max_local_shift": 0.5}
-TEXT = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 64,
-    "initializer_range": 0.2,
-    "pad_token_id": 59,
-    "bos_token_id": 1,
-    "eos_token_id": 0,
-}
-TOWER = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 16,
-    "patch_size": 8,
-}
-M_ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}
-IMAGE_TOKEN = 57
-
-
-def stock_model(name, **sizes):
-    """A tiny stock model by its class, in evaluation mode."""
-    torch.manual_seed(0)
-    model_class = getattr(transformers, name)
-    config_class = model_class.config_class
-    if config_class.sub_configs:
-        sizes = {"image_token_id": IMAGE_TOKEN, **sizes}
-    else:
-        sizes = {**TEXT, **sizes}
-    return model_class(config_class(**sizes)).eval()
-
-
-def mistral(**sizes):
-    return stock_model("MistralForCausalLM", **sizes)
-
-
-def mixtral():
-    return stock_model("MixtralForCausalLM", num_local_experts=4)
-
-
-def gemma3(**sizes):
-    """One layer in six has the other theta."""
-    return stock_model("Gemma3ForCausalLM", num_hidden_layers=6, sliding_window=16, **sizes)
-
-
-def qwen2_vl():
-    tower = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2}
-    tokens = {"video_token_id": 56, "vision_start_token_id": 55, "vision_end_token_id": 54}
-    text = {**TEXT, "rope_parameters": M_ROPE}
-    return stock_model(
-        "Qwen2VLForConditionalGeneration", text_config=text, vision_config=tower, **tokens
-    )
-
-
-def llava():
-    text, tower = {"model_type": "llama", **TEXT}, {"model_type": "clip_vision_model", **TOWER}
-    return stock_model("LlavaForConditionalGeneration", text_config=text, vision_config=tower)
-
-
-def mistral3():
-    text, tower = {"model_type": "mistral", **TEXT}, {"model_type": "pixtral", **TOWER}
-    return stock_model("Mistral3ForConditionalGeneration", text_config=text, vision_config=tower)
-
-
-BUILDERS = {
-    builder.__name__: builder for builder in (mistral, mixtral, gemma3, qwen2_vl, llava, mistral3)
-}
 each_family = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
-
-
-def batch(left=True):
-    """``[2, 9]`` ids, of which the second text has three tokens less."""
-    ids = torch.randint(2, 50, (2, 9), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(ids)
-    mask[1, slice(0, 3) if left else slice(6, 9)] = 0
-    return {"input_ids": ids.masked_fill(mask == 0, 59), "attention_mask": mask}
-
-
-def logits(model, seed=None, **inputs):
-    if seed is not None:
-        torch.manual_seed(seed)
-    return model(**inputs, use_cache=False).logits
 
 
 def positions_of_angles(model, **inputs):
@@ -317,76 +235,6 @@ def test_models_inside_a_model_share_its_draws():
     with torch.no_grad():
         quiet = Scope((), {})
     assert not Scope((), {}, quiet).draws  # with gradients, below a model without
-
-
-# ---- first use -----------------------------------------------------------------------------------
-
-
-def in_new_process(script, *arguments):
-    """What a new interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_import_makes_no_family():
-    script = """
-        import sys, hf_models
-        from cape_plugins.checkpoints.generated import GENERATED
-        stock = {f"transformers.models.{name}.modeling_{name}" for name in GENERATED}
-        print(*(stock & sys.modules.keys()))
-    """
-    assert in_new_process(script) == []
-
-
-def test_new_process_loads_a_saved_folder_and_its_configuration(tmp_path):
-    hf_models.switch(mistral(), CAPE).save_pretrained(tmp_path)
-    script = """
-        import sys, hf_models, transformers
-        print(type(transformers.AutoConfig.from_pretrained(sys.argv[1])).__name__)
-        print(*(name for name in sys.modules if ".modeling_mi" in name))
-        print(type(transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
-    """
-    assert in_new_process(script, tmp_path) == [
-        "CapeMistralConfig",
-        "transformers.models.mistral.modeling_mistral",
-        "CapeMistralForCausalLM",
-    ]
-
-
-def test_new_process_unpickles_a_model(tmp_path):
-    model, inputs = hf_models.switch(llava(), CAPE).eval(), batch()
-    torch.save((model, inputs, logits(model, **inputs)), tmp_path / "model.pt")
-    script = """
-        import sys, torch
-        model, inputs, expected = torch.load(sys.argv[1], weights_only=False)
-        print(torch.equal(model(**inputs, use_cache=False).logits, expected))
-    """
-    assert in_new_process(script, tmp_path / "model.pt") == ["True"]
-
-
-def test_classes_are_found_by_name():
-    script = """
-        import hf_models
-        print(hf_models.CapeMistralForCausalLM.config_class is hf_models.CapeMistralConfig)
-        from hf_models import CapeMixtralModel
-        print(CapeMixtralModel.__name__, hasattr(hf_models, "CapeNothing"))
-        print(hasattr(hf_models, "CapeT5Model"), hasattr(hf_models, "MistralModel"))
-    """
-    assert in_new_process(script) == ["True", "CapeMixtralModel", "False", "False", "False"]
-
-
-def test_all_rows_are_families_that_have_classes():
-    assert GENERATED.keys() <= FAMILY_ROWS.keys()
-    assert {row.seam for row in GENERATED.values()} <= SEAMS.keys()
-    assert AutoConfig.for_model(OWN_PREFIX + "mistral").position_embedding["type"] == "cape"
-    with pytest.raises(ValueError, match=r"'t5' is no generated family.*cape-plugins doctor t5"):
-        make("t5")
 
 
 # ---- refusals ------------------------------------------------------------------------------------
