@@ -35,16 +35,25 @@ from hf_models.checks.generation import from_padded, generate
 from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of, tensors_of
 from hf_models.checks.samples import Samples
-from hf_models.checks.stock_models import NoStockModel, StockModel, tiny_stock_models, told
+from hf_models.checks.stock_models import (
+    NoModelType,
+    NoStockModel,
+    StockModel,
+    tiny_stock_models,
+    told,
+)
 from hf_models.checks.storage import storage_checks
-from hf_models.generated.families import part_of
+from hf_models.checks.without_seam import REASONS
+from hf_models.generated.families import forget, part_of
 from hf_models.generated.seams import SEAMS
 from hf_models.switching.built import switch
 from hf_models.switching.install import PARTS, is_model
 
 _UPDATES, _RATE = 3, 0.05  # steps of SGD and their learning rate
 _NEW_TABLES = 0.5  # standard deviation of new tables, which must show a wrong distance
+STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
 _NO_POSITIONS = {"type": "nopos"}
+_UNKNOWN = "no module of the model is one that is known to bring positions in"
 
 
 class Proof(NamedTuple):
@@ -56,12 +65,14 @@ class Proof(NamedTuple):
             model does not run, has no known seam, or has a family with a file.
         stock: Name of the stock class; "" if none runs.
         checks: The comparisons, in order.
+        is_new: Whether the table of generated families has no row for the model type.
     """
 
     model_type: str
     row: GeneratedRow | None
     stock: str
     checks: list[Check]
+    is_new: bool = False
 
     @property
     def failure(self) -> Check | None:
@@ -74,44 +85,65 @@ class Proof(NamedTuple):
         return self.failure is None and any(row.status == OK for row in self.checks)
 
 
-def prove(model_type: str) -> Proof:
+def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) -> Proof:
     """Compares a tiny model with its stock model, and trains it with another position embedding.
 
     A model type without a row is tried with the rows of other model types that have the same seam;
-    the row stays known to this process.
+    a row that is proved stays known to this process.
 
     Args:
         model_type: A model type of the installed transformers.
+        position_embedding: ``{"type": ..., option: value}`` to train with; by default ``cape``.
 
     Raises:
-        ValueError: for another model type.
+        ValueError: for another model type, or settings that the family refuses.
     """
+    known = GENERATED.get(model_type)
     proofs: list[Proof] = []
     try:
         for stock in tiny_stock_models(model_type):
-            proofs += _proofs(model_type, stock)
-            if proofs[-1].is_proved:
+            proofs.append(_proof(model_type, known, stock, position_embedding))
+            if len(proofs[-1].checks) > 1:  # it could be switched: no other class is an excuse
                 return proofs[-1]
     except NoStockModel as reason:
-        return Proof(model_type, None, "", [Check("stock model", SKIPPED, str(reason))])
-    return max(proofs, key=lambda proof: sum(row.status == OK for row in proof.checks))
+        name = "model type" if isinstance(reason, NoModelType) else STOCK_MODEL
+        proofs.append(Proof(model_type, None, "", [Check(name, SKIPPED, str(reason))]))
+    if known is None and model_type in REASONS:
+        return Proof(model_type, None, proofs[0].stock, [_no_seam(REASONS[model_type])])
+    return proofs[0]
 
 
-def _proofs(model_type: str, stock: StockModel) -> list[Proof]:
-    """Proofs of a model of the type with each row that may be right; the last is the first that
-    shows everything, if any does."""
-    name, proofs = type(stock.model).__name__, []
-    known = GENERATED.get(model_type)
-    if known is None and is_model(PARTS.get(type(stock.model))):  # a family with a file
-        checks = list(_checks(stock, _file_type(stock.model)))
-        return [Proof(model_type, None, name, checks)]
-    for row in [known] if known else candidates(stock.model):
+def _proof(
+    model_type: str,
+    known: GeneratedRow | None,
+    stock: StockModel,
+    position_embedding: Mapping[str, Any] | None,
+) -> Proof:
+    """The proof of a model of the type with its `known` row, or with the first of the rows that may
+    be right and is proved; if none is, with the most similar row."""
+    name = type(stock.model).__name__
+    if known is not None:
+        checks = _checks(stock, known.stock, position_embedding)
+        return Proof(model_type, known, name, checks)
+    if is_model(PARTS.get(type(stock.model))):  # a family with a file
+        checks = _checks(stock, _file_type(stock.model), position_embedding)
+        return Proof(model_type, None, name, checks)
+    proofs = [Proof(model_type, None, name, [_no_seam(_UNKNOWN)])]
+    for row in candidates(stock.model):
         add_generated_row(model_type, row)
-        proofs.append(Proof(model_type, row, name, list(_checks(stock, row.stock))))
-        if proofs[-1].is_proved:
-            return proofs
-    text = "no module of the model has a known seam"
-    return proofs or [Proof(model_type, None, name, [Check("seam", SKIPPED, text)])]
+        proof = Proof(
+            model_type, row, name, _checks(stock, row.stock, position_embedding), is_new=True
+        )
+        if proof.is_proved:
+            return proof
+        proofs.append(proof)
+        forget(model_type)
+        del GENERATED[model_type]
+    return proofs[:2][-1]
+
+
+def _no_seam(text: str) -> Check:
+    return Check("seam", SKIPPED, text)
 
 
 def candidates(model: Any) -> list[GeneratedRow]:
@@ -138,16 +170,22 @@ def _file_type(model: Any) -> str:
 # ---- the comparisons -----------------------------------------------------------------------------
 
 
-def _checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
+def _checks(
+    stock: StockModel, stock_type: str, position_embedding: Mapping[str, Any] | None
+) -> list[Check]:
     with torch.random.fork_rng():
-        yield from _stock_checks(stock, stock_type)
-        yield from _training_checks(stock, stock_type)
+        checks = list(_stock_checks(stock, stock_type))
+        if not checks[0].failed:  # the model can be switched
+            checks += _training_checks(stock, stock_type, position_embedding)
+    return checks
 
 
 def _stock_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
     """Compares the stock type with the stock class."""
     model, inputs = stock.model, stock.inputs
-    yield check("switch", partial(_switchable, model, stock_type))
+    yield (row := check("switch", partial(_switchable, model, stock_type)))
+    if row.failed:
+        return
     twin = _switched(model, {"type": stock_type})
     yield check("outputs", partial(_same_outputs, model, twin, inputs))
     for side in SIDES:
@@ -167,17 +205,21 @@ def _stock_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
         yield unless_stock_fails(check(name, partial(compare, twin)), partial(compare, model))
 
 
-def _training_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
+def _training_checks(
+    stock: StockModel, stock_type: str, position_embedding: Mapping[str, Any] | None
+) -> Iterator[Check]:
     """Trains the model with random positions."""
     model, inputs = stock.model, stock.inputs
     part = part_of(type(model))
-    wish = wishes(None, *part.config_class.position_fields[FIELD])[0]
+    wish = wishes(position_embedding, *part.config_class.position_fields[FIELD])[0]
     name = wish["type"]
     if stock_type != _NO_POSITIONS["type"]:
         yield check("positions reach the output", partial(_without_positions, model, inputs))
     try:
         cape_model = _switched(model, wish)
     except Exception as error:
+        if position_embedding is not None:  # the wish of a user may be at fault
+            raise
         yield Check(f"{name}: switch", FAILED, told(error))
         return
     old = {name for name, _ in model.named_parameters()}

@@ -38,6 +38,10 @@ class NoStockModel(Exception):
     """Raised if no tiny stock model runs; the text gives the reasons."""
 
 
+class NoModelType(NoStockModel):
+    """Raised for a model type that is a part of others, or another name of one."""
+
+
 class StockModel(NamedTuple):
     """A tiny stock model that runs.
 
@@ -69,6 +73,7 @@ def tiny_stock_models(model_type: str) -> Iterator[StockModel]:
 
     Raises:
         ValueError: if the installed transformers has no such model type.
+        NoModelType: if it has no model by itself.
         NoStockModel: if none runs.
     """
     if model_type not in CONFIG_MAPPING._mapping:
@@ -78,17 +83,19 @@ def tiny_stock_models(model_type: str) -> Iterator[StockModel]:
         )
     config_class = CONFIG_MAPPING[model_type]
     if config_class.model_type != model_type:
-        raise NoStockModel(f"another name of {config_class.model_type}")
+        raise NoModelType(f"another name of {config_class.model_type}")
     reasons: list[str] = []
-    runs = False
-    for auto, stock in _heads(config_class):
+    runs, heads = False, list(_heads(config_class))
+    if not heads:
+        raise NoModelType("a part of other models: no Auto class loads it")
+    for auto, stock in heads:
         with torch.random.fork_rng():
             model = _first_that_runs(stock, auto, reasons)
         if model is not None:
             runs = True
             yield model
     if not runs:
-        raise NoStockModel("; ".join(reasons[:2]) or "no Auto class loads a model of it")
+        raise NoStockModel("; ".join(reasons[:2]))
 
 
 def _first_that_runs(stock: Any, auto: Any, reasons: list[str]) -> StockModel | None:

@@ -74,6 +74,13 @@ def make(model_type: str) -> FamilyClasses:
         return _made[stock_type]
 
 
+def forget(model_type: str) -> None:
+    """Lets the next use make a family anew, after its row has been replaced or removed."""
+    if (family := _made.pop(model_type, None)) is not None:
+        for stock in family.stock_parts:
+            del PARTS[stock]
+
+
 def make_if_known(model_type: Any) -> None:
     """Makes the family of a model type, if it is a generated one."""
     if can_make(model_type):

@@ -1,10 +1,10 @@
 """Proves model families with tiny models of all model types, and writes docs/families.md.
 
-    python -m tests.families [TYPE ...] [--jobs 2] [--sample N --date D] [--fresh]
+    python -m tests.families [TYPE ...] [--jobs 2] [--sample N --date D] [--fresh] [--release R]
 
 Without types all that the installed transformers has are tried, and the page is written. Results
 are added to build/families/RELEASE.jsonl; a type that has a result there is not run again, unless
-it is named or --fresh is given.
+it is named or --fresh is given. The page has all releases of build/families.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from datetime import date
+from typing import NoReturn
 
 import torch
 import transformers
@@ -27,14 +28,17 @@ from hf_models.checks.proof import prove
 from hf_models.checks.stock_models import stock_types
 from tests.families import report
 from tests.families.children import in_children
-from tests.families.results import FAILS, append, path_of, read, row_of, sample
+from tests.families.results import FAILS, ROOT, append, path_of, read, row_of, sample
+from tests.versions import install
 
-SECONDS = 90.0  # limit for a model type
+SECONDS = 60.0  # limit for a model type
 
 
 def main() -> int:
     """Runs the probe; returns 1 if a named or drawn family fails."""
     args = _parser().parse_args()
+    if args.release not in (None, transformers.__version__):
+        _run_on(args.release)
     installed, release = stock_types(), transformers.__version__
     if unknown := sorted({*args.types} - {*installed}):
         raise SystemExit(
@@ -78,7 +82,16 @@ def _parser() -> argparse.ArgumentParser:
         "--date", default=date.today().isoformat(), help="what draws the sample (default: today)"
     )
     parser.add_argument("--fresh", action="store_true", help="forget the results of earlier runs")
+    parser.add_argument("--release", metavar="R", help="of transformers (default: the installed)")
     return parser
+
+
+def _run_on(release: str) -> NoReturn:
+    """Starts this command anew with another release of transformers in front on the path."""
+    paths = (str(install(release)), str(ROOT), os.environ.get("PYTHONPATH"))
+    path = os.pathsep.join(filter(None, paths))
+    command = [sys.executable, "-m", "tests.families", *sys.argv[1:]]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
 
 
 def _counts(rows: list[dict]) -> Counter:

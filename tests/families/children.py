@@ -68,10 +68,11 @@ def _start(function: Callable[[str], Any], name: str) -> _Child:
 
 def _run(function: Callable[[str], Any], name: str, pipe: Connection) -> None:
     with open(os.devnull, "w", encoding="utf-8") as nothing:
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
+        for stream in (1, 2):  # also of code that is not Python's
+            os.dup2(nothing.fileno(), stream)
         try:
-            result = function(name)
+            with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+                result = function(name)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{os.path.basename(place.filename)}:{place.lineno}"

@@ -9,10 +9,10 @@ from pathlib import Path
 from packaging.version import Version
 
 from cape_plugins.files import writing
-from tests.families.reasons import REASONS
-from tests.families.results import FAILS, FOLDER, NO_SEAM, NOT_RUN, PROVED, ROOT, Row, read
+from tests.families.results import FAILS, FOLDER, NO_SEAM, NOT_RUN, PART, PROVED, ROOT, Row, read
 
 DOCUMENT = ROOT / "docs" / "families.md"
+_RESULTS = (PROVED, FAILS, NO_SEAM, PART, NOT_RUN)
 _WHY = 120  # characters of a reason
 _SHOWN = {
     "outputs": "with the stock type all outputs equal those of the stock class bit for bit",
@@ -89,8 +89,7 @@ def _counts(releases: Mapping[str, Mapping[str, Row]]) -> Iterator[str]:
     kinds = {release: [*map(_kind, rows.values())] for release, rows in releases.items()}
     counts = {release: Counter(names) for release, names in kinds.items()}
     names = sorted({name for counter in counts.values() for name in counter})
-    results = (PROVED, FAILS, NO_SEAM, NOT_RUN)
-    names.sort(key=lambda name: next(i for i, text in enumerate(results) if name.startswith(text)))
+    names.sort(key=lambda name: _RESULTS.index(name.partition(",")[0]))
     yield "| model types | " + " | ".join(releases) + " |"
     yield "|---" * (len(releases) + 1) + "|"
     for name in names:
@@ -119,29 +118,20 @@ def _missing(row: Row) -> str:
 
 
 def _out(rows: Mapping[str, Row]) -> Iterator[str]:
-    """The model types that have no family here, with the reason."""
+    """The model types that have no family here, with the reason; types with one reason together."""
     yield "\n## Model types without a family\n"
-    groups: dict[str, list[str]] = {}
-    others: list[str] = []
-    for name in rows:
-        if name in REASONS:
-            groups.setdefault(REASONS[name], []).append(name)
-        else:
-            others.append(name)
-    if groups:
-        yield "| why | model types |"
-        yield "|---|---|"
-        for reason, names in groups.items():
-            yield f"| {reason} | {_code(names)} |"
-        yield ""
-    yield "| model type | result | why |"
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, row in rows.items():
+        groups.setdefault((row["result"], row["reason"]), []).append(name)
+    yield "| result | why | model types |"
     yield "|---|---|---|"
-    for name in sorted(others, key=lambda name: (rows[name]["result"], name)):
-        yield f"| `{name}` | {rows[name]['result']} | {_cell(rows[name]['reason'])} |"
+    for (result, reason), names in sorted(groups.items(), key=_order):
+        yield f"| {result} | {_cell(reason)} | {' '.join(f'`{name}`' for name in names)} |"
 
 
-def _code(names: Sequence[str]) -> str:
-    return " ".join(f"`{name}`" for name in names)
+def _order(group: tuple[tuple[str, str], Sequence[str]]) -> tuple[int, int, str]:
+    (result, _), names = group
+    return _RESULTS.index(result), -len(names), names[0]
 
 
 def _cell(text: str) -> str:

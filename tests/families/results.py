@@ -12,13 +12,14 @@ from typing import Any
 
 from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor.check import OK, SKIPPED
-from hf_models.checks.proof import Proof
+from hf_models.checks.proof import STOCK_MODEL, Proof
 from tests.families.children import Died
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "families"
-# What a row of the table says; the last kind is a failure.
-PROVED, NOT_RUN, NO_SEAM, FAILS = "proved", "stock model not run", "no known seam", "fails"
+# What a row of the table says.
+PROVED, FAILS, NO_SEAM = "proved", "fails", "no known seam"
+PART, NOT_RUN = "part or other name", "stock model not run"
 FILE = "file"  # seam of a family with a file
 
 Row = dict[str, Any]
@@ -32,7 +33,8 @@ def row_of(proof: Proof | Died, model_type: str, release: str, seconds: float) -
     row |= {"class": proof.stock, "seam": proof.row.seam if proof.row else ""}
     last = proof.checks[-1]
     if not proof.stock:
-        return {**row, "result": NOT_RUN, "reason": last.text}
+        result = NOT_RUN if last.name == STOCK_MODEL else PART
+        return {**row, "result": result, "reason": last.text}
     if len(proof.checks) == 1 and last.status == SKIPPED:
         return {**row, "result": NO_SEAM, "reason": last.text}
     row["seam"] = row["seam"] or FILE
@@ -67,7 +69,7 @@ def append(path: Path, row: Row) -> None:
     """Adds a line at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(f"\n{json.dumps(row)}")
 
 
 def sample(number: int, date: str, installed: Sequence[str]) -> list[str]:
