@@ -36,7 +36,10 @@ MODELS = {
         {**SIZES, "position_embedding_type": "absolute", "mask_token_id": 4},
     ),
     # a second table is looked up by the same numbers
-    "lilt": (transformers.LiltForTokenClassification, {**SIZES, "hidden_size": 48, "channel_shrink_ratio": 4}),
+    "lilt": (
+        transformers.LiltForTokenClassification,
+        {**SIZES, "hidden_size": 48, "channel_shrink_ratio": 4},
+    ),
     "layoutlm": (transformers.LayoutLMForMaskedLM, SIZES),
     # rows begin at 0
     "electra": (transformers.ElectraForMaskedLM, {**SIZES, "embedding_size": 16}),
