@@ -2,7 +2,8 @@
 
 Importing this package registers the model types of its families, such as ``cape_marian`` and
 ``cape_vit``, with the Auto classes of transformers. Configurations and models have the names of the
-stock classes with ``Cape`` in front: ``hf_models.CapeMarianMTModel``.
+stock classes with ``Cape`` in front: ``hf_models.CapeMarianMTModel``. Most families are made from
+the stock classes when they are first asked for (:mod:`hf_models.generated.families`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import hf_models.stand_ins  # noqa: F401, before transformers
 # isort: split
 import transformers
 from transformers import (
-    AutoConfig,
     AutoFeatureExtractor,
     AutoProcessor,
     AutoTokenizer,
@@ -28,6 +28,7 @@ from hf_models.checks.family import check_family
 from hf_models.families import FAMILIES
 from hf_models.families.speech_ctc import CapeSpeechConfig
 from hf_models.families.whisper import CapeWhisperConfig
+from hf_models.generated.families import class_of_name, let_transformers_make_families
 from hf_models.processors.feature_extraction import (
     CapeSpeechFeatureExtractor,
     CapeWhisperFeatureExtractor,
@@ -35,27 +36,9 @@ from hf_models.processors.feature_extraction import (
 from hf_models.processors.tokenization import CapeSpeechTokenizer
 from hf_models.releases import warn_if_untested
 from hf_models.switching.built import switch
-from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.install import FamilyClasses
+from hf_models.switching.registry import AUTO_CLASSES, MODELS, register_family
 from hf_models.switching.stock_calls import accept_position_embeddings
-
-# Maps the configuration of a family to its Auto classes, and to the model that each class loads.
-AUTO_CLASSES: dict[type, Any] = {}
-MODELS: dict[str, type] = {}  # by name
-
-
-def register_family(family: FamilyClasses) -> None:
-    """Registers a family, or more heads of a known family, with the Auto classes, :func:`switch`
-    and the commands.
-
-    Args:
-        family: See :class:`~hf_models.switching.install.FamilyClasses`.
-    """
-    add_parts(family)
-    AUTO_CLASSES[family.config] = {**AUTO_CLASSES.get(family.config, {}), **family.auto}
-    AutoConfig.register(family.model_type, family.config, exist_ok=True)
-    for auto, model in family.auto.items():
-        auto.register(family.config, model, exist_ok=True)
-    MODELS.update(family.models)
 
 
 def _register_processors() -> None:
@@ -75,10 +58,19 @@ warn_if_untested(transformers.__version__)
 for _family in FAMILIES:
     register_family(_family)
 _register_processors()
+let_transformers_make_families()
 accept_position_embeddings(AUTO_CLASSES.keys())
 
 _configs = {family.config.__name__: family.config for family in FAMILIES}
 globals().update({**_configs, **MODELS})
+
+
+def __getattr__(name: str) -> Any:
+    if (found := class_of_name(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
+
+
 __all__ = [
     *_configs,
     *MODELS,

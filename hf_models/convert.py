@@ -39,6 +39,7 @@ from cape_plugins.settings.config import applies, parse_option
 from cape_plugins.settings.options import COUNTED
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import count_texts
+from hf_models.generated.families import make_if_known
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.storage.loading import clear_errors, load_whole, require_place
@@ -117,6 +118,7 @@ def convert(
 def own_class(source: str, config: Any) -> Any:
     """The class of this package for the class that saved a checkpoint."""
     stored_class = (config.architectures or [""])[0]
+    make_if_known(config.model_type)
     cape_class = hf_models.MODELS.get(f"Cape{stored_class.removeprefix('Cape')}")
     if cape_class is None or config.model_type not in cape_class.config_class.model_types():
         stock = filter(None, map(stock_class, hf_models.MODELS.values()))

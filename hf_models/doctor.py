@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,11 +17,15 @@ from transformers.utils import logging
 
 import hf_models
 from cape_plugins import PositionConfig
+from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor.check import NOTE, SKIPPED, Check, wishes
 from hf_models.checks.family import check_family
 from hf_models.checks.model import model_checks
+from hf_models.checks.proof import prove
+from hf_models.checks.stock_models import stock_types
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.convert import own_class
+from hf_models.generated.families import make_if_known
 from hf_models.releases import is_tested, tested_releases
 from hf_models.serving.source_folder import refuse_data
 from hf_models.storage.loading import clear_errors, load_whole, require_place
@@ -37,7 +42,7 @@ Rows = Iterator[tuple[str, Check]]
 
 
 def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows:
-    """Checks a model, or a tiny model of each registered family.
+    """Checks a model, a tiny model of a model type, or a tiny model of each registered family.
 
     Args:
         args: Arguments of ``cape-plugins doctor``.
@@ -54,6 +59,8 @@ def doctor(args: argparse.Namespace, settings: Mapping[str, Any] | None) -> Rows
         torch.manual_seed(0)
         if args.model is None:
             yield from _family_checks(settings)
+        elif args.model in stock_types() and not os.path.isdir(args.model):
+            yield from _type_checks(args.model, settings)
         else:
             yield from _source_checks(args.model, settings)
     for text in sorted(messages):
@@ -93,6 +100,9 @@ def _quiet() -> Iterator[set[str]]:
 
 def _family_checks(settings: Mapping[str, Any] | None) -> Rows:
     """Checks of one model of each registered family."""
+    for name, row in GENERATED.items():
+        if row.checked:
+            make_if_known(name)
     for config, autos in hf_models.AUTO_CLASSES.items():
         name, domain_and_architecture = config.model_type, config.position_fields[FIELD]
         if settings is not None:
@@ -132,6 +142,27 @@ def _checks_without_stock(
         model = model_class(config(**tiny_sizes(config), position_embedding=wish)).eval()
         for row in model_checks(model, None, f"{wish['type']}: "):
             yield name, row
+
+
+# ---- a model type --------------------------------------------------------------------------------
+
+
+def _type_checks(model_type: str, settings: Mapping[str, Any] | None) -> Rows:
+    """Checks of a tiny model of a model type, whether it has a family or not."""
+    text = (
+        "a tiny model of this model type is checked; for a checkpoint give its folder or full name"
+    )
+    yield model_type, Check("model type", NOTE, text)
+    proof = prove(model_type, settings)
+    for row in proof.checks:
+        yield model_type, row
+    if proof.is_proved and proof.is_new:
+        text = (
+            "all of this holds with this release, but the table of families has no row for it; to "
+            "use it, call cape_plugins.checkpoints.families.add_generated_row("
+            f"{model_type!r}, {proof.row}) after the import of hf_models"
+        )
+        yield model_type, Check("family", NOTE, text)
 
 
 # ---- the model of a user -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cape_plugins.checkpoints.generated import GENERATED, GeneratedRow
 from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 
 Settings = Mapping[str, Any]
@@ -31,7 +32,8 @@ class Side:
     Attributes:
         domain: Key of :data:`~cape_plugins.DOMAINS`.
         architecture: Architecture of the side's :class:`~cape_plugins.PositionConfig`.
-        dim: Key of K among the stored settings; a dot leads into a part of the settings.
+        dim: Key of K among the stored settings; a dot leads into a part of the settings. None
+            where no embeddings are added, or the stock table tells the width.
         field: Key of the position settings; None if they are stored beside other settings, as
             flags.
         start: Coordinate of the first position.
@@ -49,7 +51,7 @@ class Side:
 
     domain: str
     architecture: str
-    dim: str = "d_model"
+    dim: str | None = "d_model"
     field: str | None = FIELD
     start: Number = 0.0
     spacing: Number = 1.0
@@ -72,12 +74,15 @@ class Family:
         stock: Type of position embedding of the stock model, or a function of settings and side;
             None if there is no stock model.
         parts: First parts of parameter names by which this family is recognised (fairseq).
+        keeps_borders: Whether packed texts, which the stock model lets see each other, have to be
+            kept apart.
     """
 
     model_type: str
     sides: Mapping[str, Side]
     stock: str | Callable[[Settings, str], str] | None = None
     parts: tuple[str, ...] = ()
+    keeps_borders: bool = False
 
     def stock_type(self, settings: Settings, side: str) -> str | None:
         """Type of position embedding of one side of the stock model with these settings."""
@@ -97,6 +102,17 @@ def find_family(model_type: str) -> Family | None:
     return FAMILY_ROWS.get(model_type.removeprefix(OWN_PREFIX))
 
 
+def known_types(prefix: str = "") -> str:
+    """The model types that have a row, for messages; generated families are many, and are counted.
+
+    Args:
+        prefix: Put before each type.
+    """
+    names = [prefix + name for name in FAMILY_ROWS if name not in GENERATED]
+    generated = f"{len(GENERATED)} types of cape_plugins.checkpoints.generated"
+    return f"{', '.join(names)}, and the {generated}, such as {prefix}{next(iter(GENERATED))}"
+
+
 def setting_of(name: str, settings: Any) -> Any:
     """A setting by its name, such as "d_model" or "vision_config.hidden_size".
 
@@ -112,6 +128,11 @@ def setting_of(name: str, settings: Any) -> Any:
         is_stored = isinstance(settings, Mapping)
         settings = settings[part] if is_stored else getattr(settings, part)
     return settings
+
+
+def width_of(row: Side, settings: Any) -> int:
+    """K of a side; 0 where nothing of this width is added. For errors see :func:`setting_of`."""
+    return 0 if row.dim is None else setting_of(row.dim, settings)
 
 
 def value_of(value: Number, settings: Settings) -> float:
@@ -158,10 +179,22 @@ for _name, _sides, _stock in (
     add_family_row(Family(_name, _sides, _stock))
 _BERT = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
 add_family_row(Family("bert", {"encoder": _BERT}, "abspos"))
-_ROTARY = Side("text", "rotary", dim="hidden_size")
-add_family_row(Family("llama", {"decoder": _ROTARY}, "rope"))
-add_family_row(Family("qwen2", {"decoder": _ROTARY}, "rope"))
-add_family_row(Family("modernbert", {"encoder": _ROTARY}, "rope"))
+
+
+def add_generated_row(model_type: str, row: GeneratedRow) -> None:
+    """Adds or replaces a generated family, for this process.
+
+    Args:
+        model_type: Model type of the stock model.
+        row: See :class:`~cape_plugins.checkpoints.generated.GeneratedRow`.
+    """
+    GENERATED[model_type] = row
+    sides = {row.side: Side(row.domain, row.architecture, dim=None)}
+    add_family_row(Family(model_type, sides, row.stock, keeps_borders=row.keeps_borders))
+
+
+for _name, _row in GENERATED.items():
+    add_generated_row(_name, _row)
 
 
 def _image(

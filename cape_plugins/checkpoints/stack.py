@@ -21,14 +21,14 @@ from cape_plugins.checkpoints.fairseq_files import (
     read_checkpoint,
 )
 from cape_plugins.checkpoints.families import (
-    FAMILY_ROWS,
     OWN_PREFIX,
     SIDES,
     Side,
     find_fairseq_family,
     find_family,
-    setting_of,
+    known_types,
     value_of,
+    width_of,
 )
 from cape_plugins.mathematics.builders import build_position_encoder
 from cape_plugins.mathematics.encoder import PositionEncoder
@@ -129,7 +129,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     if family is None:
         raise ValueError(
             f"--model {folder}: model type {model_type!r} is unknown; allowed: "
-            f"{', '.join(FAMILY_ROWS)}, with or without the prefix {OWN_PREFIX}. A family outside "
+            f"{known_types()}, with or without the prefix {OWN_PREFIX}. A family outside "
             "this package needs a row first: cape_plugins.checkpoints.families.add_family_row, "
             "see docs/flags.md (Pictures)."
         )
@@ -248,7 +248,7 @@ def _stack(
     grid = row.grid(settings) if row.grid else ()
     encoder = build_position_encoder(
         config,
-        setting_of(row.dim, settings),
+        width_of(row, settings),
         side=SOURCE_TARGET[side],
         start=value_of(row.start, settings),
         unit=value_of(row.unit, settings),

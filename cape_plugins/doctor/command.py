@@ -48,8 +48,8 @@ def add_doctor_args(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         nargs="?",
-        help="folder or hub name of a Hugging Face model, or checkpoint file of fairseq (default: "
-        "a tiny model of each family)",
+        help="folder or hub name of a Hugging Face model, a model type of transformers such as "
+        "mistral, or checkpoint file of fairseq (default: a tiny model of each family)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object, for reports of errors"

@@ -28,6 +28,7 @@ from hf_models.checks.outputs import largest, outputs_of
 from hf_models.checks.samples import Samples, pad_token, sample_inputs
 from hf_models.checks.storage import storage_checks
 from hf_models.checks.tiny import fill_zeros
+from hf_models.generated.families import part_of
 from hf_models.switching.built import switch
 from hf_models.switching.install import PARTS, is_model
 from hf_models.switching.settings import FIELD
@@ -63,7 +64,7 @@ def check_family(
         ValueError: if the class of the model has no counterpart in a registered family, inputs of
             the model cannot be made, or the family refuses `position_embedding`.
     """
-    cape_class = PARTS.get(type(stock_model))
+    cape_class = part_of(type(stock_model))
     if not is_model(cape_class):
         allowed = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
         raise ValueError(

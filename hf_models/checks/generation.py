@@ -142,9 +142,9 @@ def generation_checks(
     if cape_model.main_input_name in samples.padding:
         side = "right" if cape_model.config.is_encoder_decoder else "left"
         name = f"{prefix}greedy generation from a batch padded on the {side}"
-        row = check(name, partial(_from_padded, samples, side, reference, cape_model))
+        row = check(name, partial(from_padded, samples, side, reference, cape_model))
         # some stock encoders let padding on the right leak in: only their errors count
-        same = partial(_from_padded, samples, side, stock, stock)
+        same = partial(from_padded, samples, side, stock, stock)
         runs = partial(_runs, samples, side, stock)
         yield unless_stock_fails(row, stock and (same if side == "left" else runs))
 
@@ -180,7 +180,9 @@ class _Generations:
         return relative_difference(forced, steps.logits)
 
 
-def _from_padded(samples: Samples, side: str, reference: Any, model: Any) -> float:
+def from_padded(samples: Samples, side: str, reference: Any, model: Any) -> float:
+    """Largest relative difference between the steps from one padded batch of `model` and from each
+    sample alone in `reference`."""
     batch = generate(model, samples.batch(side), 1)
     worst = 0.0
     for number, sample in enumerate(samples.rows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -37,9 +37,11 @@ def model_checks(
     comparable = stock if full_length else None  # no stock model takes recordings of natural length
     yield from padding_checks(cape_model, samples, comparable, prefix)
     yield from generation_checks(cape_model, samples, comparable, prefix)
-    yield check(f"{prefix}training draws positions", lambda: _augmentation(cape_model, samples))
+    yield check(
+        f"{prefix}training draws positions", lambda: augmentation(cape_model, samples.batch())
+    )
     names = set() if stock is None else {name for name, _ in stock.named_parameters()}
-    yield check(f"{prefix}one training step", lambda: _training(cape_model, samples, names))
+    yield check(f"{prefix}one training step", lambda: one_step(cape_model, samples.batch(), names))
 
 
 def padding_checks(
@@ -107,9 +109,13 @@ def evaluation(model: Any, samples: Samples) -> str:
     settings = (model.config.position_settings(field) for field in model.config.position_fields)
     if any(config.random_evaluation for config in settings):
         raise NotApplicable("its settings ask for random positions in evaluation")
-    batch = samples.batch()
+    return draws_nothing(model, samples.batch())
+
+
+def draws_nothing(model: Any, inputs: Mapping[str, Tensor]) -> str:
+    """:func:`evaluation` with given inputs."""
     before = torch.get_rng_state()
-    first, second = outputs_of(model, batch), outputs_of(model, batch)
+    first, second = outputs_of(model, inputs), outputs_of(model, inputs)
     if not torch.equal(before, torch.get_rng_state()):
         raise Mismatch("a forward in evaluation mode has drawn random numbers")
     if largest(first, second):
@@ -117,7 +123,7 @@ def evaluation(model: Any, samples: Samples) -> str:
     return "none drawn, two forwards are equal"
 
 
-def _augmentation(cape_model: Any, samples: Samples) -> str:
+def augmentation(cape_model: Any, inputs: Mapping[str, Tensor]) -> str:
     """Checks draws with only the position encoders in training mode, because dropout would hide a
     draw that does not arrive."""
     encoders = [module for module in cape_model.modules() if isinstance(module, PositionEncoder)]
@@ -126,13 +132,12 @@ def _augmentation(cape_model: Any, samples: Samples) -> str:
     try:
         if not any(encoder.draws for encoder in encoders):
             raise NotApplicable("nothing is random")
-        batch = samples.batch()
         with torch.random.fork_rng():
             outputs = []
             for seed in (0, 1):
                 torch.manual_seed(seed)
                 # rotary models draw only if there are gradients
-                outputs.append(tensors_of(cape_model(**batch, return_dict=True)))
+                outputs.append(tensors_of(cape_model(**inputs, return_dict=True)))
     finally:
         cape_model.eval()
     if not largest(*outputs):
@@ -140,12 +145,18 @@ def _augmentation(cape_model: Any, samples: Samples) -> str:
     return "forwards of two seeds differ"
 
 
-def _training(cape_model: Any, samples: Samples, stock_names: set[str]) -> str:
-    batch = samples.batch()
-    shapes = {name: tuple(value.shape) for name, value in outputs_of(cape_model, batch).items()}
+def one_step(cape_model: Any, inputs: Mapping[str, Tensor], stock_names: set[str]) -> str:
+    """Trains a model for one step.
+
+    Args:
+        cape_model: Model in evaluation mode and float32; changes.
+        inputs: Inputs of its forward.
+        stock_names: Names of parameters that the stock model has; a gradient has to reach others.
+    """
+    shapes = {name: tuple(value.shape) for name, value in outputs_of(cape_model, inputs).items()}
     cape_model.train()
     optimizer = torch.optim.SGD(cape_model.parameters(), _STEP)
-    output = cape_model(**batch, return_dict=True)
+    output = cape_model(**inputs, return_dict=True)
     training_shapes = {name: tuple(value.shape) for name, value in tensors_of(output).items()}
     if training_shapes != shapes:
         raise Mismatch(f"shapes in training {training_shapes}, in evaluation {shapes}")
@@ -161,7 +172,7 @@ def _training(cape_model: Any, samples: Samples, stock_names: set[str]) -> str:
         raise Mismatch(f"no gradient reaches {', '.join(sorted(new))}")
     optimizer.step()
     cape_model.eval()
-    for name, value in outputs_of(cape_model, batch).items():
+    for name, value in outputs_of(cape_model, inputs).items():
         if not value.isfinite().all():
             raise Mismatch(f"{name} is not finite after the step")
     return f"loss {loss.item():.3g}, {len(gradients)} gradients are finite"

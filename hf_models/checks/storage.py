@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,26 @@ from hf_models.switching.settings import FIELD
 
 
 def storage_checks(
-    stock: Any, cape_model: Any, samples: Samples, position_embedding: Mapping[str, Any]
+    stock: Any,
+    cape_model: Any,
+    samples: Samples,
+    position_embedding: Mapping[str, Any],
+    autos: Sequence[Any] | None = None,
 ) -> Iterator[Check]:
     """Loads through the Auto classes: the saved switched model, and the stock checkpoint with a
-    position embedding."""
-    models = auto_models(type(cape_model.config)).items()
-    autos = [auto for auto, model in models if model is type(cape_model)] or [type(cape_model)]
+    position embedding.
+
+    Args:
+        stock: The stock model.
+        cape_model: The switched model.
+        samples: Inputs of both, of which the first row is compared.
+        position_embedding: Settings of the switched model.
+        autos: Auto classes; by default all that load the model.
+    """
+    if autos is None:
+        models = auto_models(type(cape_model.config)).items()
+        autos = [auto for auto, model in models if model is type(cape_model)]
+    autos = autos or [type(cape_model)]
     with tempfile.TemporaryDirectory() as cape_folder, tempfile.TemporaryDirectory() as folder:
         saving = check(
             "saved", lambda: cape_model.save_pretrained(cape_folder) or type(cape_model).__name__

@@ -9,13 +9,10 @@ from hf_models.families import (
     deit,
     dinov2,
     dinov2_with_registers,
-    llama,
     m2m_100,
     marian,
     mbart,
-    modernbert,
     pegasus,
-    qwen2,
     siglip,
     speech_ctc,
     speech_to_text,
@@ -24,8 +21,7 @@ from hf_models.families import (
 )
 
 _TEXT = (marian, m2m_100, bart, mbart, pegasus, bert)
-_ROTARY = (llama, qwen2, modernbert)
 _IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit)
 _SPEECH = (speech_ctc, speech_to_text, whisper)
-FAMILIES = [module.FAMILY for module in (*_TEXT, *_ROTARY, *_IMAGES, *_SPEECH)]
+FAMILIES = [module.FAMILY for module in (*_TEXT, *_IMAGES, *_SPEECH)]
 FAMILIES += [siglip.VISION, siglip.CLASSIFIER]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cape_plugins import (
     Draw,
@@ -21,147 +23,166 @@ from cape_plugins import (
     Positions,
     build_position_encoder,
 )
+from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.augmentation import sorted_sample
-from cape_plugins.mathematics.binding import Bound
-from hf_models.host import find_cache
+from cape_plugins.settings.options import OPTION_FIELDS
+from hf_models.generated.scope import Scope
+from hf_models.generated.seam import Seam
 from hf_models.seams.attention import RunTimeMixin, mixed
 from hf_models.seams.packed import keep_borders, number_texts
-from hf_models.switching.install import PositionHost
-from hf_models.switching.modeling import (
-    build_positions,
-    content_of_call,
-    draw_positions,
-    process_generator,
-)
+from hf_models.switching.modeling import build_positions, content_of_call, process_generator
 from hf_models.switching.settings import FIELD
 
-
-class MovedPositions:
-    """Positions of a training forward, bound to the module of angles. Positions are moved once:
-    stock models may ask for angles more than once (ModernBERT asks for each kind of layer), and all
-    angles must belong to the same positions.
-
-    Args:
-        draw: Random numbers of this forward.
-        valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
-        positions: ``[B, T]`` float32, positions that are drawn already; None to draw.
-    """
-
-    def __init__(self, draw: Draw, valid: Tensor | None, positions: Tensor | None = None) -> None:
-        self.draw, self.valid, self.positions = draw, valid, positions
-
-    def of(self, encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
-        """``[B, T]`` float32, the moved positions of `position_ids` ``[B or 1, T]``."""
-        if self.positions is None:
-            self.positions = move(encoder, position_ids, self.draw, self.valid)
-        return self.positions
+# Modules for images and sounds have angles with other coordinates than the text.
+_OTHER_INPUTS = re.compile("vision|visual|image|audio|speech", re.IGNORECASE)
+_ANGLES = re.compile(r"Rot\w*Emb")
 
 
-class RotaryAngles(Bound, PositionHost):
-    """Mixin over the stock module that gives cosines and sines; holds :class:`MovedPositions`, or
-    nothing if nothing is augmented. Frequencies that follow the longest length so far (dynamic NTK)
-    follow the moved positions too.
+class RotaryAngles(Seam):
+    """Takes the place of the stock module that gives cosines and sines: moves the positions of the
+    text. Frequencies that follow the longest length so far (dynamic NTK) follow the moved positions
+    too."""
 
-    Attributes:
-        side: Side in the row of the family.
-    """
+    @classmethod
+    def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
+        """See :class:`~hf_models.generated.seam.Seam`: modules called like rotary embeddings whose
+        forward takes positions."""
+        for name, module in model.named_modules():
+            stock = type(module)
+            if not _ANGLES.search(stock.__name__) or isinstance(module, cls):
+                continue
+            is_text = not _OTHER_INPUTS.search(name) and "Vision" not in stock.__name__
+            if is_text and _arguments_of(stock)[1:3] == ("x", "position_ids"):
+                yield name, module, {}
 
-    side = "decoder"
-
-    def install_positions(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.PositionHost`."""
+    def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.generated.seam.Seam`."""
+        family = find_family(config.model_type)
+        self.side, self.in_decoder = next(iter(family.sides)), "decoder" in path
+        self.keeps_borders = family.keeps_borders
         self.positions = build_positions(config, self.side)
         settings = getattr(config, FIELD), *config.position_fields[FIELD]
         self.settings = json.dumps(settings)  # text, because an operator of torch takes no dict
+        _leave_layers_unturned(owner, config.position_settings(FIELD))
+
+    def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
+        """See :class:`~hf_models.generated.seam.Seam`. Positions of one sample count for all; texts
+        of a stock model that knows no borders are kept apart."""
+        position_ids = call.get("position_ids")
+        if isinstance(position_ids, Tensor) and position_ids.dim() == 1:
+            call["position_ids"] = position_ids[None]
+        takes_tokens = {"input_ids", "inputs_embeds"}.issubset(model.argument_names)
+        if not takes_tokens or all(child is not self for child in model.children()):
+            return
+        content = content_of_call(call.get("input_ids"), call.get("inputs_embeds"))
+        if self.keeps_borders:
+            mask, position_ids = call.get("attention_mask"), call.get("position_ids")
+            call["attention_mask"] = keep_borders(model, content, mask, position_ids)
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """See transformers."""
+        """See transformers.
+
+        Args:
+            x: ``[B, ...]``, gives the precision and the size of the batch.
+            position_ids: ``[B or 1, T]``; with several coordinates ``[coordinates, B, T]``, of
+                which the first is moved, and the others by the same scale and shift, so the
+                coordinates of a word stay equal.
+        """
         if not self.positions.config.encoding.turns:
             position_ids = torch.zeros_like(position_ids)  # no angle
         elif self.bound is not None:
-            position_ids = self.bound.of(self.positions, position_ids)
+            position_ids = self._moved(self.bound, x, position_ids)
         return super().forward(x, position_ids, *args, **kwargs)
+
+    def _moved(self, scope: Scope, x: Tensor, position_ids: Tensor) -> Tensor:
+        """The moved positions; the same for all calls of one forward, because stock models may ask
+        for the angles of each kind of layer."""
+        if scope.injected is None and not (scope.draws and self.positions.draws):
+            return position_ids
+        prefix = self._prefix(scope)
+        old_ids, moved = scope.moved.get(prefix, (None, None))
+        if old_ids is None or old_ids.shape != position_ids.shape:
+            move_ids = self._move_coordinates if position_ids.dim() == 3 else self._move_texts
+            moved = move_ids(scope, x, position_ids, prefix)
+            scope.moved[prefix] = position_ids, moved
+        return moved
+
+    def _prefix(self, scope: Scope) -> str:
+        """Beginning of the names of the arguments of the side of this module."""
+        has_two_sides = "decoder_attention_mask" in scope.names
+        return "decoder_" if self.in_decoder and has_two_sides else ""
+
+    def _move_texts(self, scope: Scope, x: Tensor, position_ids: Tensor, prefix: str) -> Tensor:
+        encoder, (batch, length) = self.positions, (x.shape[0], position_ids.shape[1])
+        if scope.injected is None and scope.packed:
+            position_of_token = position_ids.expand(batch, length)
+            if encoder.config.sampling:
+                return sample_positions(position_of_token, self.settings)
+            draw = draw_texts(encoder, position_of_token)
+        else:
+            draw = scope.draw(encoder, batch, x.device)
+        return move(encoder, position_ids, draw, scope.mask(batch, length, prefix))
+
+    def _move_coordinates(
+        self, scope: Scope, x: Tensor, position_ids: Tensor, prefix: str
+    ) -> Tensor:
+        batch, length = position_ids.shape[1:]
+        draw = scope.draw(self.positions, x.shape[0], x.device)
+        first = move(self.positions, position_ids[0], draw, scope.mask(batch, length, prefix))
+        scale = 1.0 if draw.scale is None else draw.scale[..., 0]
+        shift = first - position_ids[0] * scale
+        return torch.stack((first, *(ids * scale + shift for ids in position_ids[1:])))
+
+
+@functools.cache
+def _arguments_of(stock: type[nn.Module]) -> tuple[str, ...]:
+    return tuple(inspect.signature(stock.forward).parameters)
 
 
 class UnturnedAttention(RunTimeMixin):
     """Mixin over a stock attention class: neither queries nor keys are turned."""
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
-    ) -> Any:
-        """See transformers; the angles are zero."""
-        cos, sin = position_embeddings
-        angles = (torch.ones_like(cos), torch.zeros_like(sin))
+    def forward(self, hidden_states: Tensor, position_embeddings: Any, **kwargs: Any) -> Any:
+        """See transformers; the angles are zero.
+
+        Args:
+            hidden_states: ``[B, T, C]``.
+            position_embeddings: Cosines and sines, complex numbers that turn, or None in layers
+                that the stock model does not turn either.
+        """
+        angles = position_embeddings
+        if isinstance(angles, tuple):
+            cos, sin = angles
+            angles = (torch.ones_like(cos), torch.zeros_like(sin))
+        elif angles is not None:
+            angles = torch.ones_like(angles)
         return super().forward(hidden_states, position_embeddings=angles, **kwargs)
 
 
-class RotaryModel(PositionHost):
-    """Mixin over a stock model with :class:`RotaryAngles`; draws once per training forward.
+def _leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
+    """Takes the angles from layers that the settings do not name.
 
-    Attributes:
-        causal: Whether the stock model is causal, and therefore keeps packed texts apart.
+    Raises:
+        ValueError: if the stock layers take their angles in another way.
     """
+    all_layers = OPTION_FIELDS["layers"].metadata["off"]
+    if not settings.encoding.turns or settings.layers == all_layers:
+        return
+    layers = list(getattr(owner, "layers", ()))
+    attentions = [next(filter(_takes_angles, layer.children()), None) for layer in layers]
+    if not layers or None in attentions:
+        raise ValueError(
+            f"layers={settings.layers!r} is not allowed for {type(owner).__name__}, whose layers "
+            f"do not take their angles one by one; allowed: {all_layers!r}. Leave the option out."
+        )
+    for index, attention in enumerate(attentions):
+        # an owner may hold several modules of angles
+        if not (settings.names_layer(index) or isinstance(attention, UnturnedAttention)):
+            attention.__class__ = mixed(UnturnedAttention, type(attention))
 
-    causal = True
 
-    def install_positions(self, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.switching.install.PositionHost`."""
-        settings = config.position_settings(FIELD)
-        for index, layer in enumerate(self.layers):
-            if settings.encoding.turns and not settings.names_layer(index):
-                attention = next(
-                    module
-                    for module in layer.children()
-                    if "position_embeddings" in inspect.signature(module.forward).parameters
-                )
-                attention.__class__ = mixed(UnturnedAttention, type(attention))
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        *args: Any,
-        inputs_embeds: Tensor | None = None,
-        draw: Draw | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """See transformers.
-
-        Args:
-            input_ids: ``[B, T]``.
-            attention_mask: ``[B, T]``, 0 on padding.
-            position_ids: ``[T]`` or ``[B or 1, T]``. Without a mask or cache, a jump starts a new
-                packed text, as in transformers; each text is augmented separately.
-            draw: Random numbers of this forward, to inject; default drawn in training. Without
-                gradients nothing is drawn: each step of generation must see the same positions.
-        """
-        cache = find_cache(*args, *kwargs.values())
-        content = content_of_call(input_ids, inputs_embeds)
-        encoder, sampled_positions, valid = self.rotary_emb.positions, None, None
-        if position_ids is not None and position_ids.dim() == 1:
-            position_ids = position_ids[None]
-        if draw is None and torch.is_grad_enabled():
-            may_be_packed = attention_mask is None and cache is None and position_ids is not None
-            if not may_be_packed:
-                draw = draw_positions(encoder, content)
-            elif encoder.draws:
-                position_of_token = position_ids.expand(content.shape[:2])
-                if encoder.config.sampling:
-                    draw = Draw()
-                    sampled_positions = sample_positions(
-                        position_of_token, self.rotary_emb.settings
-                    )
-                else:
-                    draw = draw_texts(encoder, position_of_token)
-        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
-            valid = attention_mask[:, -content.shape[1] :].bool()
-        if not self.causal:
-            attention_mask = keep_borders(self, content, attention_mask, position_ids)
-        bound = None if draw is None else MovedPositions(draw, valid, sampled_positions)
-        arguments = (input_ids, attention_mask, position_ids, *args)
-        with self.rotary_emb.using(bound):
-            return super().forward(*arguments, inputs_embeds=inputs_embeds, **kwargs)
+def _takes_angles(module: nn.Module) -> bool:
+    return "position_embeddings" in _arguments_of(type(module))
 
 
 def move(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from cape_plugins.checkpoints.families import find_family, setting_of
+from cape_plugins.checkpoints.families import find_family, width_of
 from cape_plugins.files import editing_json
 from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.command import SHORTEST
@@ -138,8 +138,8 @@ def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
                 "has no table of tokens; leave it out."
             )
         (side, *_) = find_family(cape.config.model_type).sides.values()
-        width = setting_of(side.dim, cape.config)  # may be narrower than the layers
-        refuse_large_table("--max-tokens", args.max_tokens, width)
+        if width := width_of(side, cape.config):  # may be narrower than the layers
+            refuse_large_table("--max-tokens", args.max_tokens, width)
         setattr(cape.config, limit, args.max_tokens)
     return None if images else limit
 

@@ -16,6 +16,7 @@ from typing import Any
 import cape_plugins
 import hf_models
 from cape_plugins.files import editing_json, write_json
+from hf_models.generated.families import make_if_known
 from hf_models.switching.modeling import model_card
 
 # Names, in the flat folder, of modules that a model does not need.
@@ -53,6 +54,7 @@ def make_self_contained(folder: str | os.PathLike[str]) -> None:
     folder = Path(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
+    make_if_known(config.get("model_type"))
     entries = [e for e in hf_models.AUTO_CLASSES if e.model_type == config.get("model_type")]
     if not entries:
         raise ValueError(

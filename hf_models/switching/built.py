@@ -16,6 +16,9 @@ from transformers import PreTrainedModel
 
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.binding import Bound
+from hf_models.generated.families import part_of
+from hf_models.generated.model import how_to_check
+from hf_models.switching.configuration import copy_implementations
 from hf_models.switching.install import (
     PARTS,
     PositionHost,
@@ -62,7 +65,7 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
             replaced; then the model does not change.
     """
     switched_before = is_model(type(model))
-    part = type(model) if switched_before else PARTS.get(type(model))
+    part = type(model) if switched_before else part_of(type(model))
     if not is_model(part):
         raise ValueError(_refusal(model))
     stock, old_config = stock_class(part), model.config
@@ -84,7 +87,7 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     except StrictDataclassError as error:
         raise ValueError(str(error.__cause__ or error)) from error
     # from the model: the stock configuration of Speech2Text takes only eager attention
-    config._attn_implementation = old_config._attn_implementation
+    copy_implementations(old_config, config)
     require_own_config(config, part.__name__)
     snapshot, parameters = _snapshot(model), dict(model.named_parameters())
     try:
@@ -271,8 +274,8 @@ def _refusal(model: Any) -> str:
         )
     switchable = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
     return (
-        f"model is a {name}, whose positions cannot be switched. Give a model of one of the "
-        f"allowed classes: {', '.join(switchable)}."
+        f"model is a {name}, whose positions cannot be switched. {how_to_check(model_type)} Give "
+        f"a model of such a type, or of one of the classes: {', '.join(switchable)}."
     )
 
 

@@ -9,11 +9,27 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cape_plugins import PositionConfig
-from cape_plugins.checkpoints.families import FAMILY_ROWS, OWN_PREFIX, find_family
+from cape_plugins.checkpoints.families import OWN_PREFIX, find_family, known_types
 from cape_plugins.files import write_json
 from cape_plugins.settings.config import applies, option_fields
 from cape_plugins.settings.options import AUGMENT_PROBABILITY
 from hf_models.switching.settings import FIELD, CheckedSettings, refuse_misplaced
+
+# Fields for the kinds of attention and of experts, which are not saved.
+_IMPLEMENTATIONS = ("_attn_implementation_internal", "_experts_implementation_internal")
+
+
+def copy_implementations(source: Any, target: Any) -> None:
+    """Copies which kernels compute attention and experts from one configuration to another, also
+    those of all parts: other kernels would round in another way."""
+    for name in _IMPLEMENTATIONS:
+        if hasattr(source, name):
+            setattr(target, name, getattr(source, name))
+    for name in target.sub_configs:
+        parts = getattr(source, name, None), getattr(target, name, None)
+        if None not in parts:
+            copy_implementations(*parts)
+
 
 # transformers looks for the weights in the file that this key of config.json names
 GUARD = {"transformers_weights": "needs the package cape-plugins: import hf_models"}
@@ -55,7 +71,7 @@ class PositionEmbeddingMixin:
         if row is None:
             raise ValueError(
                 f"model_type={cls.model_type!r} of {cls.__name__} is unknown; allowed: "
-                f"{', '.join(OWN_PREFIX + name for name in FAMILY_ROWS)}. Say what a checkpoint of "
+                f"{known_types(OWN_PREFIX)}. Say what a checkpoint of "
                 "it stores by cape_plugins.checkpoints.families.add_family_row before the class is "
                 "made."
             )
@@ -190,7 +206,7 @@ class PositionEmbeddingMixin:
             fields: Position embeddings, and other fields that the stock configuration lacks.
         """
         cape_config = cls.from_dict({**config.to_dict(), **fields})
-        cape_config._attn_implementation = config._attn_implementation
+        copy_implementations(config, cape_config)
         return cape_config
 
     def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:

@@ -83,6 +83,19 @@ class PositionHost:
 class SwitchedModel:
     """Base class of the models of this package; stacks and stock models lack this base."""
 
+    @classmethod
+    def part_for(cls, module: nn.Module) -> type | None:
+        """The class that takes the place of a stock module inside a model of this class; None if
+        the module stays."""
+        return PARTS.get(type(module))
+
+    def check_installed(self) -> None:
+        """Checks the outermost model once all parts have their positions.
+
+        Raises:
+            ValueError: if the position embedding has no effect.
+        """
+
 
 @dataclass(frozen=True)
 class FamilyClasses:
@@ -198,15 +211,19 @@ def install(model: nn.Module, trained: bool = False) -> None:
         model: A model with position embeddings in its configuration.
         trained: See :meth:`PositionHost.install_positions`.
     """
+    model_class = type(model) if is_model(type(model)) else PARTS.get(type(model))
+    part_for = model_class.part_for if is_model(model_class) else SwitchedModel.part_for
     for module in list(model.modules()):
         stock = type(module)
-        if stock in PARTS:
-            check_forwards(PARTS[stock], stock)
-            module.__class__ = PARTS[stock]
+        part = part_for(module)
+        if part is not None:
+            if not getattr(part, "takes_any_forward", False):
+                check_forwards(part, stock)
+            module.__class__ = part
             record_outputs(module)
             # these names tell transformers where a model may be split over devices
-            if stock.__name__ in model._no_split_modules:
-                model._no_split_modules.add(PARTS[stock].__name__)
+            if stock.__name__ in (model._no_split_modules or ()):
+                model._no_split_modules.add(part.__name__)
         elif module is not model:
             continue
         if isinstance(module, PositionHost):
@@ -217,6 +234,8 @@ def install(model: nn.Module, trained: bool = False) -> None:
     for module in model.modules():
         if isinstance(module, Bound):  # else compiled code would see the attribute appear later
             vars(module).setdefault("bound_in_graph", None)
+    if is_model(type(model)):
+        model.check_installed()
     settings = [model.config.position_settings(field) for field in model.config.position_fields]
     in_attention = [config for config in settings if config.in_attention]
     has_attention = any(hasattr(module, "layer_bias") for module in model.modules())

@@ -22,7 +22,7 @@ from cape_plugins import (
     token_position_at,
     token_positions,
 )
-from cape_plugins.checkpoints.families import find_family, setting_of, value_of
+from cape_plugins.checkpoints.families import find_family, value_of, width_of
 from cape_plugins.mathematics.augmentation import rank_generator
 from cape_plugins.mathematics.biases import SHARPNESS, FireBias
 from cape_plugins.settings.registry import ENCODINGS, TYPES
@@ -275,7 +275,7 @@ def build_positions(
         )
     row = sides[side]
     try:
-        dim = setting_of(row.dim, config)
+        dim = width_of(row, config)
     except (AttributeError, KeyError):
         numbers = (name for name, value in stored.items() if type(value) is int)
         raise ValueError(

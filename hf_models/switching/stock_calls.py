@@ -16,9 +16,11 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from hf_models.generated.families import can_make, make_if_known, part_of
+from hf_models.generated.model import how_to_check
 from hf_models.switching.built import without_head
-from hf_models.switching.install import PARTS, is_model
-from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced
+from hf_models.switching.install import is_model
+from hf_models.switching.settings import FIELD, refuse_in_constructor, refuse_misplaced
 
 
 def accept_position_embeddings(configs: Collection[Any]) -> None:
@@ -53,8 +55,8 @@ def _no_effect(field: str, value: Any, checkpoint: Any, model_type: str, configs
     model_types = sorted({name for config_class in configs for name in config_class.model_types()})
     return (
         f"{field}={value!r} has no effect on {checkpoint}, a model of type {model_type!r}; model "
-        f"types with a position embedding to choose: {', '.join(model_types)}. Leave it out, or "
-        "give such a model."
+        f"types with a position embedding to choose: {', '.join(model_types)}, and those that are "
+        f"made at first use. {how_to_check(model_type)} Leave it out, or give such a model."
     )
 
 
@@ -66,7 +68,11 @@ def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[An
         result = stock_from_pretrained(pretrained_model_name_or_path, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         fields = _embeddings_among(kwargs, configs)
-        for config_class in configs:
+        if fields:
+            make_if_known(config.model_type)
+        elif can_make(config.model_type):
+            refuse_misplaced(kwargs, (FIELD,))
+        for config_class in list(configs):
             if config.model_type in config_class.model_types():
                 refuse_misplaced(kwargs, config_class.position_fields)
         if all(hasattr(config, field) for field in fields):
@@ -91,7 +97,7 @@ def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
         # not classes of this package or of users, which may have a field with this name
         if not fields or not cls.__module__.startswith("transformers."):
             return stock_method(cls, *args, **kwargs)
-        part = PARTS.get(cls)
+        part = part_of(cls)
         if is_model(part):
             return getattr(part, stock_method.__name__)(*args, **kwargs)
         model_type = getattr(cls.config_class, "model_type", "")

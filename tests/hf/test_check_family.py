@@ -16,7 +16,7 @@ from hf_models.doctor import head_of
 from hf_models.seams import attention as relative
 from hf_models.seams import text, tokens
 from hf_models.seams.images import PatchEmbeddings
-from hf_models.seams.rotary import RotaryModel
+from hf_models.seams.rotary import RotaryAngles
 from hf_models.seams.text import TranslationModel
 from hf_models.seams.tokens import TokenEmbeddings, TokenModel
 from hf_models.switching import install as switching
@@ -210,8 +210,11 @@ def without_token_types(monkeypatch):
 
 
 def without_position_ids(monkeypatch):
-    for part in (TokenEmbeddings, RotaryModel):
-        with_changed_inputs(monkeypatch, part, lambda inputs: inputs.pop("position_ids", None))
+    part = TokenEmbeddings
+    with_changed_inputs(monkeypatch, part, lambda inputs: inputs.pop("position_ids", None))
+    monkeypatch.setattr(
+        RotaryAngles, "adapt_call", lambda self, model, call: call.pop("position_ids", None)
+    )
 
 
 def with_rows_for_columns(monkeypatch):

@@ -31,6 +31,10 @@ def build(name):
     return fill_zeros(model(config).eval())
 
 
+def has_choices(model):
+    return type(model).__name__.endswith("MultipleChoice")
+
+
 def states(model):
     """All states of an evaluation, in the order of the output."""
     inputs, config = {}, model.config
@@ -43,7 +47,7 @@ def states(model):
     tokens = torch.randint(1, 9, (2, 6), generator=number)
     tokens[:, -1] = EOS  # the classifiers of BART read this state
     if not inputs:
-        inputs["input_ids"] = tokens
+        inputs["input_ids"] = tokens[:, None] if has_choices(model) else tokens
     if config.is_encoder_decoder and "Classification" not in type(model).__name__:
         inputs["decoder_input_ids"] = tokens
     with torch.no_grad():

@@ -14,15 +14,19 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     MarianMTModel,
+    MistralForCausalLM,
     WhisperForConditionalGeneration,
 )
 
 import hf_models
 from cape_plugins import cli
+from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor import command as doctor
 from cape_plugins.doctor.check import Check
 from hf_models import doctor as hf_doctor
 from hf_models.checks.tiny import tiny_model, tiny_sizes
+from hf_models.checks.without_seam import REASONS
+from hf_models.seams.rotary import RotaryAngles
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +137,46 @@ def test_large_models_are_cut_to_their_first_layers(stock, tmp_path, capsys, mon
     assert status == 0
     assert any(f"{tmp_path}: layers: the first 2 of each stack" in line for line in lines)
     assert built[0].config.num_hidden_layers == 2
+
+
+def test_a_folder_of_a_stock_model_whose_family_is_made_at_first_use_is_checked(tmp_path, capsys):
+    tiny_model(MistralForCausalLM).save_pretrained(tmp_path)
+    status, lines, _ = run(capsys, tmp_path)
+    assert status == 0
+    assert f"ok   {tmp_path}: logits: relative difference 0, at most 0.0001" in lines
+
+
+def test_a_model_type_is_proved_and_told_apart_from_a_checkpoint(capsys):
+    status, lines, _ = run(capsys, "mistral", "--position-embedding", "rope")
+    assert status == 0
+    assert any(line.startswith("note mistral: model type: a tiny model of this") for line in lines)
+    assert "ok   mistral: outputs: 1 equal" in lines
+    assert any(line.startswith("ok   mistral: rope: one training step") for line in lines)
+    assert not any(": family: " in line for line in lines)
+
+
+def test_a_model_type_that_is_wrong_gives_status_1(capsys, monkeypatch):
+    monkeypatch.setattr(RotaryAngles, "forward", lambda self, x, position_ids: None)
+    status, lines, _ = run(capsys, "mistral")
+    assert status == 1
+    assert any(line.startswith("FAIL mistral: outputs: ") for line in lines)
+
+
+def test_a_model_type_without_a_row_that_passes_gets_the_row_to_add(capsys, monkeypatch):
+    row = GENERATED["mixtral"]
+    monkeypatch.delitem(GENERATED, "mixtral")  # and back after the test
+    status, lines, _ = run(capsys, "mixtral")
+    assert status == 0
+    assert any(f"add_generated_row('mixtral', {row})" in line for line in lines)
+
+
+def test_a_model_type_without_a_seam_gets_the_reason(capsys):
+    status, lines, _ = run(capsys, "wav2vec2")
+    assert status == 0
+    assert lines[-2:] == [
+        f"skip wav2vec2: seam: {REASONS['wav2vec2']}",
+        "nothing was compared: see the lines above",
+    ]
 
 
 def test_without_a_model_every_family_is_checked(capsys, monkeypatch):

@@ -1,0 +1,109 @@
+"""Families of Hugging Face models that are made from their stock classes, as rows of data.
+
+Only families that ``python -m tests.families`` has shown to equal their stock models are here. This
+module needs the standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GeneratedRow:
+    """A family without a file.
+
+    Attributes:
+        seam: Kind of the modules that know positions, a key of hf_models.generated.seams.SEAMS.
+        stock: Type of position embedding of the stock model.
+        side: Side of the model, "encoder" or "decoder".
+        domain: Key of :data:`~cape_plugins.DOMAINS`.
+        architecture: Architecture of the :class:`~cape_plugins.PositionConfig`.
+        keeps_borders: Whether the model attends to both sides and lets packed texts see each other,
+            so this package has to keep them apart.
+        checked: Whether ``cape-plugins doctor`` without a model checks the family.
+    """
+
+    seam: str
+    stock: str
+    side: str
+    domain: str
+    architecture: str
+    keeps_borders: bool = False
+    checked: bool = False
+
+    @property
+    def oddities(self) -> dict[str, Any]:
+        """Fields that plain families leave at their defaults, with other values."""
+        optional = (f for f in fields(self) if f.default is not MISSING and f.name != "checked")
+        values = {field: getattr(self, field.name) for field in optional}
+        return {field.name: value for field, value in values.items() if value != field.default}
+
+
+_DECODER = ("angles", "rope", "decoder", "text", "rotary")
+_ENCODER = ("angles", "rope", "encoder", "text", "rotary")
+_ENCODER_OF_ROWS = ("rows", "abspos", "encoder", "text", "encoder")
+_DECODER_OF_ROWS = ("rows", "abspos", "decoder", "text", "decoder")
+
+# Models that write text, and models of several parts by their text; the other parts stay stock.
+_DECODERS = """
+    afmoe apertus arcee aria aria_text audioflamingo3 axk1 axk2 aya_vision beam bitnet cohere
+    cohere2 cohere2_moe cohere2_vision cosmos3_edge cosmos3_edge_text cosmos3_omni cwm
+    deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl deepseek_vl_hybrid diffllama
+    doge dots1 dots3_note_text ernie4_5 ernie4_5_moe exaone4 exaone4_5 exaone_moe falcon
+    flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text gemma4_unified
+    gemma4_unified_text glm glm4 glm46v glm4_moe glm4_moe_lite glm4v glm4v_moe glm4v_moe_text
+    glm4v_text glm_image glm_image_text glm_moe_dsa glm_ocr glm_ocr_text glmasr got_ocr2
+    gpt_neox gpt_neox_japanese gpt_oss gradium_phonon_tts granite granite_docling
+    granite_docling_text granite_speech granite_speech_plus granite_swa granitemoe
+    granitemoe_swa granitemoeshared helium higgs_audio_v2 hrm_text hunyuan_v1_dense
+    hunyuan_v1_moe hunyuan_vl hunyuan_vl_text hy_v3 hy_v4 hyperclovax hyperclovax_vision_v2
+    idefics2 idefics3 internvl jais2 jetmoe kimi_k25 kolibri1 laguna lfm2 lfm2_moe lfm2_vl lfm3
+    lfm3_vl lighton_ocr llama4 llama4_text llava llava_next llava_next_video llava_onevision
+    mellum mimo_v2_flash minicpm3 minicpm_ocr minicpmv4_6 minicpmv4_7 minimax minimax_m2
+    minimax_m3_vl minimax_m3_vl_text ministral ministral3 mistral mistral3 mistral_large4
+    mistral_large4_text mixtral modernbert-decoder molmo2_text moss_transcribe_diarize
+    muse_glimmer muse_glimmer_text muse_spark_text musicflamingo nanochat nemotron olmo olmo2
+    olmo3 olmo_hybrid olmoe ovis2 paddleocr_vl paligemma persimmon phi phi3 phi4_multimodal
+    phimoe pocket_tts qianfan_ocr qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text qwen2_audio
+    qwen2_moe qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text
+    qwen3_asr qwen3_moe qwen3_next qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe
+    qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 smolvlm solar_open stablelm starcoder2
+    step3p7 t5gemma t5gemma2 unlimited_ocr vaultgemma video_llama_3 video_llava vipllava voxtral
+    youtu
+"""
+# Models that read text or frames, to both sides.
+_ENCODERS = """
+    embedding_gemma2 embedding_gemma2_text eurobert gte jina_embeddings_v3 lasr_ctc lasr_encoder
+    modernvbert nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_audio
+    nemotron3_diarization_audio nomic_bert openai_privacy_filter ultrabert ultravbert
+    voxtral_realtime_encoder
+"""
+# Models with a learned table that read text, to both sides, and that write text.
+_ENCODERS_OF_ROWS = """
+    albert altclip big_bird bros camembert chinese_clip clip clip_text_model clipseg
+    convbert data2vec-text deberta deberta-v2 distilbert dpr electra ernie esm flava fnet
+    groupvit imagegpt layoutlm layoutlmv3 lilt longformer luke lxmert markuplm megatron-bert
+    metaclip_2 mobilebert mpnet mra owlvit rembert roberta roberta-prelayernorm roc_bert
+    splinter squeezebert tapas visual_bert xclip xlm-roberta xlm-roberta-xl yoso
+"""
+_DECODERS_OF_ROWS = """
+    bert-generation biogpt flaubert git gpt2 gpt_bigcode gpt_neo openai-gpt opt trocr xlm
+"""
+
+
+def _rows(fields: tuple[str, ...], model_types: str) -> dict[str, GeneratedRow]:
+    return dict.fromkeys(model_types.split(), GeneratedRow(*fields))
+
+
+GENERATED: dict[str, GeneratedRow] = {
+    **_rows(_DECODER, _DECODERS),
+    **_rows(_ENCODER, _ENCODERS),
+    **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
+    **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),
+    # rows that are odd, and a few that `cape-plugins doctor` checks
+    "llama": GeneratedRow(*_DECODER, checked=True),
+    "qwen2": GeneratedRow(*_DECODER, checked=True),
+    "modernbert": GeneratedRow(*_ENCODER, keeps_borders=True, checked=True),
+}

@@ -1,0 +1,338 @@
+"""The proof of a generated family: what a tiny model of a model type has to show before its row may
+stand in :mod:`cape_plugins.checkpoints.generated`.
+
+Comparisons with the stock model are bit for bit, as the same operations run in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cape_plugins.checkpoints.families import FIELD, add_generated_row, find_family
+from cape_plugins.checkpoints.generated import GENERATED, GeneratedRow
+from cape_plugins.doctor.check import (
+    FAILED,
+    OK,
+    SKIPPED,
+    Check,
+    Mismatch,
+    NotApplicable,
+    check,
+    relative_difference,
+    unless_stock_fails,
+    wishes,
+)
+from hf_models.checks.calls import SIDES, Batch, padded, unpadded
+from hf_models.checks.generation import from_padded, generate
+from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
+from hf_models.checks.outputs import outputs_of, tensors_of
+from hf_models.checks.samples import Samples
+from hf_models.checks.stock_models import (
+    NoModelType,
+    NoStockModel,
+    StockModel,
+    tiny_stock_models,
+    told,
+)
+from hf_models.checks.storage import storage_checks
+from hf_models.checks.without_seam import REASONS
+from hf_models.generated.families import forget, part_of
+from hf_models.generated.seams import SEAMS
+from hf_models.switching.built import switch
+from hf_models.switching.install import PARTS, is_model
+
+_UPDATES, _RATE = 3, 0.05  # steps of SGD and their learning rate
+_NEW_TABLES = 0.5  # standard deviation of new tables, which must show a wrong distance
+STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
+_NO_POSITIONS = {"type": "nopos"}
+_UNKNOWN = "no module of the model is one that is known to bring positions in"
+
+
+class Proof(NamedTuple):
+    """What was shown for a model type.
+
+    Attributes:
+        model_type: Such as "mistral".
+        row: The row that was shown to be right, or the last that was tried; None if the stock
+            model does not run, has no known seam, or has a family with a file.
+        stock: Name of the stock class; "" if none runs.
+        checks: The comparisons, in order.
+        is_new: Whether the table of generated families has no row for the model type.
+    """
+
+    model_type: str
+    row: GeneratedRow | None
+    stock: str
+    checks: list[Check]
+    is_new: bool = False
+
+    @property
+    def failure(self) -> Check | None:
+        """The first comparison that failed."""
+        return next((row for row in self.checks if row.failed), None)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether something was compared and nothing differs."""
+        return self.failure is None and any(row.status == OK for row in self.checks)
+
+
+def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) -> Proof:
+    """Compares a tiny model with its stock model, and trains it with another position embedding.
+
+    A model type without a row is tried with the rows of other model types that have the same seam;
+    a row that is proved stays known to this process.
+
+    Args:
+        model_type: A model type of the installed transformers.
+        position_embedding: ``{"type": ..., option: value}`` to train with; by default ``cape``.
+
+    Raises:
+        ValueError: for another model type, or settings that the family refuses.
+    """
+    known = GENERATED.get(model_type)
+    proofs: list[Proof] = []
+    try:
+        for stock in tiny_stock_models(model_type):
+            proofs.append(_proof(model_type, known, stock, position_embedding))
+            if len(proofs[-1].checks) > 1:  # it could be switched: no other class is an excuse
+                return proofs[-1]
+    except NoStockModel as reason:
+        name = "model type" if isinstance(reason, NoModelType) else STOCK_MODEL
+        proofs.append(Proof(model_type, None, "", [Check(name, SKIPPED, str(reason))]))
+    if known is None and model_type in REASONS:
+        return Proof(model_type, None, proofs[0].stock, [_no_seam(REASONS[model_type])])
+    return proofs[0]
+
+
+def _proof(
+    model_type: str,
+    known: GeneratedRow | None,
+    stock: StockModel,
+    position_embedding: Mapping[str, Any] | None,
+) -> Proof:
+    """The proof of a model of the type with its `known` row, or with the first of the rows that may
+    be right and is proved; if none is, with the most similar row."""
+    name = type(stock.model).__name__
+    if known is not None:
+        checks = _checks(stock, known.stock, position_embedding)
+        return Proof(model_type, known, name, checks)
+    if is_model(PARTS.get(type(stock.model))):  # a family with a file
+        checks = _checks(stock, _file_type(stock.model), position_embedding)
+        return Proof(model_type, None, name, checks)
+    proofs = [Proof(model_type, None, name, [_no_seam(_UNKNOWN)])]
+    for row in candidates(stock.model):
+        add_generated_row(model_type, row)
+        proof = Proof(
+            model_type, row, name, _checks(stock, row.stock, position_embedding), is_new=True
+        )
+        if proof.is_proved:
+            return proof
+        proofs.append(proof)
+        forget(model_type)
+        del GENERATED[model_type]
+    return proofs[:2][-1]
+
+
+def _no_seam(text: str) -> Check:
+    return Check("seam", SKIPPED, text)
+
+
+def candidates(model: Any) -> list[GeneratedRow]:
+    """Rows to try for a stock model: those that other model types have for a seam of this model,
+    the most similar first."""
+    side = "encoder"
+    if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False):
+        side = "decoder"
+    seams = [name for name, seam in SEAMS.items() if any(True for _ in seam.find(model))]
+    rows = (dataclasses.replace(row, checked=False) for row in GENERATED.values())
+    return sorted(
+        dict.fromkeys(row for row in rows if row.seam in seams),
+        key=lambda row: (seams.index(row.seam), row.side != side, len(row.oddities)),
+    )
+
+
+def _file_type(model: Any) -> str:
+    """Type of the stock model in a family with a file."""
+    family = find_family(model.config.model_type)
+    side = next(side for side, row in family.sides.items() if row.field == FIELD)
+    return family.stock_type(vars(model.config), side)
+
+
+# ---- the comparisons -----------------------------------------------------------------------------
+
+
+def _checks(
+    stock: StockModel, stock_type: str, position_embedding: Mapping[str, Any] | None
+) -> list[Check]:
+    with torch.random.fork_rng():
+        checks = list(_stock_checks(stock, stock_type))
+        if not checks[0].failed:  # the model can be switched
+            checks += _training_checks(stock, stock_type, position_embedding)
+    return checks
+
+
+def _stock_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
+    """Compares the stock type with the stock class."""
+    model, inputs = stock.model, stock.inputs
+    yield (row := check("switch", partial(_switchable, model, stock_type)))
+    if row.failed:
+        return
+    twin = _switched(model, {"type": stock_type})
+    yield check("outputs", partial(_same_outputs, model, twin, inputs))
+    for side in SIDES:
+        compare = partial(_same_padded, model, side=side, inputs=inputs)
+        name = f"padding on the {side}"
+        yield unless_stock_fails(check(name, partial(compare, twin)), partial(compare, model))
+    compare = partial(_same_generation, model, inputs=inputs)
+    row = check("generation", partial(compare, twin))
+    yield unless_stock_fails(row, partial(compare, model))
+    compare = partial(_same_updates, model, inputs=inputs)
+    row = check(f"{_UPDATES} updates", partial(compare, twin))
+    yield unless_stock_fails(row, partial(compare, model))
+    samples = Samples([dict(inputs)], {})
+    yield from storage_checks(model, twin, samples, {"type": stock_type}, [stock.auto])
+    for name, copied in (("copied", deepcopy), ("pickled", _pickled)):
+        compare = partial(_same_copy, copied, inputs=inputs)
+        yield unless_stock_fails(check(name, partial(compare, twin)), partial(compare, model))
+
+
+def _training_checks(
+    stock: StockModel, stock_type: str, position_embedding: Mapping[str, Any] | None
+) -> Iterator[Check]:
+    """Trains the model with random positions."""
+    model, inputs = stock.model, stock.inputs
+    part = part_of(type(model))
+    wish = wishes(position_embedding, *part.config_class.position_fields[FIELD])[0]
+    name = wish["type"]
+    if stock_type != _NO_POSITIONS["type"]:
+        yield check("positions reach the output", partial(_without_positions, model, inputs))
+    try:
+        cape_model = _switched(model, wish)
+    except Exception as error:
+        if position_embedding is not None:  # the wish of a user may be at fault
+            raise
+        yield Check(f"{name}: switch", FAILED, told(error))
+        return
+    old = {name for name, _ in model.named_parameters()}
+    with torch.no_grad():
+        for table, parameter in cape_model.named_parameters():
+            if table not in old:
+                parameter.normal_(std=_NEW_TABLES)
+    compare = partial(draws_nothing, inputs=inputs)
+    row = check(f"{name}: evaluation draws nothing", partial(compare, cape_model))
+    yield unless_stock_fails(row, partial(compare, model))
+    yield check(f"{name}: training draws positions", partial(augmentation, cape_model, inputs))
+    compare = partial(one_step, inputs=inputs, stock_names=old)
+    row = check(f"{name}: one training step", partial(compare, cape_model))
+    yield unless_stock_fails(row, partial(compare, deepcopy(model)))
+
+
+def _switched(model: Any, position_embedding: Mapping[str, Any]) -> Any:
+    return switch(deepcopy(model), position_embedding).eval()
+
+
+def _switchable(model: Any, stock_type: str) -> str:
+    return f"{type(_switched(model, {'type': stock_type})).__name__} with {stock_type!r}"
+
+
+def _same(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
+    """Compares tensors bit for bit; numbers that are none in both are equal, as in attention of
+    padding to nothing."""
+    if unshared := expected.keys() ^ got.keys():
+        raise Mismatch(f"{', '.join(sorted(unshared))} in one of both only")
+    for name, numbers in expected.items():
+        if numbers.shape != got[name].shape:
+            raise Mismatch(f"{name} has shape {tuple(got[name].shape)}, not {tuple(numbers.shape)}")
+        if not torch.equal(numbers.nan_to_num(), got[name].nan_to_num()):
+            raise Mismatch(f"{name} by {relative_difference(numbers, got[name]):.2g}")
+    return f"{len(expected)} equal"
+
+
+def _seeded_outputs(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    torch.manual_seed(1)  # some stock models draw in evaluation
+    return outputs_of(model, inputs)
+
+
+def _same_outputs(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> str:
+    expected = _seeded_outputs(model, inputs)
+    if not any(numbers.isfinite().all() for numbers in expected.values()):
+        raise Mismatch("no output of the stock model is finite, so nothing can be compared")
+    return _same(expected, _seeded_outputs(other, inputs))
+
+
+def _same_padded(model: Any, other: Any, side: str, inputs: Mapping[str, Tensor]) -> float | str:
+    """Compares padded batches; models of this package that count from the first token, unlike the
+    stock model, have to equal the stock model on each sample alone."""
+    if (batch := padded(model, inputs, side)) is None:
+        raise NotApplicable("its forward takes no tokens with a mask")
+    try:
+        return _same(_seeded_outputs(model, batch), _seeded_outputs(other, batch))
+    except Mismatch:
+        return padding(model, other, unpadded(model, inputs), side)
+
+
+def _same_generation(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> float | str:
+    """Compares greedy generation with a cache from texts with padding on the left, as
+    :func:`_same_padded` does."""
+    if not model.can_generate():
+        raise NotApplicable("it does not generate")
+    batch: Batch = padded(model, inputs, "left") or dict(inputs)
+    results = []
+    for generating in (model, other):
+        torch.manual_seed(1)
+        results.append(generate(generating, batch, beams=1)._asdict())
+    try:
+        return _same(*({name: value.float() for name, value in row.items()} for row in results))
+    except Mismatch:
+        return from_padded(unpadded(model, inputs), "left", model, other)
+
+
+def _same_updates(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> str:
+    """Compares all parameters after some updates, which compare the gradients of each."""
+    expected, got = (_updated(deepcopy(twin), inputs) for twin in (model, other))
+    return _same(expected, got)
+
+
+def _updated(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    model.train()
+    torch.manual_seed(7)
+    optimizer = torch.optim.SGD(model.parameters(), _RATE)
+    for _ in range(_UPDATES):
+        optimizer.zero_grad()
+        outputs = tensors_of(model(**inputs, return_dict=True)).values()
+        answers = [numbers for numbers in outputs if numbers.requires_grad]
+        torch.stack([numbers.float().square().mean() for numbers in answers]).sum().backward()
+        optimizer.step()
+    # computed tables are parameters in some stock classes only
+    trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
+    return {name: parameter.detach() for name, parameter in trained}
+
+
+def _pickled(model: Any) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def _same_copy(copied: Callable[[Any], Any], model: Any, inputs: Mapping[str, Tensor]) -> str:
+    copy = copied(model)
+    if type(copy) is not type(model):
+        raise Mismatch(f"gives a {type(copy).__name__}")
+    return _same(_seeded_outputs(model, inputs), _seeded_outputs(copy, inputs))
+
+
+def _without_positions(model: Any, inputs: Mapping[str, Tensor]) -> str:
+    """Shows that the seam that was found is one that the output depends on."""
+    other = _switched(model, _NO_POSITIONS)
+    try:
+        _same(_seeded_outputs(model, inputs), _seeded_outputs(other, inputs))
+    except Mismatch:
+        return "the output changes without positions"
+    raise Mismatch("the output is the same without positions")

@@ -1,0 +1,1 @@
+"""Families whose classes are made from stock classes at first use."""

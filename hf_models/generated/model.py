@@ -1,0 +1,96 @@
+"""The mixin over the stock models of generated families."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from torch import nn
+
+from cape_plugins import Draw
+from cape_plugins.checkpoints.families import OWN_PREFIX
+from cape_plugins.checkpoints.generated import GENERATED
+from hf_models.generated.scope import OpenScope, Scope
+from hf_models.generated.seam import Seam, scope_of, seam_class
+from hf_models.generated.seams import SEAMS
+from hf_models.switching.install import PARTS, PositionHost
+from hf_models.switching.modeling import PositionModelMixin
+
+
+def how_to_check(model_type: str) -> str:
+    """What a user of a stock model of an unknown family can do."""
+    return (
+        f"`cape-plugins doctor {model_type or 'MODEL_TYPE'}` tells which stock models can have "
+        "another position embedding, and why others cannot."
+    )
+
+
+class GeneratedModel(PositionHost, PositionModelMixin):
+    """Mixin over a stock model: opens a scope for the seams below it in each forward.
+
+    Attributes:
+        argument_names: Names of the arguments of the stock forward, in order.
+        takes_any_forward: The positions are found inside the model, whatever its forward takes.
+        seam_paths: Paths of the seams below this model. Names, because replicas of a model hold
+            other modules.
+    """
+
+    argument_names: ClassVar[tuple[str, ...]]
+    takes_any_forward: ClassVar[bool] = True
+    seam_paths: tuple[str, ...] = ()
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """Gives the stock modules that know positions the class of the family's seam. Models inside
+        this model find the seams that this model has found."""
+        seam = SEAMS[GENERATED[config.model_type.removeprefix(OWN_PREFIX)].seam]
+        for path, module, keywords in list(seam.find(self)):
+            module.__class__ = seam_class(seam, type(module), **keywords)
+            owner = self.get_submodule(path.rpartition(".")[0])
+            module.prepare(owner, path, config, trained)
+        self.seam_paths = tuple(
+            path for path, module in self.named_modules() if isinstance(module, Seam)
+        )
+        # no warning about the tables of a stock checkpoint that this model does not have
+        names = {re.escape(path.rpartition(".")[2]) for path in self.seam_paths}
+        ignored = {rf"(^|\.){name}\.weight$" for name in names}
+        old_ignored = self._keys_to_ignore_on_load_unexpected or ()
+        self._keys_to_ignore_on_load_unexpected = {*old_ignored, *ignored}
+
+    @classmethod
+    def part_for(cls, module: nn.Module) -> type | None:
+        """See :class:`~hf_models.switching.install.SwitchedModel`. Parts with the configuration of
+        another family, such as the image tower of a language model, stay stock."""
+        part = PARTS.get(type(module))
+        if part is None or getattr(part, "config_class", None) is not cls.config_class:
+            return None
+        return part if isinstance(module.config, cls.config_class) else None
+
+    def check_installed(self) -> None:
+        """See :class:`~hf_models.switching.install.SwitchedModel`."""
+        if not self.seam_paths:
+            model_type = self.config.model_type.removeprefix(OWN_PREFIX)
+            raise ValueError(
+                f"{type(self).__name__} has no part that knows positions, so a position embedding "
+                f"has no effect; allowed: models with such a part. {how_to_check(model_type)}"
+            )
+
+    def seams(self) -> list[Seam]:
+        """The seams below this model."""
+        return [self.get_submodule(path) for path in self.seam_paths]
+
+    def forward(self, *args: Any, draw: Draw | None = None, **kwargs: Any) -> Any:
+        """See transformers.
+
+        Args:
+            *args: As the stock model.
+            draw: Random numbers of this forward, to inject; default drawn in training. Without
+                gradients nothing is drawn: each step of generation must see the same positions.
+            **kwargs: As the stock model.
+        """
+        seams = self.seams()
+        call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
+        scope = Scope(self.argument_names, dict(call), scope_of(seams), draw)
+        for seam in seams:
+            seam.adapt_call(self, call)
+        with OpenScope(seams, scope):
+            return super().forward(**call)

@@ -1,0 +1,110 @@
+"""Seams: modules of stock models that know positions, and the classes that take their place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from torch import nn
+
+from cape_plugins import PositionEncoder
+from cape_plugins.mathematics.binding import Bound
+from hf_models.generated.scope import Scope
+
+
+class Seam(Bound):
+    """Base of the mixins that take the place of stock modules in generated families.
+
+    A kind of seam is a subclass in ``hf_models/seams`` and a row of
+    :data:`hf_models.generated.seams.SEAMS`; rows of :mod:`cape_plugins.checkpoints.generated` name
+    its key. Nothing else has to change. The subclass defines
+
+    * :meth:`find`, which finds the stock modules by their structure, never by the name of a model;
+    * :meth:`prepare`, which builds ``self.positions``, a :class:`~cape_plugins.PositionEncoder`,
+      and puts stock tables aside;
+    * ``forward`` or other methods of the stock module. There ``self.bound`` is the
+      :class:`~hf_models.generated.scope.Scope` of the forward: masks, sizes and draws. It is None
+      if the module is called outside of a model, and then nothing is drawn;
+    * if needed :meth:`adapt_call`, which changes arguments before the model sees them;
+    * if needed :meth:`bases_and_attributes`, for a class that is more than the mixin over the
+      stock class, such as one whose stock class comes first.
+
+    Instances are pickled and copied by the recipe of their class, because no module has its name.
+
+    Attributes:
+        positions: Built by :meth:`prepare`.
+        side: Side in the row of the family, "encoder" or "decoder".
+    """
+
+    positions: PositionEncoder
+    side: str
+    recipe: ClassVar[tuple[Any, ...]]
+
+    @classmethod
+    def find(cls, model: nn.Module) -> Iterable[tuple[str, nn.Module, dict[str, Any]]]:
+        """The modules of a model that this seam takes the place of.
+
+        Args:
+            model: The outermost model, whose seams of this kind may have been found already.
+
+        Returns:
+            path and module, and keywords for :meth:`bases_and_attributes`, which can be hashed.
+        """
+        raise NotImplementedError
+
+    def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
+        """Builds the position encoder, and changes the stock module where needed.
+
+        Args:
+            owner: The module that holds this module.
+            path: Path of this module in the outermost model.
+            config: Configuration of the model, with its position embedding.
+            trained: Whether the weights come from a trained stock model.
+
+        Raises:
+            ValueError: if the model cannot have this position embedding.
+        """
+        raise NotImplementedError
+
+    def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
+        """Changes the arguments of a model around this seam, in place.
+
+        Args:
+            model: The model, which may be inside another model.
+            call: Arguments of the call by name; only those that are given.
+        """
+
+    @classmethod
+    def bases_and_attributes(
+        cls, stock: type[nn.Module], **keywords: Any
+    ) -> tuple[tuple[type, ...], dict[str, Any]]:
+        """Bases and attributes of the class that takes the place of a stock class."""
+        return (cls, stock), keywords
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuilt, type(self).recipe, self.__dict__
+
+
+@functools.cache
+def seam_class(seam: type[Seam], stock: type[nn.Module], **keywords: Any) -> type[nn.Module]:
+    """The class of a seam over a stock class, made once.
+
+    Args:
+        seam: Kind of seam.
+        stock: Class of the stock module.
+        **keywords: See :meth:`Seam.bases_and_attributes`.
+    """
+    bases, attributes = seam.bases_and_attributes(stock, **keywords)
+    recipe = (seam, stock, tuple(keywords.items()))
+    return type(f"Cape{stock.__name__}", bases, {**attributes, "recipe": recipe})
+
+
+def _rebuilt(seam: type[Seam], stock: type[nn.Module], keywords: Iterable[Any]) -> nn.Module:
+    cls = seam_class(seam, stock, **dict(keywords))
+    return cls.__new__(cls)
+
+
+def scope_of(seams: Iterable[Seam]) -> Scope | None:
+    """The scope that is bound to the seams of a model; None outside of a forward."""
+    return next((seam.bound for seam in seams), None)

@@ -1,0 +1,9 @@
+"""The kinds of seams of generated families, by their keys in rows of data."""
+
+from __future__ import annotations
+
+from hf_models.generated.seam import Seam
+from hf_models.seams.rotary import RotaryAngles
+from hf_models.seams.rows import RowTable
+
+SEAMS: dict[str, type[Seam]] = {"angles": RotaryAngles, "rows": RowTable}

@@ -1,0 +1,176 @@
+"""Tables with a row for each position, as in BERT, RoBERTa, GPT-2, OPT and CLIP's text model, for
+all such families.
+
+The stock model decides which row each token has: it counts from 0 or from behind the padding
+token, over all tokens or over a mask. The table of this package is asked for these rows and finds
+the positions in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cape_plugins import Positions, build_position_encoder, token_positions
+from cape_plugins.checkpoints.families import find_family
+from hf_models.generated.scope import Scope
+from hf_models.generated.seam import Seam
+from hf_models.switching.modeling import embed_positions
+from hf_models.switching.settings import FIELD
+
+_TABLE = re.compile(
+    r"(^|_)(wpe|pos|positions?|pos_emb\w*|position_embeddings?|embed_positions?|positions_embed|"
+    r"positional_embeddings?)$"
+)
+# tables of distances, of coordinates on a page, of time steps, of objects
+_OTHER_TABLE = re.compile(r"rel|bias|query|^[hwxy]_|time|token_type|segment|2d|char|row_|col_")
+_BUFFERS = ("position_ids", "token_type_ids")  # stock buffers that end with the table
+_CAUSAL_MASK = "bias"  # stock buffer [1, 1, N, N] of attention modules, which ends with the table
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+_STD = 0.02  # of new tables, if the configuration says nothing
+_CONTENT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
+
+
+class RowTable(Seam, nn.Embedding):
+    """Takes the place of a stock table. Stock classes that choose the rows themselves, such as
+    OPT's, stay in front of this class, so whatever rows they choose arrive in :meth:`forward`.
+
+    Attributes:
+        first_row: Row of the first position.
+        keeps_table: Whether the stock table stays. Longer texts then begin the table anew behind
+            its last row, like all learned tables in this package (CAPE 5.2).
+    """
+
+    first_row: int
+    keeps_table: bool
+
+    @classmethod
+    def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
+        """See :class:`~hf_models.generated.seam.Seam`: tables with the name of positions, but for
+        tables of image patches, whose owner has a convolution."""
+        for path, module in model.named_modules():
+            owner_path, _, name = path.rpartition(".")
+            if not isinstance(module, nn.Embedding) or isinstance(module, cls):
+                continue
+            if not _TABLE.search(name) or _OTHER_TABLE.search(name):
+                continue
+            owner = model.get_submodule(owner_path)
+            if not any(isinstance(part, _CONVOLUTIONS) for part in owner.modules()):
+                yield path, module, {}
+
+    @classmethod
+    def bases_and_attributes(
+        cls, stock: type[nn.Module], **keywords: Any
+    ) -> tuple[tuple[type, ...], dict[str, Any]]:
+        """See :class:`~hf_models.generated.seam.Seam`."""
+        return (cls,) if stock is nn.Embedding else (stock, cls), keywords
+
+    def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.generated.seam.Seam`."""
+        self.side = next(iter(find_family(config.model_type).sides))
+        settings = config.position_settings(FIELD)
+        offset = getattr(self, "offset", None)
+        after_padding = 0 if self.padding_idx is None else self.padding_idx + 1
+        self.first_row = offset if isinstance(offset, int) else after_padding
+        self.positions = build_position_encoder(
+            settings,
+            self.embedding_dim,
+            side="target" if self.side == "decoder" else "source",
+            table_size=self.num_embeddings - self.first_row,
+            table_std=getattr(config, "initializer_range", _STD),
+        )
+        self.keeps_table = settings.encoding.counts
+        if self.keeps_table:
+            self.positions.encoding = None  # the stock table has the rows
+        else:
+            table = self._parameters.pop("weight")
+            # an element for the device and the precision of what the table has given
+            self.register_buffer("like", table.detach().new_zeros(1), persistent=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The stock table. Where it is dropped, a table of zeros without end that takes no memory:
+        stock code reads width, device and precision of the table, and compares lengths of texts
+        with its size."""
+        if (table := self._parameters.get("weight")) is None:
+            table = self.like.expand(1 << 30, self.embedding_dim)
+            if not torch.compiler.is_compiling():
+                table._is_hf_initialized = True  # transformers leaves such tensors alone
+        return table
+
+    def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
+        """See :class:`~hf_models.generated.seam.Seam`. Stock buffers that end with the table grow
+        with the text; compiled models see few sizes."""
+        sizes = [call[name].shape for name in _CONTENT if isinstance(call.get(name), Tensor)]
+        mask = call.get("attention_mask")  # with a cache also over earlier tokens
+        sizes += [mask.shape] if isinstance(mask, Tensor) and mask.dim() == 2 else []
+        length = max((size[1] for size in sizes if len(size) > 1), default=0) + self.first_row
+        if length <= self.num_embeddings:
+            return
+        new_size = 1 << (length - 1).bit_length()
+        paths = (path for path in model.seam_paths if model.get_submodule(path) is self)
+        owner = model.get_submodule(next(paths).rpartition(".")[0])
+        for name in _BUFFERS:
+            buffer = owner._buffers.get(name)
+            if buffer is not None and buffer.shape[-1] < length:
+                numbers = torch.arange(new_size, device=buffer.device)
+                numbers = numbers.expand(*buffer.shape[:-1], -1).to(buffer.dtype)
+                is_count = name == "position_ids"
+                owner._buffers[name] = numbers if is_count else torch.zeros_like(numbers)
+        for module in model.modules():
+            buffer = module._buffers.get(_CAUSAL_MASK)
+            if buffer is not None and buffer.dim() == 4 and buffer.shape[-1] < length:
+                module._buffers[_CAUSAL_MASK] = _causal_mask(buffer, new_size)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Embeddings to add, ``[B or 1, T, C]``, or ``[T, C]`` for rows of no batch.
+
+        Args:
+            rows: ``[B or 1, T]`` or ``[T]``, the row of each token, from `first_row` on; rows
+                before it are padding.
+        """
+        if self.keeps_table:
+            return nn.Embedding.forward(self, self._begun_anew(rows))
+        numbers = rows[None] if rows.dim() == 1 else rows
+        scope, like = self.bound, self.like
+        positions, batch_size = self._positions(scope, numbers)
+        draw = None if scope is None else scope.draw(self.positions, batch_size, rows.device)
+        embedding = embed_positions(self.positions, positions, draw, like)
+        if embedding is None:  # always a tensor, which some stock forwards need
+            return like.new_zeros(*rows.shape, self.embedding_dim)
+        embedding = embedding[:, -numbers.shape[1] :]
+        return embedding[0] if rows.dim() == 1 and len(embedding) == 1 else embedding
+
+    def _begun_anew(self, rows: Tensor) -> Tensor:
+        size = self.num_embeddings - self.first_row
+        beyond = self.first_row + (rows - self.first_row) % size
+        return torch.where(rows < self.num_embeddings, rows, beyond)
+
+    def _positions(self, scope: Scope | None, rows: Tensor) -> tuple[Positions, int]:
+        """Positions of the tokens, or of all tokens of the text so far, and the size of the batch.
+        Tokens are counted from the first one that is no padding, unless the caller gives
+        positions."""
+        batch_size, length = rows.shape
+        if scope is not None:
+            content = scope.size(*_CONTENT)
+            batch_size = batch_size if content is None else content[0]
+            mask = scope.argument("attention_mask")
+            is_counted = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= length
+            if is_counted and scope.argument("position_ids") is None:
+                return token_positions(mask.bool()), batch_size
+        number = (rows - self.first_row).clamp(min=0)
+        return Positions(number[..., None].float(), in_steps=True), batch_size
+
+
+def _causal_mask(mask: Tensor, size: int) -> Tensor:
+    """The causal mask ``[1, 1, N, N]`` of an attention module with `size` instead of N positions.
+    The last query of a local layer sees fewer than N keys."""
+    window, old_size = mask[0, 0, -1].sum(), mask.shape[-1]
+    distance = torch.arange(size, device=mask.device)
+    distance = distance[:, None] - distance
+    is_near = (distance < window) | (window == old_size)
+    return ((distance >= 0) & is_near).to(mask.dtype)[None, None]

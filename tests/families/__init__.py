@@ -1,0 +1,1 @@
+"""The probe of model families: ``python -m tests.families``."""

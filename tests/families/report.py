@@ -1,0 +1,139 @@
+"""Writes docs/families.md from the results of all releases in build/families."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from packaging.version import Version
+
+from cape_plugins.files import writing
+from tests.families.results import FAILS, FOLDER, NO_SEAM, NOT_RUN, PART, PROVED, ROOT, Row, read
+
+DOCUMENT = ROOT / "docs" / "families.md"
+_RESULTS = (PROVED, FAILS, NO_SEAM, PART, NOT_RUN)
+_WHY = 120  # characters of a reason
+_SHOWN = {
+    "outputs": "with the stock type all outputs equal those of the stock class bit for bit",
+    "padding": "the same in batches with padding on the right and on the left, where the forward "
+    "takes a mask; a model that counts from the first token equals the stock model on each sample "
+    "alone",
+    "generation": "greedy steps with a cache, from texts with padding on the left: tokens and "
+    "logits are equal",
+    "updates": "three steps of SGD give equal parameters",
+    "storage": "saved and loaded by the Auto class; stock checkpoint loaded with "
+    "`position_embedding`; the stock class refuses the folder",
+    "copies": "`copy.deepcopy` and `pickle`",
+    "another type": "the output changes without positions; evaluation draws nothing; two draws "
+    "change the output in training; gradients are finite",
+}
+_INTRODUCTION = """\
+# Families of Hugging Face models
+
+`python -m tests.families` builds a tiny stock model of each model type that transformers has and
+shows, in a process for each type:
+
+| what | how |
+|---|---|"""
+_OTHER_WAY = """
+`cape-plugins doctor MODEL_TYPE` shows the same for one model type on your release.
+"""
+
+
+def write(machine: str, path: Path = DOCUMENT) -> None:
+    """Writes the page.
+
+    Args:
+        machine: The command, the machine and the versions of the last run.
+        path: Where to write.
+    """
+    files = sorted(FOLDER.glob("*.jsonl"), key=lambda file: Version(file.stem))
+    releases = {file.stem: read(file) for file in files}
+    with writing(path) as file:
+        file.write("\n".join(page(releases, machine)) + "\n")
+
+
+def page(releases: Mapping[str, Mapping[str, Row]], machine: str) -> Iterator[str]:
+    """Lines of the page.
+
+    Args:
+        releases: Results by model type, by release, oldest first.
+        machine: See :func:`write`.
+    """
+    yield _INTRODUCTION
+    yield from (f"| {what} | {how} |" for what, how in _SHOWN.items())
+    yield _OTHER_WAY
+    yield machine
+    yield ""
+    yield from _counts(releases)
+    types = sorted({name for rows in releases.values() for name in rows})
+    proved = {
+        name: [release for release, rows in releases.items() if _is_proved(rows.get(name))]
+        for name in types
+    }
+    yield "\n## Families\n"
+    yield "Everything above was shown, except what the last column names.\n"
+    yield "| model type | stock class | seam | transformers | not shown |"
+    yield "|---|---|---|---|---|"
+    for name in types:
+        if proved[name]:
+            row = releases[proved[name][-1]][name]
+            shown_on = ", ".join(proved[name])
+            yield f"| `{name}` | {row['class']} | {row['seam']} | {shown_on} | {_missing(row)} |"
+    yield from _out({name: _last(releases, name) for name in types if not proved[name]})
+
+
+def _counts(releases: Mapping[str, Mapping[str, Row]]) -> Iterator[str]:
+    """The number of model types by seam and result, a column for each release."""
+    kinds = {release: [*map(_kind, rows.values())] for release, rows in releases.items()}
+    counts = {release: Counter(names) for release, names in kinds.items()}
+    names = sorted({name for counter in counts.values() for name in counter})
+    names.sort(key=lambda name: _RESULTS.index(name.partition(",")[0]))
+    yield "| model types | " + " | ".join(releases) + " |"
+    yield "|---" * (len(releases) + 1) + "|"
+    for name in names:
+        yield f"| {name} | " + " | ".join(str(counts[release][name]) for release in releases) + " |"
+    totals = (sum(name.startswith(PROVED) for name in kinds[release]) for release in releases)
+    yield "| **all proved** | " + " | ".join(f"**{total}**" for total in totals) + " |"
+
+
+def _kind(row: Row) -> str:
+    with_seam = row["result"] in (PROVED, FAILS) and row["seam"]
+    return f"{row['result']}, seam {row['seam']}" if with_seam else row["result"]
+
+
+def _is_proved(row: Row | None) -> bool:
+    return row is not None and row["result"] == PROVED
+
+
+def _last(releases: Mapping[str, Mapping[str, Row]], name: str) -> Row:
+    return [rows[name] for rows in releases.values() if name in rows][-1]
+
+
+def _missing(row: Row) -> str:
+    """What could not be shown because the stock model fails, in a few words."""
+    failing = [name for name, text in row["skipped"].items() if text.startswith("the stock model")]
+    return f"{', '.join(failing)}: the stock model fails" if failing else ""
+
+
+def _out(rows: Mapping[str, Row]) -> Iterator[str]:
+    """The model types that have no family here, with the reason; types with one reason together."""
+    yield "\n## Model types without a family\n"
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, row in rows.items():
+        groups.setdefault((row["result"], row["reason"]), []).append(name)
+    yield "| result | why | model types |"
+    yield "|---|---|---|"
+    for (result, reason), names in sorted(groups.items(), key=_order):
+        yield f"| {result} | {_cell(reason)} | {' '.join(f'`{name}`' for name in names)} |"
+
+
+def _order(group: tuple[tuple[str, str], Sequence[str]]) -> tuple[int, int, str]:
+    (result, _), names = group
+    return _RESULTS.index(result), -len(names), names[0]
+
+
+def _cell(text: str) -> str:
+    text = " ".join(text.replace("|", "/").split())
+    return text if len(text) <= _WHY else text[: _WHY - 3] + "..."

@@ -1,0 +1,265 @@
+"""Families whose classes are made from stock classes: what is odd about single ones, and what holds
+for all of them."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+import hf_models
+from hf_models.generated.scope import Scope
+from tests.support.generated import (
+    BUILDERS,
+    CAPE,
+    batch,
+    gemma3,
+    llava,
+    logits,
+    mistral,
+    mistral3,
+    qwen2_vl,
+    stock_model,
+)
+
+each_family = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+
+
+def positions_of_angles(model, **inputs):
+    """What reaches the stock modules of angles in one forward, in the order of the calls."""
+    seen, handles = [], []
+    for module in model.seams():
+        stock_class = type(module).__bases__[-1]
+        forward = stock_class.forward
+
+        def note(self, x, position_ids, *args, forward=forward, **kwargs):
+            seen.append(position_ids)
+            return forward(self, x, position_ids, *args, **kwargs)
+
+        handles.append((stock_class, forward))
+        stock_class.forward = note
+    try:
+        model(**inputs)
+    finally:
+        for stock_class, forward in handles:
+            stock_class.forward = forward
+    return seen
+
+
+# ---- all families --------------------------------------------------------------------------------
+
+
+@each_family
+def test_stock_type_is_the_stock_model_bit_for_bit(build):
+    """Also gradients, which other kernels of experts would round in another way."""
+    stock, inputs = build(), batch()
+    model = hf_models.switch(copy.deepcopy(stock), {"type": "rope"})
+    assert torch.equal(logits(model, **inputs), logits(stock, **inputs))
+    for each in (stock, model):
+        each(**inputs, labels=inputs["input_ids"]).loss.backward()
+    for theirs, ours in zip(stock.parameters(), model.parameters(), strict=True):
+        assert (theirs.grad is None) == (ours.grad is None)
+        assert ours.grad is None or torch.equal(theirs.grad, ours.grad)
+
+
+@each_family
+def test_positions_are_drawn_in_training_only(build):
+    stock, inputs = build(), batch()
+    model = hf_models.switch(copy.deepcopy(stock), CAPE).eval()
+    before = torch.get_rng_state()
+    assert torch.equal(logits(model, **inputs), logits(stock, **inputs))
+    model.train()
+    with torch.no_grad():  # as in generation, each step of which must see the same positions
+        assert torch.equal(logits(model, **inputs), logits(stock.train(), **inputs))
+    assert torch.equal(torch.get_rng_state(), before)
+    first, second = logits(model, 1, **inputs), logits(model, 2, **inputs)
+    assert not torch.equal(first, second)
+    assert torch.equal(logits(model, 1, **inputs), first)
+    assert first.isfinite().all()
+
+
+@each_family
+def test_saved_models_and_stock_checkpoints_are_loaded(build, tmp_path):
+    """Checkpoints hold experts one by one, and parts under older names."""
+    stock, inputs = build(), batch()
+    expected = logits(stock, **inputs)
+    model = hf_models.switch(copy.deepcopy(stock), CAPE)
+    stock.save_pretrained(tmp_path / "stock")
+    model.save_pretrained(tmp_path / "cape")
+    is_text = type(stock).__name__.endswith("CausalLM")
+    auto = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+    loaded = [
+        auto.from_pretrained(tmp_path / "cape"),
+        auto.from_pretrained(tmp_path / "stock", position_embedding=CAPE),
+        type(stock).from_pretrained(tmp_path / "stock", position_embedding=CAPE),
+    ]
+    for other in loaded:
+        assert type(other) is type(model)
+        assert other.config.position_embedding == model.config.position_embedding
+        assert torch.equal(logits(other.eval(), **inputs), expected)
+
+
+@each_family
+def test_models_are_copied_and_pickled(build):
+    model, inputs = hf_models.switch(build(), CAPE).eval(), batch()
+    expected = logits(model, **inputs)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other) is type(model)
+        assert torch.equal(logits(other, **inputs), expected)
+        other.train()
+        assert not torch.equal(logits(other, 1, **inputs), logits(other, 2, **inputs))
+
+
+@each_family
+def test_left_padding_changes_nothing(build):
+    """In training, too, if the draw is the same; local shifts differ from token to token."""
+    model, inputs = hf_models.switch(build(), {**CAPE, "max_local_shift": 0}), batch()
+    alone = {"input_ids": inputs["input_ids"][1:, 3:]}
+    alone["attention_mask"] = torch.ones_like(alone["input_ids"])
+    draw = model.train().seams()[0].positions.draw(2)
+    second = type(draw)(*(part[1:] if isinstance(part, torch.Tensor) else part for part in draw))
+    model.eval()
+    for padded, unpadded in ((None, None), (draw, second._replace(batch_size=1))):
+        with_padding = logits(model, **inputs, draw=padded)[1, 3:]
+        without = logits(model, **alone, draw=unpadded)[0]
+        torch.testing.assert_close(with_padding, without, atol=1e-4, rtol=1e-4)
+    assert (without - logits(model, **alone)[0]).abs().max() > 1e-3  # the draw has moved something
+
+
+@each_family
+def test_gradient_checkpointing_gives_the_same_gradients(build):
+    model, inputs, gradients = hf_models.switch(build(), CAPE).train(), batch(), []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.zero_grad()
+        logits(model, 3, **inputs).square().mean().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for pair in zip(*gradients, strict=True):
+        assert torch.equal(*pair)
+
+
+# ---- single families -----------------------------------------------------------------------------
+
+
+def test_gemma3_turns_by_both_thetas_at_the_same_moved_positions():
+    model = hf_models.switch(gemma3(), CAPE).train()
+    seen = positions_of_angles(model, **batch())
+    assert len(seen) == 2
+    assert torch.equal(*seen)
+    assert not torch.equal(seen[0], seen[0].round())
+
+
+def test_coordinates_of_words_stay_equal_in_qwen2_vl():
+    """``[3, B, T]`` positions of time, height and width, which are equal for words."""
+    model = hf_models.switch(qwen2_vl(), CAPE).train()
+    (moved,) = positions_of_angles(model, **batch())
+    assert moved.shape == (3, 2, 9)
+    torch.testing.assert_close(moved[1:], moved[:1].expand(2, -1, -1))
+    assert not torch.equal(moved, moved.round())
+
+
+def test_other_coordinates_of_qwen2_vl_are_scaled_alike():
+    """A patch two rows below another is two scales away from it."""
+    model = hf_models.switch(qwen2_vl(), {**CAPE, "max_local_shift": 0}).train()
+    ids = torch.stack([torch.arange(6), 2 * torch.arange(6), torch.zeros(6).long()])[:, None]
+    inputs = {"input_ids": torch.ones(1, 6, dtype=torch.long), "position_ids": ids}
+    (moved,) = positions_of_angles(model, **inputs)
+    scale = moved[0, 0, 1]
+    assert scale != 1
+    torch.testing.assert_close(moved, ids * scale)
+
+
+@pytest.mark.parametrize("build", [llava, qwen2_vl, mistral3])
+def test_towers_of_images_stay_stock(build):
+    model = hf_models.switch(build(), CAPE)
+    assert [path.rpartition(".")[0] for path in model.seam_paths] == ["model.language_model"]
+    switched = {type(m) for m in model.modules() if type(m).__module__.startswith("hf_models")}
+    assert {cls.__name__ for cls in switched if issubclass(cls, transformers.PreTrainedModel)} == {
+        type(model).__name__,
+        type(model.model).__name__,
+    }
+
+
+def test_composites_keep_the_attention_of_each_part():
+    stock = llava()
+    stock.config.text_config._attn_implementation = "eager"
+    attention = {part: getattr(stock.config, part)._attn_implementation for part in
+                 stock.config.sub_configs}  # fmt: skip
+    model = hf_models.switch(stock, CAPE)
+    parts = {part: getattr(model.config, part)._attn_implementation for part in attention}
+    assert parts == attention
+    assert len(set(attention.values())) == 2
+
+
+def test_packed_texts_have_separate_scales():
+    model = hf_models.switch(mistral(), {**CAPE, "max_local_shift": 0}).train()
+    ids = torch.cat((torch.arange(5), torch.arange(4)))[None]
+    (moved,) = positions_of_angles(
+        model, input_ids=torch.ones(1, 9, dtype=torch.long), position_ids=ids
+    )
+    first, second = moved[0, 1], moved[0, 6]
+    assert first != second
+    torch.testing.assert_close(moved[0], torch.cat((first * ids[0, :5], second * ids[0, 5:])))
+
+
+def test_layers_without_angles():
+    model = hf_models.switch(mistral(), {"type": "rope", "layers": "not:2"})
+    names = [type(layer.self_attn).__name__ for layer in model.model.layers]
+    assert names == ["MistralAttention", "UnturnedAttentionOverMistralAttention"]
+
+
+def test_a_base_model_alone_draws():
+    model = hf_models.switch(stock_model("MistralModel"), CAPE).train()
+    ids = batch()["input_ids"]
+    first, second = (model(ids).last_hidden_state for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_models_inside_a_model_share_its_draws():
+    model = hf_models.switch(mistral(), CAPE).train()
+    draw = model.seams()[0].positions.draw(2)
+    seen = []
+
+    class Noting(Scope):
+        def __init__(self, *args):
+            super().__init__(*args)
+            seen.append(self)
+
+    outer = Scope((), {}, None, draw)
+    inner = Noting((), {}, outer)
+    assert inner.draw(model.seams()[0].positions, 2, draw.scale.device) is draw
+    assert inner.moved is not outer.moved
+    with torch.no_grad():
+        quiet = Scope((), {})
+    assert not Scope((), {}, quiet).draws  # with gradients, below a model without
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def test_unknown_stock_models_are_told_what_to_do():
+    config = transformers.T5Config(d_model=16, num_layers=1, num_heads=2, d_ff=16, vocab_size=30)
+    model = transformers.T5Model(config)
+    with pytest.raises(ValueError, match="T5Model.*`cape-plugins doctor t5` tells"):
+        hf_models.switch(model, CAPE)
+    assert type(model) is transformers.T5Model
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"type": "alibi"}, "alibi"), ({"type": "relpos"}, "relpos"), ({"type": "abspos"}, "abspos")],
+)
+def test_types_of_other_architectures_are_refused(settings, reason):
+    stock = mistral()
+    with pytest.raises(ValueError, match=f"{reason}.*allowed"):
+        hf_models.switch(stock, settings)
+    assert type(stock) is transformers.MistralForCausalLM
+
+
+def test_misspelt_fields_are_refused_before_a_family_is_made(tmp_path):
+    mistral().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="position_embeding"):
+        AutoConfig.from_pretrained(tmp_path, position_embeding=CAPE)

@@ -1,0 +1,167 @@
+"""``python -m tests.families``: a sample of the table that the date draws, and the parts of the
+command."""
+
+import datetime
+import json
+import os
+import sys
+import time
+
+import pytest
+import torch
+import transformers
+
+from cape_plugins.checkpoints.generated import GENERATED
+from cape_plugins.doctor.check import Check
+from hf_models.checks.proof import Proof, prove
+from hf_models.checks.stock_models import stock_types
+from tests.families import __main__ as command
+from tests.families import report, results
+from tests.families.children import Died, in_children
+
+DRAWN = 12
+ROW = GENERATED["mistral"]
+
+
+@pytest.mark.slow
+def test_families_that_the_date_draws_and_all_odd_ones_are_proved():
+    """Another sample each day: over time all rows of the table are run."""
+    names = results.sample(DRAWN, datetime.date.today().isoformat(), stock_types())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # pools of threads do not survive a fork
+    try:
+        proofs = {name: proof for name, proof, _ in in_children(prove, names, 2, 60.0)}
+    finally:
+        torch.set_num_threads(threads)
+    assert proofs.keys() == {*names}
+    wrong = {
+        name: str(proof) if isinstance(proof, Died) else proof.failure or proof.checks
+        for name, proof in proofs.items()
+        if isinstance(proof, Died) or not proof.is_proved
+    }
+    assert not wrong
+
+
+def test_a_sample_depends_on_the_date_alone_and_has_all_odd_rows():
+    installed = stock_types()
+    names = results.sample(3, "2026-01-01", installed)
+    assert names == results.sample(3, "2026-01-01", installed)
+    samples = {tuple(results.sample(3, f"2026-01-{day:02d}", installed)) for day in range(1, 9)}
+    assert len(samples) > 1
+    odd = {name for name, row in GENERATED.items() if row.oddities}
+    assert odd
+    assert odd <= {*names} <= {*GENERATED}
+    assert results.sample(1000, "", ["mistral"]) == ["mistral"]
+
+
+def _child(name):
+    if name == "crash":
+        os.kill(os.getpid(), 9)
+    if name == "endless":
+        time.sleep(60)
+    if name == "error":
+        raise KeyError("x")
+    print("not seen")
+    return name.upper()
+
+
+def test_a_crash_an_error_and_an_endless_loop_do_not_stop_the_others(capfd):
+    names = ["a", "crash", "endless", "error", "b"]
+    ended = {name: result for name, result, _ in in_children(_child, names, 2, 1.0)}
+    assert ended.keys() == {*names}
+    assert (ended["a"], ended["b"]) == ("A", "B")
+    assert "status -9" in str(ended["crash"])
+    assert str(ended["endless"]) == "no result after 1 s"
+    assert "KeyError: 'x' (test_probe.py:" in str(ended["error"])
+    assert "not seen" not in "".join(capfd.readouterr())
+
+
+def proof_of(model_type, *checks, row=ROW, stock="XModel"):
+    return Proof(model_type, row, stock, [Check(*check) for check in checks])
+
+
+PROOFS = {
+    "right": proof_of(
+        "right",
+        ("switch", "ok", ""),
+        ("generation", "skip", "the stock model fails it, too: x"),
+        ("padding on the left", "skip", "its forward takes no tokens with a mask"),
+    ),
+    "wrong": proof_of("wrong", ("switch", "ok", ""), ("outputs", "FAIL", "logits by | 1")),
+    "seamless": proof_of("seamless", ("seam", "skip", "by a convolution"), row=None),
+    "broken": proof_of("broken", ("stock model", "skip", "needs timm"), row=None, stock=""),
+    "still": proof_of("still", ("seam", "skip", "by a convolution"), row=None),
+    "half": proof_of("half", ("model type", "skip", "part of x"), row=None, stock=""),
+    "dead": Died("no result after 1 s"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Results of the proofs above on one release, and of one of them on a newer one."""
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(report, "FOLDER", tmp_path)
+    for name, proof in PROOFS.items():
+        row = results.row_of(proof, name, "5.9.0", 1.0)
+        results.append(results.path_of("5.9.0"), row)
+    row = results.row_of(PROOFS["right"], "right", "5.10.0", 1.0)
+    results.append(results.path_of("5.10.0"), row)
+    return tmp_path
+
+
+def test_the_page_has_a_row_for_each_type_with_what_was_shown_or_why_not(folder):
+    report.write("Made on a machine.", folder / "families.md")
+    lines = (folder / "families.md").read_text().splitlines()
+    assert "Made on a machine." in lines
+    assert "| model types | 5.9.0 | 5.10.0 |" in lines  # 5.10 is the newer release
+    assert "| proved, seam angles | 1 | 1 |" in lines
+    assert "| fails, seam angles | 1 | 0 |" in lines
+    assert "| **all proved** | **1** | **1** |" in lines
+    assert (
+        "| `right` | XModel | angles | 5.9.0, 5.10.0 | generation: the stock model fails |" in lines
+    )
+    assert lines[-5:] == [
+        "| fails | no result after 1 s | `dead` |",
+        "| fails | outputs: logits by / 1 | `wrong` |",
+        "| no known seam | by a convolution | `seamless` `still` |",
+        "| part or other name | part of x | `half` |",
+        "| stock model not run | needs timm | `broken` |",
+    ]
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(folder, monkeypatch, capsys):
+    path = results.path_of(transformers.__version__)
+    results.append(path, results.row_of(PROOFS["right"], "a", "", 1.0))
+    with path.open("a") as file:
+        file.write('\n{"type": "b", "resu')  # the run ended here
+    asked = []
+
+    def children(function, names, jobs, seconds):
+        asked.extend(names)
+        return iter([(name, PROOFS["right"], 1.0) for name in names])
+
+    monkeypatch.setattr(command, "in_children", children)
+    monkeypatch.setattr(command, "stock_types", lambda: ["a", "b", "c"])
+    monkeypatch.setattr(command.report, "write", lambda machine: print(machine))
+    monkeypatch.setattr(sys, "argv", ["families", "--jobs", "1"])
+    assert command.main() == 0
+    assert asked == ["b", "c"]
+    assert "1 of 3 types from an earlier run" in capsys.readouterr().out
+    assert results.read(path).keys() == {"a", "b", "c"}
+    assert all(json.dumps(row) for row in results.read(path).values())
+
+
+def test_a_named_type_that_fails_gives_status_1_and_no_page(folder, monkeypatch):
+    def children(function, names, jobs, seconds):
+        return iter([(name, PROOFS["wrong"], 1.0) for name in names])
+
+    def refuse(machine):
+        raise AssertionError("a page of a part")
+
+    monkeypatch.setattr(command, "in_children", children)
+    monkeypatch.setattr(command.report, "write", refuse)
+    monkeypatch.setattr(sys, "argv", ["families", "mistral"])
+    assert command.main() == 1
+    monkeypatch.setattr(sys, "argv", ["families", "mistrl"])
+    with pytest.raises(SystemExit, match="'mistrl' is no model type"):
+        command.main()

@@ -1,0 +1,156 @@
+"""The proof of a generated family finds each kind of fault that is put into it."""
+
+import contextlib
+
+import pytest
+import torch
+
+from cape_plugins.checkpoints.generated import GENERATED
+from hf_models.checks.calls import LENGTH, calls_of, padded
+from hf_models.checks.proof import prove
+from hf_models.checks.stock_models import NoModelType, tiny_stock_models
+from hf_models.checks.without_seam import REASONS
+from hf_models.generated.families import class_of_name, make
+from hf_models.seams.rotary import RotaryAngles
+
+TYPE = "mistral"
+
+
+@contextlib.contextmanager
+def fault(monkeypatch, owner, name, wrong):
+    """`owner.name` is `wrong(right)` while the body runs."""
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, wrong(getattr(owner, name)))
+        yield
+
+
+def test_a_right_family_shows_everything():
+    proof = prove(TYPE)
+    assert proof.is_proved
+    assert not proof.is_new
+    assert {row.status for row in proof.checks} == {"ok"}
+    names = " ".join(row.name for row in proof.checks)
+    for part in ("outputs", "left", "right", "generation", "updates", "saved", "copied", "pickled"):
+        assert part in names
+
+
+def shifted(right):
+    """Counts twice the distance."""
+    return lambda self, x, position_ids, *args, **kwargs: right(
+        self, x, 2 * position_ids, *args, **kwargs
+    )
+
+
+def still(right):
+    """Draws nothing."""
+    return lambda self, scope, x, position_ids: position_ids
+
+
+def always(right):
+    """Draws in evaluation as well."""
+
+    def moved(self, scope, x, position_ids):
+        return position_ids + torch.rand(len(x), 1)
+
+    return moved
+
+
+def constant(right):
+    """Positions do not matter, whatever they are."""
+    return lambda self, x, position_ids, *args, **kwargs: right(
+        self, x, torch.zeros_like(position_ids), *args, **kwargs
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "found"),
+    [
+        ("forward", shifted, "outputs"),
+        ("forward", constant, "outputs"),
+        ("_moved", still, "cape: training draws positions"),
+        ("_moved", always, "cape: evaluation draws nothing"),
+    ],
+)
+def test_a_wrong_seam_is_found(name, wrong, found, monkeypatch):
+    with fault(monkeypatch, RotaryAngles, name, wrong):
+        proof = prove(TYPE)
+    assert not proof.is_proved
+    assert found in {row.name for row in proof.checks if row.failed}
+
+
+def test_a_model_that_saves_without_its_position_embedding_is_found(monkeypatch):
+    config = make(TYPE).config
+    with fault(monkeypatch, config, "to_dict", lambda right: lambda self: {"model_type": TYPE}):
+        failed = {row.name for row in prove(TYPE).checks if row.failed}
+    assert any(name.startswith("saved and loaded") for name in failed)
+
+
+def test_a_gradient_that_is_wrong_is_found_by_the_updates(monkeypatch):
+    cape_class = class_of_name("CapeMistralForCausalLM")
+
+    def detached(right):
+        def forward(self, *args, **kwargs):
+            output = right(self, *args, **kwargs)
+            output.logits = output.logits.detach() + output.logits * 0
+            return output
+
+        return forward
+
+    with fault(monkeypatch, cape_class, "forward", detached):
+        failed = {row.name for row in prove(TYPE).checks if row.failed}
+    assert "3 updates" in failed
+    assert "outputs" not in failed
+
+
+def test_a_type_without_a_row_is_proved_with_the_row_of_another(monkeypatch):
+    row = GENERATED["mixtral"]
+    monkeypatch.delitem(GENERATED, "mixtral")  # and back after the test
+    proof = prove("mixtral")
+    assert proof.is_proved
+    assert proof.is_new
+    assert proof.row == row
+
+
+def test_a_type_without_a_seam_is_told_in_plain_words():
+    proof = prove("wav2vec2")
+    assert not proof.is_proved
+    assert [row.text for row in proof.checks] == [REASONS["wav2vec2"]]
+    assert "wav2vec2" not in GENERATED
+
+
+def test_an_unknown_model_type_is_refused():
+    with pytest.raises(ValueError, match="'mistrl' is no model type of the installed transformers"):
+        prove("mistrl")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "names"),
+    [
+        ("qwen2_vl", {"input_ids"}),
+        ("bart", {"input_ids", "decoder_input_ids"}),
+        ("layoutlmv3", {"input_ids", "bbox"}),
+        ("audio-spectrogram-transformer", {"input_values"}),
+        ("videomae", {"pixel_values"}),
+        ("time_series_transformer", {"past_values", "future_values"}),
+    ],
+)
+def test_a_tiny_model_of_any_kind_runs_with_inputs_of_its_kind(model_type, names):
+    stock = next(tiny_stock_models(model_type))
+    assert names <= stock.inputs.keys()
+    assert sum(parameter.numel() for parameter in stock.model.parameters()) < 3_000_000
+    for name, table in stock.model.named_parameters():
+        assert table.dim() < 2 or table.any() or name.endswith("bias"), name
+
+
+def test_another_name_of_a_model_type_is_told():
+    with pytest.raises(NoModelType, match="another name of mlcd_vision_model"):
+        next(tiny_stock_models("mlcd"))
+
+
+def test_padding_is_masked_on_its_side():
+    model = next(tiny_stock_models(TYPE)).model
+    batch = next(calls_of(model))
+    for side, start in (("right", LENGTH - 3), ("left", 0)):
+        mask = padded(model, batch, side)["attention_mask"]
+        assert mask[0].all()
+        assert mask[1].logical_not().nonzero().flatten().tolist() == [*range(start, start + 3)]

@@ -1,0 +1,217 @@
+"""Tables with a row for each position, by the families in which something about them is odd."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import transformers
+
+import hf_models
+from cape_plugins.checkpoints.generated import GENERATED
+from hf_models.seams.rows import RowTable
+
+TABLE, LENGTH = 20, 50  # positions of the stock models, and a longer text
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": TABLE,
+}
+GPT = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": TABLE}
+NEO = {**SIZES, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+OPT = {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32}
+CLIP = {**SIZES, "eos_token_id": 3, "projection_dim": 16}
+PAD = 1
+MODELS = {
+    # rows begin behind the padding token
+    "roberta": (transformers.RobertaForMaskedLM, SIZES),
+    "data2vec-text": (transformers.Data2VecTextForMaskedLM, SIZES),
+    "mpnet": (transformers.MPNetForMaskedLM, SIZES),
+    "esm": (
+        transformers.EsmForMaskedLM,
+        {**SIZES, "position_embedding_type": "absolute", "mask_token_id": 4},
+    ),
+    # a second table is looked up by the same numbers
+    "lilt": (
+        transformers.LiltForTokenClassification,
+        {**SIZES, "hidden_size": 48, "channel_shrink_ratio": 4},
+    ),
+    "layoutlm": (transformers.LayoutLMForMaskedLM, SIZES),
+    # rows begin at 0
+    "electra": (transformers.ElectraForMaskedLM, {**SIZES, "embedding_size": 16}),
+    "distilbert": (
+        transformers.DistilBertForMaskedLM,
+        {"vocab_size": 60, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48,
+         "max_position_embeddings": TABLE},
+    ),
+    "clip_text_model": (transformers.CLIPTextModelWithProjection, CLIP),
+    "gpt2": (transformers.GPT2LMHeadModel, GPT),
+    # the stock class chooses the rows, by the mask
+    "opt": (transformers.OPTForCausalLM, OPT),
+    "biogpt": (transformers.BioGptForCausalLM, SIZES),
+    # causal masks in buffers that end with the table; windows
+    "gpt_neo": (transformers.GPTNeoForCausalLM, {**NEO, "window_size": 6}),
+    "openai-gpt": (transformers.OpenAIGPTLMHeadModel, GPT),
+}  # fmt: skip
+WRITERS = [name for name in MODELS if GENERATED[name].side == "decoder"]
+READERS = [name for name in MODELS if GENERATED[name].side == "encoder"]
+each = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name, **fields):
+    model_class, sizes = MODELS[name]
+    config = model_class.config_class(
+        **{"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2, **sizes, **fields}
+    )
+    for field, value in vars(config).items():
+        if "drop" in field and isinstance(value, float):
+            setattr(config, field, 0.0)
+    model = model_class(config).eval()
+    with torch.no_grad():  # positions must show
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def switched(model, name="cape", **options):
+    return hf_models.switch(copy.deepcopy(model), {"type": name, **options})
+
+
+def texts(length=12, batch=2):
+    return torch.randint(5, 60, (batch, length))
+
+
+def output(model, ids, mask=None):
+    mask = torch.ones_like(ids) if mask is None else mask
+    result = model(ids, attention_mask=mask)
+    return result.logits if "logits" in result else result.last_hidden_state
+
+
+@each
+def test_stock_type_is_the_stock_model_bit_for_bit(name):
+    """Padded and not; gradients too."""
+    stock = build(name)
+    model = switched(stock, "abspos")
+    ids, mask = texts(), torch.ones(2, 12).long()
+    mask[1, 9:] = 0
+    for each_mask in (torch.ones_like(mask), mask):
+        padded = ids.masked_fill(each_mask == 0, PAD)
+        outputs = [output(each_model, padded, each_mask) for each_model in (model, stock)]
+        assert torch.equal(*outputs)
+    for each_output in outputs:
+        each_output.square().sum().backward()
+    gradients = dict(model.named_parameters())
+    for path, parameter in stock.named_parameters():
+        if parameter.grad is not None:
+            assert torch.equal(gradients[path].grad, parameter.grad), path
+
+
+@each
+def test_texts_have_any_length(name):
+    model = switched(build(name))
+    ids = texts(LENGTH)
+    long = output(model, ids)
+    assert torch.isfinite(long).all()
+    if name in WRITERS:  # later tokens change nothing
+        torch.testing.assert_close(output(model, ids[:, :30]), long[:, :30])
+    moved = ids.clone()
+    moved[:, 30], moved[:, 40] = ids[:, 40], ids[:, 30]
+    if "clip" not in name:  # order is seen behind the end of the stock table
+        assert not torch.allclose(output(model, moved)[:, -1], long[:, -1], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "clip" not in name])
+def test_learned_tables_begin_anew(name):
+    """Rows are those behind the first, not those for padding. Stock CLIP refuses longer texts."""
+    model = switched(build(name), "abspos")
+    table = next(seam for seam in model.seams())
+    count = table.num_embeddings - table.first_row
+    rows = table.first_row + torch.arange(3 * count)[None]
+    looked_up = RowTable.forward(table, rows)
+    torch.testing.assert_close(looked_up, looked_up[:, :count].repeat(1, 3, 1))
+    assert torch.isfinite(output(model, texts(LENGTH))).all()
+
+
+@each
+def test_padding_changes_nothing(name):
+    model, ids = switched(build(name)), texts(9, 1)
+    alone = output(model, ids)
+    for side, (before, after) in {"left": (4, 0), "right": (0, 4)}.items():
+        if name == "clip_text_model" and side == "left":
+            continue  # the state of the first end token counts, and PAD is no such token
+        padded = torch.nn.functional.pad(ids, (before, after), value=PAD)
+        mask = padded.ne(PAD).long()
+        expected = output(model, padded, mask)[:, before : before + 9]
+        torch.testing.assert_close(expected, alone, msg=side)
+
+
+@each
+def test_positions_are_drawn_in_training_alone(name, tmp_path):
+    model, ids = switched(build(name), max_global_shift=50.0), texts()
+    assert torch.equal(output(model, ids), output(model, ids))
+    model.train()
+    assert not torch.allclose(output(model, ids), output(model, ids), atol=1e-4)
+    with torch.no_grad():
+        assert torch.equal(output(model, ids), output(model, ids))
+    model.eval().save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(output(other.eval(), ids), output(model, ids))
+    tables = {f"{path}.weight" for path in model.seam_paths}
+    assert tables.isdisjoint(model.state_dict())
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_generation_equals_teacher_forcing_beyond_the_table(name):
+    model = switched(build(name))
+    ids, mask = texts(8), torch.ones(2, 8).long()
+    mask[1, :3] = 0
+    padded = ids.masked_fill(mask == 0, PAD)
+    longer = {"min_new_tokens": 25, "max_new_tokens": 25, "do_sample": False}
+    both = model.generate(padded, attention_mask=mask, **longer)
+    for row, first in enumerate((0, 3)):
+        text = both[row : row + 1, first:]
+        scores = model(text).logits[0, 8 - first - 1 : -1]
+        scores[:, 2] = -math.inf  # no end
+        assert torch.equal(scores.argmax(-1), text[0, 8 - first :])
+
+
+def test_pooled_token_of_a_long_caption():
+    """CLIP pools the state of the first end token, wherever it stands."""
+    model, ids = switched(build("clip_text_model")), texts(LENGTH, 1)
+    ids[:, 40:] = 3
+    embeds = model(ids).text_embeds
+    torch.testing.assert_close(model(ids[:, :41]).text_embeds, embeds)
+    changed = ids.clone()
+    changed[:, 35] = 5 + ids[:, 35] % 50
+    assert not torch.allclose(model(changed).text_embeds, embeds, atol=1e-4)
+
+
+def test_local_windows_stay_beyond_the_table():
+    """GPT-Neo's local layers see 6 tokens at any distance from the beginning."""
+    model = build("gpt_neo", attention_types=[[["local", "local"], 1]])
+    model, ids = switched(model, "nopos"), texts(LENGTH, 1)
+    changed = ids.clone()
+    changed[:, 20] = ids[:, 20] % 50 + 5
+    differs = (output(model, ids) != output(model, changed)).any(-1)[0]
+    assert differs[20 : 20 + 11].all()
+    assert not differs[20 + 11 :].any()  # two layers of six tokens
+
+
+@pytest.mark.parametrize("name", ["relpos", "rope", "alibi", "fire"])
+def test_types_in_attention_are_refused_with_the_reason(name):
+    with pytest.raises(ValueError, match="no layer takes them"):
+        switched(build("roberta"), name)
+
+
+def test_stock_model_is_restored():
+    stock, ids = build("roberta"), texts()
+    model = switched(switched(stock), "abspos")
+    table = model.roberta.embeddings.position_embeddings
+    assert table.weight.shape == (TABLE, 32)
+    assert output(model, ids).shape == output(stock, ids).shape
