@@ -72,6 +72,7 @@ ROW_NAMES |= {OWN_PREFIX + name for name in STOCK_MODELS}
 # The same word for something else.
 OTHER_MEANINGS = {
     ("fairseq_user_dir/asr/s2t_model.py", "s2t_transformer"),  # value of fairseq's --conv-version
+    ("cape_plugins/mathematics/relative_tables.py", "clip"),  # value of relative_beyond
     ("recipes/vit/augment.py", "none"),  # timm's name for no policy
     ("recipes/vit/augment.py", "deit"),  # a recipe of augmentation
 }
