@@ -43,6 +43,7 @@ class GeneratedRow:
 
 _DECODER = ("angles", "rope", "decoder", "text", "rotary")
 _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
+_IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
 _ENCODER_OF_ROWS = ("rows", "abspos", "encoder", "text", "encoder")
 _DECODER_OF_ROWS = ("rows", "abspos", "decoder", "text", "decoder")
 
@@ -80,6 +81,10 @@ _ENCODERS = """
     nemotron3_diarization_audio nomic_bert openai_privacy_filter ultrabert ultravbert
     voxtral_realtime_encoder
 """
+# Models of images with a table of patches.
+_IMAGES = """
+    clip_vision_model vit_mae
+"""
 # Models with a learned table that read text, to both sides, and that write text.
 _ENCODERS_OF_ROWS = """
     albert altclip big_bird bros camembert chinese_clip clip clip_text_model clipseg
@@ -100,6 +105,7 @@ def _rows(fields: tuple[str, ...], model_types: str) -> dict[str, GeneratedRow]:
 GENERATED: dict[str, GeneratedRow] = {
     **_rows(_DECODER, _DECODERS),
     **_rows(_ENCODER, _ENCODERS),
+    **_rows(_IMAGE, _IMAGES),
     **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
     **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),
     # rows that are odd, and a few that `cape-plugins doctor` checks

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hf_models.generated.seam import Seam
+from hf_models.seams.grids import PatchGrid
 from hf_models.seams.rotary import RotaryAngles
 from hf_models.seams.rows import RowTable
 
-SEAMS: dict[str, type[Seam]] = {"angles": RotaryAngles, "rows": RowTable}
+SEAMS: dict[str, type[Seam]] = {"angles": RotaryAngles, "rows": RowTable, "grid": PatchGrid}

@@ -56,7 +56,7 @@ class RowTable(Seam, nn.Embedding):
             owner_path, _, name = path.rpartition(".")
             if not isinstance(module, nn.Embedding) or isinstance(module, cls):
                 continue
-            if not _TABLE.search(name) or _OTHER_TABLE.search(name):
+            if not is_position_table(name):
                 continue
             owner = model.get_submodule(owner_path)
             if not any(isinstance(part, _CONVOLUTIONS) for part in owner.modules()):
@@ -164,6 +164,11 @@ class RowTable(Seam, nn.Embedding):
                 return token_positions(mask.bool()), batch_size
         number = (rows - self.first_row).clamp(min=0)
         return Positions(number[..., None].float(), in_steps=True), batch_size
+
+
+def is_position_table(name: str) -> bool:
+    """Whether an attribute of a stock module is called like a table of positions."""
+    return bool(_TABLE.search(name)) and not _OTHER_TABLE.search(name)
 
 
 def _causal_mask(mask: Tensor, size: int) -> Tensor:
