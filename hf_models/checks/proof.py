@@ -33,7 +33,7 @@ from cape_plugins.doctor.check import (
 from hf_models.checks.calls import SIDES, Batch, padded, unpadded
 from hf_models.checks.generation import from_padded, generate
 from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
-from hf_models.checks.outputs import outputs_of, tensors_of
+from hf_models.checks.outputs import largest, outputs_of, tensors_of
 from hf_models.checks.samples import Samples
 from hf_models.checks.stock_models import (
     NoModelType,
@@ -52,6 +52,7 @@ from hf_models.switching.install import PARTS, is_model
 _UPDATES, _RATE = 3, 0.05  # steps of SGD and their learning rate
 _NEW_TABLES = 0.5  # standard deviation of new tables, which must show a wrong distance
 STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
+SEAM = "seam"  # check that is skipped where no seam is found
 _NO_POSITIONS = {"type": "nopos"}
 _UNKNOWN = "no module of the model is one that is known to bring positions in"
 
@@ -122,6 +123,10 @@ def _proof(
     """The proof of a model of the type with its `known` row, or with the first of the rows that may
     be right and is proved; if none is, with the most similar row."""
     name = type(stock.model).__name__
+    owner = type(stock.model).config_class.model_type
+    if owner != model_type:  # the counterpart of the class has the other configuration
+        text = f"its {name} is the class of the model type {owner}"
+        return Proof(model_type, None, name, [Check("class", SKIPPED, text)])
     if known is not None:
         checks = _checks(stock, known.stock, position_embedding)
         return Proof(model_type, known, name, checks)
@@ -143,7 +148,7 @@ def _proof(
 
 
 def _no_seam(text: str) -> Check:
-    return Check("seam", SKIPPED, text)
+    return Check(SEAM, SKIPPED, text)
 
 
 def candidates(model: Any) -> list[GeneratedRow]:
@@ -199,7 +204,8 @@ def _stock_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
     row = check(f"{_UPDATES} updates", partial(compare, twin))
     yield unless_stock_fails(row, partial(compare, model))
     samples = Samples([dict(inputs)], {})
-    yield from storage_checks(model, twin, samples, {"type": stock_type}, [stock.auto])
+    loaders = [stock.auto, type(twin)]
+    yield from storage_checks(model, twin, samples, {"type": stock_type}, loaders)
     for name, copied in (("copied", deepcopy), ("pickled", _pickled)):
         compare = partial(_same_copy, copied, inputs=inputs)
         yield unless_stock_fails(check(name, partial(compare, twin)), partial(compare, model))
@@ -231,6 +237,9 @@ def _training_checks(
     row = check(f"{name}: evaluation draws nothing", partial(compare, cape_model))
     yield unless_stock_fails(row, partial(compare, model))
     yield check(f"{name}: training draws positions", partial(augmentation, cape_model, inputs))
+    compare = partial(_same_checkpointed, inputs=inputs)
+    row = check(f"{name}: gradient checkpointing", partial(compare, cape_model))
+    yield unless_stock_fails(row, partial(compare, model))
     compare = partial(one_step, inputs=inputs, stock_names=old)
     row = check(f"{name}: one training step", partial(compare, cape_model))
     yield unless_stock_fails(row, partial(compare, deepcopy(model)))
@@ -308,13 +317,34 @@ def _updated(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), _RATE)
     for _ in range(_UPDATES):
         optimizer.zero_grad()
-        outputs = tensors_of(model(**inputs, return_dict=True)).values()
-        answers = [numbers for numbers in outputs if numbers.requires_grad]
-        torch.stack([numbers.float().square().mean() for numbers in answers]).sum().backward()
+        _loss(model, inputs).backward()
         optimizer.step()
     # computed tables are parameters in some stock classes only
     trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
     return {name: parameter.detach() for name, parameter in trained}
+
+
+def _same_checkpointed(model: Any, inputs: Mapping[str, Tensor]) -> float:
+    """Largest difference of gradients with and without gradient checkpointing, which runs layers
+    once more in the backward pass: positions that are drawn inside a layer differ there."""
+    if not model.supports_gradient_checkpointing:
+        raise NotApplicable("it has no gradient checkpointing")
+    gradients = []
+    for is_on in (False, True):
+        copy = deepcopy(model).train()
+        if is_on:
+            copy.gradient_checkpointing_enable()
+        torch.manual_seed(7)
+        _loss(copy, inputs).backward()
+        named = copy.named_parameters()
+        gradients.append({name: p.grad for name, p in named if p.grad is not None})
+    return largest(*gradients)
+
+
+def _loss(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    outputs = tensors_of(model(**inputs, return_dict=True)).values()
+    answers = [numbers for numbers in outputs if numbers.requires_grad]
+    return torch.stack([numbers.float().square().mean() for numbers in answers]).sum()
 
 
 def _pickled(model: Any) -> Any:

@@ -43,6 +43,7 @@ _RULES = (
     (64, r"^original_max_position_embeddings$"),
     (16, r"^(sliding_window|local_attention|attention_window_size|attention_chunk_size)$"),
     (16, r"^(window_size|max_window_layers)$"),
+    (4, r"^frames_per_clip$"),
     (8, r"^(mamba_d_state|ssm_state_size|state_size|mamba_d_head|mamba_headdim)$"),
     (8, r"^(mamba_d_ssm|time_step_rank)$"),
     (4, r"^(mamba_n_heads|mamba_num_heads|linear_num_(key|value)_heads)$"),

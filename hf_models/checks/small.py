@@ -125,13 +125,17 @@ def _small_number(name: str, value: int) -> int:
 
 def _image_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes of an image of a few patches."""
-    size, patch = values.get("image_size"), values.get("patch_size")
-    if isinstance(size, int) and isinstance(patch, int):
-        return {"image_size": min(size, PATCHES * patch)}
-    if not isinstance(size, list | tuple) or not isinstance(patch, int | list | tuple):
+    sizes, patch = {}, values.get("patch_size")
+    if not isinstance(patch, int | list | tuple):
         return {}
-    patches = [patch] * len(size) if isinstance(patch, int) else patch
-    return {"image_size": type(size)(PATCHES * side for side in patches)}
+    for name in ("image_size", "crop_size"):
+        size = values.get(name)
+        if isinstance(size, int) and isinstance(patch, int):
+            sizes[name] = min(size, PATCHES * patch)
+        elif isinstance(size, list | tuple):
+            patches = [patch] * len(size) if isinstance(patch, int) else patch
+            sizes[name] = type(size)(PATCHES * side for side in patches)
+    return sizes
 
 
 def _small_key_heads(values: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, int]:

@@ -121,7 +121,10 @@ def _heads(config_class: type) -> Iterator[tuple[Any, Any]]:
     """Auto classes with the model that each loads."""
     for task in _TASKS:
         auto = getattr(modeling_auto, f"AutoModelFor{task}" if task else "AutoModel", None)
-        model = None if auto is None else auto._model_mapping.get(config_class, None)
+        try:
+            model = None if auto is None else auto._model_mapping.get(config_class, None)
+        except ValueError:  # a release may list a class that it lacks
+            continue
         model = model[0] if isinstance(model, tuple) else model
         if model is not None:
             yield auto, model

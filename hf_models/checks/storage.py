@@ -31,7 +31,7 @@ def storage_checks(
         cape_model: The switched model.
         samples: Inputs of both, of which the first row is compared.
         position_embedding: Settings of the switched model.
-        autos: Auto classes; by default all that load the model.
+        autos: Auto classes, or others, that load the model; by default all Auto classes that do.
     """
     if autos is None:
         models = auto_models(type(cape_model.config)).items()

@@ -9,10 +9,21 @@ from pathlib import Path
 from packaging.version import Version
 
 from cape_plugins.files import writing
-from tests.families.results import FAILS, FOLDER, NO_SEAM, NOT_RUN, PART, PROVED, ROOT, Row, read
+from tests.families.results import (
+    FAILS,
+    FOLDER,
+    NO_ROW,
+    NO_SEAM,
+    NOT_RUN,
+    PART,
+    PROVED,
+    ROOT,
+    Row,
+    read,
+)
 
 DOCUMENT = ROOT / "docs" / "families.md"
-_RESULTS = (PROVED, FAILS, NO_SEAM, PART, NOT_RUN)
+_RESULTS = (PROVED, NO_ROW, FAILS, NO_SEAM, PART, NOT_RUN)
 _WHY = 120  # characters of a reason
 _SHOWN = {
     "outputs": "with the stock type all outputs equal those of the stock class bit for bit",
@@ -22,11 +33,11 @@ _SHOWN = {
     "generation": "greedy steps with a cache, from texts with padding on the left: tokens and "
     "logits are equal",
     "updates": "three steps of SGD give equal parameters",
-    "storage": "saved and loaded by the Auto class; stock checkpoint loaded with "
-    "`position_embedding`; the stock class refuses the folder",
+    "storage": "saved and loaded by the Auto class and by the class itself; stock checkpoint "
+    "loaded with `position_embedding`; the stock class refuses the folder",
     "copies": "`copy.deepcopy` and `pickle`",
     "another type": "the output changes without positions; evaluation draws nothing; two draws "
-    "change the output in training; gradients are finite",
+    "change the output in training; gradients are finite, and the same with gradient checkpointing",
 }
 _INTRODUCTION = """\
 # Families of Hugging Face models

@@ -12,13 +12,13 @@ from typing import Any
 
 from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor.check import OK, SKIPPED
-from hf_models.checks.proof import STOCK_MODEL, Proof
+from hf_models.checks.proof import SEAM, STOCK_MODEL, Proof
 from tests.families.children import Died
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "families"
 # What a row of the table says.
-PROVED, FAILS, NO_SEAM = "proved", "fails", "no known seam"
+PROVED, NO_ROW, FAILS, NO_SEAM = "proved", "no row in the table", "fails", "no known seam"
 PART, NOT_RUN = "part or other name", "stock model not run"
 FILE = "file"  # seam of a family with a file
 
@@ -32,11 +32,9 @@ def row_of(proof: Proof | Died, model_type: str, release: str, seconds: float) -
         return {**row, "result": FAILS, "seam": "", "class": "", "reason": str(proof)}
     row |= {"class": proof.stock, "seam": proof.row.seam if proof.row else ""}
     last = proof.checks[-1]
-    if not proof.stock:
-        result = NOT_RUN if last.name == STOCK_MODEL else PART
-        return {**row, "result": result, "reason": last.text}
     if len(proof.checks) == 1 and last.status == SKIPPED:
-        return {**row, "result": NO_SEAM, "reason": last.text}
+        result = {STOCK_MODEL: NOT_RUN, SEAM: NO_SEAM}.get(last.name, PART)
+        return {**row, "result": result, "reason": last.text}
     row["seam"] = row["seam"] or FILE
     row["shown"] = [check.name for check in proof.checks if check.status == OK]
     row["skipped"] = {c.name: c.text for c in proof.checks if c.status == SKIPPED}
@@ -44,6 +42,8 @@ def row_of(proof: Proof | Died, model_type: str, release: str, seconds: float) -
         row["row"] = dataclasses.asdict(proof.row)
     if (failure := proof.failure) is not None:
         return {**row, "result": FAILS, "reason": f"{failure.name}: {failure.text}"}
+    if proof.is_new:
+        return {**row, "result": NO_ROW, "reason": "everything was shown"}
     return {**row, "result": PROVED, "reason": ""}
 
 

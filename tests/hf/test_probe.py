@@ -92,6 +92,7 @@ PROOFS = {
     "broken": proof_of("broken", ("stock model", "skip", "needs timm"), row=None, stock=""),
     "still": proof_of("still", ("seam", "skip", "by a convolution"), row=None),
     "half": proof_of("half", ("model type", "skip", "part of x"), row=None, stock=""),
+    "new": proof_of("new", ("switch", "ok", ""))._replace(is_new=True),
     "dead": Died("no result after 1 s"),
 }
 
@@ -120,7 +121,8 @@ def test_the_page_has_a_row_for_each_type_with_what_was_shown_or_why_not(folder)
     assert (
         "| `right` | XModel | angles | 5.9.0, 5.10.0 | generation: the stock model fails |" in lines
     )
-    assert lines[-5:] == [
+    assert lines[-6:] == [
+        "| no row in the table | everything was shown | `new` |",
         "| fails | no result after 1 s | `dead` |",
         "| fails | outputs: logits by / 1 | `wrong` |",
         "| no known seam | by a convolution | `seamless` `still` |",

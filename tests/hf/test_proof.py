@@ -4,14 +4,16 @@ import contextlib
 
 import pytest
 import torch
+from transformers import MixtralForCausalLM
 
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.checks.calls import LENGTH, calls_of, padded
 from hf_models.checks.proof import prove
 from hf_models.checks.stock_models import NoModelType, tiny_stock_models
 from hf_models.checks.without_seam import REASONS
-from hf_models.generated.families import class_of_name, make
+from hf_models.generated.families import class_of_name, forget, make
 from hf_models.seams.rotary import RotaryAngles
+from hf_models.switching.install import PARTS
 
 TYPE = "mistral"
 
@@ -102,13 +104,28 @@ def test_a_gradient_that_is_wrong_is_found_by_the_updates(monkeypatch):
     assert "outputs" not in failed
 
 
-def test_a_type_without_a_row_is_proved_with_the_row_of_another(monkeypatch):
+@pytest.fixture
+def row(monkeypatch):
+    """The row of Mixtral, which the table lacks in the test."""
     row = GENERATED["mixtral"]
-    monkeypatch.delitem(GENERATED, "mixtral")  # and back after the test
+    forget("mixtral")
+    monkeypatch.delitem(GENERATED, "mixtral")
+    return row
+
+
+def test_a_type_without_a_row_is_proved_with_the_row_of_another(row):
     proof = prove("mixtral")
     assert proof.is_proved
     assert proof.is_new
     assert proof.row == row
+
+
+def test_a_type_that_fails_with_each_row_leaves_nothing_behind(row, monkeypatch):
+    with fault(monkeypatch, RotaryAngles, "forward", shifted):
+        proof = prove("mixtral")
+    assert proof.failure.name == "outputs"
+    assert "mixtral" not in GENERATED
+    assert MixtralForCausalLM not in PARTS
 
 
 def test_a_type_without_a_seam_is_told_in_plain_words():
