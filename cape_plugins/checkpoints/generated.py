@@ -83,7 +83,8 @@ _ENCODERS = """
 """
 # Models of images with a table of patches.
 _IMAGES = """
-    clip_vision_model vit_mae
+    aimv2_vision_model chinese_clip_vision_model clip_vision_model ijepa internvl_vision
+    mgp-str pixio qianfan_ocr_vision tipsv2_vision_model vit_mae vit_msn
 """
 # Models with a learned table that read text, to both sides, and that write text.
 _ENCODERS_OF_ROWS = """
@@ -91,10 +92,18 @@ _ENCODERS_OF_ROWS = """
     convbert data2vec-text deberta deberta-v2 distilbert dpr electra ernie esm flava fnet
     groupvit imagegpt layoutlm layoutlmv3 lilt longformer luke lxmert markuplm megatron-bert
     metaclip_2 mobilebert mpnet mra owlvit rembert roberta roberta-prelayernorm roc_bert
-    splinter squeezebert tapas visual_bert xclip xlm-roberta xlm-roberta-xl yoso
+    splinter squeezebert tapas vilt vision-text-dual-encoder visual_bert xclip xlm-roberta
+    xlm-roberta-xl yoso
 """
 _DECODERS_OF_ROWS = """
-    bert-generation biogpt flaubert git gpt2 gpt_bigcode gpt_neo openai-gpt opt trocr xlm
+    bert-generation biogpt blip flaubert git gpt2 gpt_bigcode gpt_neo openai-gpt opt trocr
+    xlm
+"""
+# Models of a source and a target with learned tables. Both sides share the draws; there is neither
+# alpha nor a BOS hint.
+_PAIRS_OF_ROWS = """
+    autoformer bigbird_pegasus blenderbot blenderbot-small cohere_asr encoder-decoder florence2 fsmt
+    informer led mvp plbart prophetnet time_series_transformer
 """
 
 
@@ -108,6 +117,7 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_IMAGE, _IMAGES),
     **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
     **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),
+    **_rows(_ENCODER_OF_ROWS, _PAIRS_OF_ROWS),
     # rows that are odd, and a few that `cape-plugins doctor` checks
     "llama": GeneratedRow(*_DECODER, checked=True),
     "qwen2": GeneratedRow(*_DECODER, checked=True),
