@@ -24,6 +24,7 @@ from hf_models.switching.settings import FIELD
 
 _LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
 _FLAG = "interpolate_pos_encoding"  # argument of stock models that lets images have any size
+_PIXELS = "pixel_values"
 _MOST_SPECIAL_TOKENS = 16
 # parameters of a single special token, which gets the row that a trained table has for it
 _CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
@@ -122,14 +123,18 @@ class PatchGrid(Seam):
 
     def adapt_call(self, model: Any, call: dict[str, Any]) -> None:
         """See :class:`~hf_models.generated.seam.Seam`. Images need no flag to have any size."""
-        if not self.keeps_table and _FLAG in model.argument_names:
+        if self.keeps_table:
+            return
+        if isinstance(pixels := call.get(_PIXELS), Tensor):
+            self.patches(*pixels.shape[-2:])  # refuses images without a patch
+        if _FLAG in model.argument_names:
             call[_FLAG] = True
 
     def embedding(self, like: Tensor) -> Tensor:
         """``[1 or B, special tokens + patches, C]`` for the images of this forward, zero at special
         tokens, in the precision and on the device of `like`."""
         scope, size, draw = self.bound, None, None
-        if scope is not None and (size := scope.size("pixel_values")) is not None:
+        if scope is not None and (size := scope.size(_PIXELS)) is not None:
             draw = scope.draw(self.positions, size[0], like.device)
         rows, columns = self.grid if size is None else self.patches(*size[-2:])
         positions = patch_positions(rows, columns, device=like.device)

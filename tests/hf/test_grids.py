@@ -1,0 +1,125 @@
+"""Tables of patches, by the families in which something about them is odd."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+
+import hf_models
+from hf_models.seams.grids import PatchGrid
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+}
+MODELS = {
+    # a table that is a module, one class token
+    "clip_vision_model": (transformers.CLIPVisionModelWithProjection, SIZES, 1),
+    # parameters
+    "vit_msn": (transformers.ViTMSNForImageClassification, SIZES, 1),
+    "ijepa": (transformers.IJepaForImageClassification, SIZES, 0),
+    # fixed sinusoids in a parameter, for a model that hides patches at random
+    "vit_mae": (
+        transformers.ViTMAEModel,
+        {**SIZES, "mask_ratio": 0.0, "decoder_hidden_size": 16, "decoder_num_attention_heads": 2},
+        1,
+    ),
+}
+each = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name):
+    model_class, sizes, _ = MODELS[name]
+    model = model_class(model_class.config_class(**sizes)).eval()
+    with torch.no_grad():  # positions must show
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def switched(model, name="cape", **options):
+    return hf_models.switch(copy.deepcopy(model), {"type": name, **options})
+
+
+def images(height=32, width=32, batch=2):
+    return torch.randn(batch, 3, height, width)
+
+
+def output(model, pixels, **options):
+    torch.manual_seed(0)  # of the order in which ViT-MAE takes patches
+    result = model(pixels, **options)
+    return next(result[name] for name in ("logits", "image_embeds", "last_hidden_state")
+                if name in result)  # fmt: skip
+
+
+def grid_of(model):
+    return next(seam for seam in model.seams() if isinstance(seam, PatchGrid))
+
+
+@each
+def test_stock_type_is_the_stock_model_bit_for_bit(name):
+    stock, pixels = build(name), images()
+    model = switched(stock, "abspos")
+    larger = images(48, 40)
+    for inputs, options in ((pixels, {}), (larger, {"interpolate_pos_encoding": True})):
+        outputs = [output(each_model, inputs, **options) for each_model in (model, stock)]
+        assert torch.equal(*outputs)
+    for each_output in outputs:
+        each_output.square().sum().backward()
+    gradients = dict(model.named_parameters())
+    for path, parameter in stock.named_parameters():
+        if parameter.grad is not None:
+            assert torch.equal(gradients[path].grad, parameter.grad), path
+
+
+@each
+def test_special_tokens_are_the_rows_beyond_the_grid(name):
+    grid = grid_of(switched(build(name)))
+    assert (grid.grid, grid.special_tokens) == ((4, 4), MODELS[name][2])
+    rows = grid.embedding(torch.zeros(1))
+    assert rows.shape == (1, MODELS[name][2] + 16, 32)
+    assert not rows[:, : grid.special_tokens].any()
+    assert rows[:, grid.special_tokens :].any(-1).all()
+
+
+@each
+def test_images_of_any_size_need_no_flag(name):
+    model = switched(build(name))
+    for height, width in ((32, 32), (16, 64), (56, 24)):
+        assert torch.isfinite(output(model, images(height, width))).all()
+    mirrored = images().flip(-1)
+    assert not torch.allclose(output(model, mirrored), output(model, mirrored.flip(-1)), atol=1e-4)
+    with pytest.raises(ValueError, match=r"7 x 32 pixels is smaller than a patch \(8 x 8\)"):
+        model(images(7, 32))
+
+
+@each
+def test_positions_are_drawn_for_each_image_in_training_alone(name, tmp_path):
+    model, pixels = switched(build(name)), images(batch=1).repeat(2, 1, 1, 1)
+    assert torch.equal(output(model, pixels), output(model, pixels))
+    moved = output(model.train(), pixels)
+    assert not torch.allclose(moved[0], moved[1], atol=1e-4)  # a draw for each image
+    with torch.no_grad():
+        still = output(model, pixels)
+    model.eval()
+    torch.testing.assert_close(output(model, pixels), still)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(output(other.eval(), pixels), still)
+
+
+def test_the_class_token_gets_its_row():
+    """A table of zeros but for the row of the class token is not lost with the table."""
+    stock, pixels = build("clip_vision_model"), images()
+    with torch.no_grad():
+        stock.vision_model.embeddings.position_embedding.weight[1:].zero_()
+    model = switched(stock, "nopos")
+    torch.testing.assert_close(output(model, pixels), output(stock, pixels))
