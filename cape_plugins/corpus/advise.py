@@ -204,8 +204,8 @@ def _how_to_switch(trained: str) -> Iterator[str]:
     )
     yield (
         f"note:     train for {SHARE} % of the updates of the first training or more, at its "
-        f"highest learning rate, with warm-up and decay; train {trained} on for as long, and "
-        f"compare ({PAGE}, A trained model)."
+        f"highest learning rate or twice this rate, with warm-up and decay; train {trained} on for "
+        f"as long, and compare ({PAGE}, A trained model)."
     )
 
 
