@@ -36,7 +36,10 @@ SECONDS = 60.0  # limit for a model type
 
 def main() -> int:
     """Runs the probe; returns 1 if a named or drawn family fails."""
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    if args.types and args.sample is not None:
+        parser.error("--sample draws model types; leave the names out, or leave --sample out")
     if args.release not in (None, transformers.__version__):
         _run_on(args.release)
     installed, release = stock_types(), transformers.__version__
@@ -74,9 +77,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tests.families", description=__doc__.split("\n")[0]
     )
     parser.add_argument("types", nargs="*", metavar="TYPE", help="model types, such as mistral")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
+    parser.add_argument("--jobs", type=_count, default=2, help="processes at a time (default: 2)")
     parser.add_argument(
-        "--sample", type=int, metavar="N", help="N families of the table, and all with an odd row"
+        "--sample",
+        type=_count,
+        metavar="N",
+        help="N families of the table, and all with an odd row",
     )
     parser.add_argument(
         "--date", default=date.today().isoformat(), help="what draws the sample (default: today)"
@@ -84,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fresh", action="store_true", help="forget the results of earlier runs")
     parser.add_argument("--release", metavar="R", help="of transformers (default: the installed)")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed; allowed: 1 and more")
+    return int(text)
 
 
 def _run_on(release: str) -> NoReturn:

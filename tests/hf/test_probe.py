@@ -167,3 +167,18 @@ def test_a_named_type_that_fails_gives_status_1_and_no_page(folder, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["families", "mistrl"])
     with pytest.raises(SystemExit, match="'mistrl' is no model type"):
         command.main()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--jobs", "0"], "argument --jobs: 0 is not allowed; allowed: 1 and more"),
+        (["--sample", "x"], "argument --sample: x is not allowed"),
+        (["mistral", "--sample", "2"], "--sample draws model types; leave the names out"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments, told, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["families", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert told in capsys.readouterr().err
