@@ -13,9 +13,9 @@ import argparse
 import os
 import platform
 import sys
-import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from datetime import date
 from typing import NoReturn
 
@@ -28,7 +28,7 @@ from hf_models.checks.proof import prove
 from hf_models.checks.stock_models import stock_types
 from tests.families import report
 from tests.families.children import in_children
-from tests.families.results import FAILS, ROOT, append, path_of, read, row_of, sample
+from tests.families.results import FAILS, ROOT, Row, append, path_of, read, row_of, sample
 from tests.versions import install
 
 SECONDS = 60.0  # limit for a model type
@@ -36,7 +36,10 @@ SECONDS = 60.0  # limit for a model type
 
 def main() -> int:
     """Runs the probe; returns 1 if a named or drawn family fails."""
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    if args.types and args.sample is not None:
+        parser.error("--sample draws model types; leave the names out, or leave --sample out")
     if args.release not in (None, transformers.__version__):
         _run_on(args.release)
     installed, release = stock_types(), transformers.__version__
@@ -53,7 +56,7 @@ def main() -> int:
     done = {} if args.types or is_sample else read(path)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    start, results = time.monotonic(), []
+    results: list[Row] = []
     waiting = [name for name in names if name not in done]
     ended = in_children(prove, waiting, args.jobs, SECONDS)
     for name, proof, seconds in tqdm(ended, total=len(waiting), unit="type"):
@@ -64,7 +67,7 @@ def main() -> int:
             tqdm.write(f"{name}: {row['result']} {row['seam']} {row['reason']}".rstrip())
     print(*(f"{number} {text}" for text, number in _counts(results).items()), sep=", ")
     if not args.types and not is_sample:
-        report.write(_machine(args.jobs, time.monotonic() - start, len(done), len(names)))
+        report.write(_machine(args.jobs, read(path).values()))
         return 0
     return int(any(row["result"] == FAILS for row in results))
 
@@ -74,9 +77,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tests.families", description=__doc__.split("\n")[0]
     )
     parser.add_argument("types", nargs="*", metavar="TYPE", help="model types, such as mistral")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
+    parser.add_argument("--jobs", type=_count, default=2, help="processes at a time (default: 2)")
     parser.add_argument(
-        "--sample", type=int, metavar="N", help="N families of the table, and all with an odd row"
+        "--sample",
+        type=_count,
+        metavar="N",
+        help="N families of the table, and all with an odd row",
     )
     parser.add_argument(
         "--date", default=date.today().isoformat(), help="what draws the sample (default: today)"
@@ -84,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fresh", action="store_true", help="forget the results of earlier runs")
     parser.add_argument("--release", metavar="R", help="of transformers (default: the installed)")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed; allowed: 1 and more")
+    return int(text)
 
 
 def _run_on(release: str) -> NoReturn:
@@ -94,18 +106,19 @@ def _run_on(release: str) -> NoReturn:
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
 
 
-def _counts(rows: list[dict]) -> Counter:
+def _counts(rows: list[Row]) -> Counter[str]:
     return Counter(row["result"] for row in rows)
 
 
-def _machine(jobs: int, seconds: float, done: int, total: int) -> str:
-    """The command, the machine and the versions, for the page."""
-    rest = f", {done} of {total} types from an earlier run" if done else ""
+def _machine(jobs: int, rows: Iterable[Row]) -> str:
+    """The command, the machine and the versions, for the page. The time is that of all types, also
+    of those that an earlier run has done."""
+    minutes = sum(row["seconds"] for row in rows) / jobs / 60
     return (
         f"Made by `python -m tests.families --jobs {jobs}` on {os.cpu_count()} cores "
-        f"({platform.machine()}, {platform.system()}) in {seconds / 60:.0f} minutes{rest}; Python "
+        f"({platform.machine()}, {platform.system()}), {minutes:.0f} minutes; Python "
         f"{platform.python_version()}, torch {torch.__version__}, transformers "
-        f"{transformers.__version__} on {date.today().isoformat()}."
+        f"{transformers.__version__}, {date.today().isoformat()}."
     )
 
 

@@ -133,7 +133,7 @@ def test_the_page_has_a_row_for_each_type_with_what_was_shown_or_why_not(folder)
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(folder, monkeypatch, capsys):
     path = results.path_of(transformers.__version__)
-    results.append(path, results.row_of(PROOFS["right"], "a", "", 1.0))
+    results.append(path, results.row_of(PROOFS["right"], "a", "", 598.0))
     with path.open("a") as file:
         file.write('\n{"type": "b", "resu')  # the run ended here
     asked = []
@@ -148,7 +148,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(folder, monkeypatch, capsys
     monkeypatch.setattr(sys, "argv", ["families", "--jobs", "1"])
     assert command.main() == 0
     assert asked == ["b", "c"]
-    assert "1 of 3 types from an earlier run" in capsys.readouterr().out
+    assert ", 10 minutes; Python" in capsys.readouterr().out  # of both runs
     assert results.read(path).keys() == {"a", "b", "c"}
     assert all(json.dumps(row) for row in results.read(path).values())
 
@@ -167,3 +167,18 @@ def test_a_named_type_that_fails_gives_status_1_and_no_page(folder, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["families", "mistrl"])
     with pytest.raises(SystemExit, match="'mistrl' is no model type"):
         command.main()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--jobs", "0"], "argument --jobs: 0 is not allowed; allowed: 1 and more"),
+        (["--sample", "x"], "argument --sample: x is not allowed"),
+        (["mistral", "--sample", "2"], "--sample draws model types; leave the names out"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments, told, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["families", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert told in capsys.readouterr().err
