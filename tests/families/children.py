@@ -7,12 +7,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
+_MEMORY = 8 << 30  # bytes of a child: a default configuration may ask for a model of 100 GB
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -67,6 +69,7 @@ def _start(function: Callable[[str], Any], name: str) -> _Child:
 
 
 def _run(function: Callable[[str], Any], name: str, pipe: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     with open(os.devnull, "w", encoding="utf-8") as nothing:
         for stream in (1, 2):  # also of code that is not Python's
             os.dup2(nothing.fileno(), stream)

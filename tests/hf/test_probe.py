@@ -61,18 +61,21 @@ def _child(name):
         time.sleep(60)
     if name == "error":
         raise KeyError("x")
+    if name == "large":
+        torch.zeros(1 << 40)
     print("not seen")
     return name.upper()
 
 
 def test_a_crash_an_error_and_an_endless_loop_do_not_stop_the_others(capfd):
-    names = ["a", "crash", "endless", "error", "b"]
+    names = ["a", "crash", "endless", "error", "large", "b"]
     ended = {name: result for name, result, _ in in_children(_child, names, 2, 1.0)}
     assert ended.keys() == {*names}
     assert (ended["a"], ended["b"]) == ("A", "B")
     assert "status -9" in str(ended["crash"])
     assert str(ended["endless"]) == "no result after 1 s"
     assert "KeyError: 'x' (test_probe.py:" in str(ended["error"])
+    assert "RuntimeError" in str(ended["large"])
     assert "not seen" not in "".join(capfd.readouterr())
 
 

@@ -80,11 +80,13 @@ def test_a_wrong_seam_is_found(name, wrong, found, monkeypatch):
     assert found in {row.name for row in proof.checks if row.failed}
 
 
-def test_a_model_that_saves_without_its_position_embedding_is_found(monkeypatch):
-    config = make(TYPE).config
-    with fault(monkeypatch, config, "to_dict", lambda right: lambda self: {"model_type": TYPE}):
+def test_a_model_that_saves_another_position_embedding_is_found(monkeypatch):
+    def nopos(right):
+        return lambda self: {**right(self), "position_embedding": {"type": "nopos"}}
+
+    with fault(monkeypatch, make(TYPE).config, "to_dict", nopos):
         failed = {row.name for row in prove(TYPE).checks if row.failed}
-    assert any(name.startswith("saved and loaded") for name in failed)
+    assert {name.partition(" by ")[0] for name in failed} == {"saved and loaded"}
 
 
 def test_a_gradient_that_is_wrong_is_found_by_the_updates(monkeypatch):
@@ -102,6 +104,20 @@ def test_a_gradient_that_is_wrong_is_found_by_the_updates(monkeypatch):
         failed = {row.name for row in prove(TYPE).checks if row.failed}
     assert "3 updates" in failed
     assert "outputs" not in failed
+
+
+def test_gradients_that_checkpointing_changes_are_found(monkeypatch):
+    def doubled(right):
+        def enable(self):
+            right(self)
+            self.get_input_embeddings().weight.data.mul_(2)
+
+        return enable
+
+    cape_class = class_of_name("CapeMistralForCausalLM")
+    with fault(monkeypatch, cape_class, "gradient_checkpointing_enable", doubled):
+        failed = [row.name for row in prove(TYPE).checks if row.failed]
+    assert failed == ["cape: gradient checkpointing"]
 
 
 @pytest.fixture
