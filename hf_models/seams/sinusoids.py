@@ -1,0 +1,82 @@
+"""Sinusoids that a stock module keeps in a table and makes longer where needed, as in XGLM, NLLB
+and Kosmos, for all such families.
+
+The stock code decides which row each token has: it counts from behind the padding token, over ids
+or over embeddings, behind a cache. For another type of position embedding the stock code runs over
+a table whose rows hold their numbers, so its output tells the row of each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cape_plugins import PositionConfig
+from cape_plugins.checkpoints.families import find_family
+from hf_models.seams.rows import CountedRows, is_position_table
+from hf_models.switching.settings import FIELD
+
+
+class SinusoidTable(CountedRows):
+    """Takes the place of a stock module with a buffer ``weights`` ``[N, C]``, the sinusoids, and
+    methods ``make_weights`` and ``get_embedding``.
+
+    Attributes:
+        keeps_table: Whether the sinusoids of the stock module stay.
+    """
+
+    keeps_table: bool
+
+    @classmethod
+    def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
+        """See :class:`~hf_models.generated.seam.Seam`: modules with the name of positions that can
+        make their table longer."""
+        for path, module in model.named_modules():
+            table = module._buffers.get("weights")
+            makes_rows = all(hasattr(module, name) for name in ("make_weights", "get_embedding"))
+            if table is None or not makes_rows or isinstance(module, cls):
+                continue
+            if is_position_table(path.rpartition(".")[2]):
+                yield path, module, {}
+
+    def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.generated.seam.Seam`."""
+        padding = getattr(self, "padding_idx", None)
+        # XGLM has both a padding token and an offset; it adds the offset to given positions
+        counts_ids = hasattr(self, "create_position_ids_from_input_ids")
+        offset = getattr(self, "offset", 0)
+        self.first_row = padding + 1 if counts_ids and padding is not None else offset
+        table = self.weights
+        settings = self.build(
+            config,
+            table,
+            len(table) - self.first_row,
+            start=float(self.first_row),
+            frequencies="fairseq",
+            layout="sin_cos_blocks",
+        )
+        stock = find_family(config.model_type).stock_type(vars(config), self.side)
+        plain = PositionConfig.from_dict({"type": stock}, *config.position_fields[FIELD])
+        self.keeps_table = settings == plain
+        if self.keeps_table:
+            self.positions.encoding = None  # the stock module has the sinusoids
+        else:
+            self.remember(table)
+            rows = self.get_embedding(len(table)).to(table.device)
+            self.weights = nn.Buffer(rows, persistent=False)
+
+    def get_embedding(self, num_embeddings: int, *args: Any, **kwargs: Any) -> Tensor:
+        """The table ``[num_embeddings, C]`` that the stock code asks for: sinusoids, or
+        ``[num_embeddings, 1]`` long, the numbers of the rows."""
+        if getattr(self, "keeps_table", True):
+            return super().get_embedding(num_embeddings, *args, **kwargs)
+        return torch.arange(num_embeddings)[:, None]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The embeddings of the stock module ``[B, T, C]``, or those of the positions that it
+        counts, ``[B or 1, T, C]``; takes the arguments of the stock forward."""
+        embedding_or_rows = super().forward(*args, **kwargs)
+        return embedding_or_rows if self.keeps_table else self.embed(embedding_or_rows[..., 0])
