@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cape_plugins import PositionConfig
-from cape_plugins.checkpoints.families import find_family
 from hf_models.seams.rows import CountedRows, is_position_table
-from hf_models.switching.settings import FIELD
+
+# A caller may give positions behind the end of a text, for which stock code makes no longer table.
+_LEAST_ROWS = 1 << 16
+_NAMES = ("make_weights", "get_embedding", "num_positions")
 
 
 class SinusoidTable(CountedRows):
-    """Takes the place of a stock module with a buffer ``weights`` ``[N, C]``, the sinusoids, and
-    methods ``make_weights`` and ``get_embedding``.
+    """Takes the place of a stock module with a buffer ``weights`` ``[N, C]``, the sinusoids, with
+    methods ``make_weights`` and ``get_embedding`` and with ``num_positions``.
 
     Attributes:
         keeps_table: Whether the sinusoids of the stock module stay.
@@ -36,7 +37,7 @@ class SinusoidTable(CountedRows):
         make their table longer."""
         for path, module in model.named_modules():
             table = module._buffers.get("weights")
-            makes_rows = all(hasattr(module, name) for name in ("make_weights", "get_embedding"))
+            makes_rows = all(hasattr(module, name) for name in _NAMES)
             if table is None or not makes_rows or isinstance(module, cls):
                 continue
             if is_position_table(path.rpartition(".")[2]):
@@ -53,14 +54,12 @@ class SinusoidTable(CountedRows):
         settings = self.build(
             config,
             table,
-            len(table) - self.first_row,
+            self.num_positions,  # the table may have grown with a text
             start=float(self.first_row),
             frequencies="fairseq",
             layout="sin_cos_blocks",
         )
-        stock = find_family(config.model_type).stock_type(vars(config), self.side)
-        plain = PositionConfig.from_dict({"type": stock}, *config.position_fields[FIELD])
-        self.keeps_table = settings == plain
+        self.keeps_table = settings.type == config.stock_type(self.side)
         if self.keeps_table:
             self.positions.encoding = None  # the stock module has the sinusoids
         else:
@@ -70,10 +69,10 @@ class SinusoidTable(CountedRows):
 
     def get_embedding(self, num_embeddings: int, *args: Any, **kwargs: Any) -> Tensor:
         """The table ``[num_embeddings, C]`` that the stock code asks for: sinusoids, or
-        ``[num_embeddings, 1]`` long, the numbers of the rows."""
+        ``[num_embeddings or more, 1]`` long, the numbers of the rows."""
         if getattr(self, "keeps_table", True):
             return super().get_embedding(num_embeddings, *args, **kwargs)
-        return torch.arange(num_embeddings)[:, None]
+        return torch.arange(max(num_embeddings, _LEAST_ROWS))[:, None]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The embeddings of the stock module ``[B, T, C]``, or those of the positions that it
