@@ -20,11 +20,13 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.files import editing_json
+from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.registry import ROTARY
 
 LIMIT = "model_max_length"
 STOCK_LIMIT = f"stock_{LIMIT}"  # setting of a tokenizer whose limit follows a model
 _FILE = "tokenizer_config.json"
+_UNIT = "tokens"  # of domains whose inputs a tokenizer makes
 
 
 def limit_of(config: Any) -> int | None:
@@ -40,7 +42,7 @@ def limit_of(config: Any) -> int | None:
     sides = find_family(config.model_type).sides if hasattr(config, "position_fields") else {}
     for name, side in sides.items():
         settings = config.position_settings(side.field)
-        if side.domain != "text":
+        if DOMAINS[side.domain].unit != _UNIT:
             continue
         is_stock = settings.type == config.stock_type(name)
         if is_stock or settings.encoding.counts or settings.architecture == ROTARY:
