@@ -33,6 +33,7 @@ from hf_models.processors.feature_extraction import (
     CapeSpeechFeatureExtractor,
     CapeWhisperFeatureExtractor,
 )
+from hf_models.processors.limits import let_tokenizers_follow
 from hf_models.processors.tokenization import CapeSpeechTokenizer
 from hf_models.releases import warn_if_untested
 from hf_models.switching.built import switch
@@ -60,6 +61,7 @@ for _family in FAMILIES:
 _register_processors()
 let_transformers_make_families()
 accept_position_embeddings(AUTO_CLASSES.keys())
+let_tokenizers_follow()
 
 _configs = {family.config.__name__: family.config for family in FAMILIES}
 globals().update({**_configs, **MODELS})

@@ -41,6 +41,7 @@ from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, ty
 from hf_models.counting import count_texts
 from hf_models.generated.families import make_if_known
 from hf_models.processors.feature_extraction import choose_extractor
+from hf_models.processors.limits import follow_in_folder
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.storage.loading import clear_errors, load_whole, require_place
 from hf_models.storage.self_contained import make_self_contained
@@ -112,6 +113,7 @@ def convert(
         copy_other_files(source, folder)
         choose_extractor(folder, getattr(model.config, "at_natural_length", False))
         model.save_pretrained(folder)
+        follow_in_folder(folder, model.config)  # of a stock model, too
     return model
 
 

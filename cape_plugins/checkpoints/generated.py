@@ -46,6 +46,8 @@ _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
 _ENCODER_OF_ROWS = ("rows", "abspos", "encoder", "text", "encoder")
 _DECODER_OF_ROWS = ("rows", "abspos", "decoder", "text", "decoder")
+_DECODER_OF_SINUSOIDS = ("sinusoids", "sinpos", "decoder", "text", "decoder")
+_PAIR_OF_SINUSOIDS = ("sinusoids", "sinpos", "encoder", "text", "encoder")
 
 # Models that write text, and models of several parts by their text; the other parts stay stock.
 _DECODERS = """
@@ -105,6 +107,9 @@ _PAIRS_OF_ROWS = """
     autoformer bigbird_pegasus blenderbot blenderbot-small cohere_asr encoder-decoder florence2 fsmt
     informer led mvp plbart prophetnet time_series_transformer
 """
+# The same with sinusoids that grow with the text.
+_DECODERS_OF_SINUSOIDS = "kosmos-2.5 xglm"
+_PAIRS_OF_SINUSOIDS = "nllb-moe seamless_m4t seamless_m4t_v2"
 
 
 def _rows(fields: tuple[str, ...], model_types: str) -> dict[str, GeneratedRow]:
@@ -118,6 +123,8 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
     **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),
     **_rows(_ENCODER_OF_ROWS, _PAIRS_OF_ROWS),
+    **_rows(_DECODER_OF_SINUSOIDS, _DECODERS_OF_SINUSOIDS),
+    **_rows(_PAIR_OF_SINUSOIDS, _PAIRS_OF_SINUSOIDS),
     # rows that are odd, and a few that `cape-plugins doctor` checks
     "llama": GeneratedRow(*_DECODER, checked=True),
     "qwen2": GeneratedRow(*_DECODER, checked=True),

@@ -6,5 +6,11 @@ from hf_models.generated.seam import Seam
 from hf_models.seams.grids import PatchGrid
 from hf_models.seams.rotary import RotaryAngles
 from hf_models.seams.rows import RowTable
+from hf_models.seams.sinusoids import SinusoidTable
 
-SEAMS: dict[str, type[Seam]] = {"angles": RotaryAngles, "rows": RowTable, "grid": PatchGrid}
+SEAMS: dict[str, type[Seam]] = {
+    "angles": RotaryAngles,
+    "rows": RowTable,
+    "sinusoids": SinusoidTable,
+    "grid": PatchGrid,
+}

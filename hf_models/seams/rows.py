@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from cape_plugins import Positions, build_position_encoder, token_positions
+from cape_plugins import PositionConfig, Positions, build_position_encoder, token_positions
 from cape_plugins.checkpoints.families import find_family
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam
@@ -36,17 +37,85 @@ _STD = 0.02  # of new tables, if the configuration says nothing
 _CONTENT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 
 
-class RowTable(Seam, nn.Embedding):
+class CountedRows(Seam):
+    """Base of the mixins over stock modules that look up a row for each token: finds the positions
+    in the numbers of the rows.
+
+    Attributes:
+        first_row: Row of the first position.
+        like: ``[1]``, has the device and the precision of the dropped stock table.
+    """
+
+    first_row: int
+    like: Tensor
+
+    def build(self, config: Any, table: Tensor, trained_rows: int, **layout: Any) -> PositionConfig:
+        """Builds the position encoder, and returns its settings.
+
+        Args:
+            config: Configuration of the model.
+            table: ``[N, C]``, the stock table.
+            trained_rows: Positions that the stock table has.
+            **layout: Frequencies, layout and first coordinate of sinusoids.
+        """
+        self.side = next(iter(find_family(config.model_type).sides))
+        settings = config.position_settings(FIELD)
+        self.positions = build_position_encoder(
+            settings,
+            table.shape[1],
+            side="target" if self.side == "decoder" else "source",
+            table_size=trained_rows,
+            table_std=getattr(config, "initializer_range", _STD),
+            **layout,
+        )
+        return settings
+
+    def remember(self, table: Tensor) -> None:
+        """Keeps an element for the device and the precision of a stock table that goes."""
+        self.register_buffer("like", table.detach().new_zeros(1), persistent=False)
+
+    def embed(self, rows: Tensor) -> Tensor:
+        """Embeddings to add, ``[B or 1, T, C]``, or ``[T, C]`` for rows of no batch.
+
+        Args:
+            rows: ``[B or 1, T]`` or ``[T]``, the row of each token, from `first_row` on; rows
+                before it are padding.
+        """
+        numbers = rows[None] if rows.dim() == 1 else rows
+        scope, like = self.bound, self.like
+        positions, batch_size = self._positions(scope, numbers)
+        draw = None if scope is None else scope.draw(self.positions, batch_size, rows.device)
+        embedding = embed_positions(self.positions, positions, draw, like)
+        if embedding is None:  # always a tensor, which some stock forwards need
+            return like.new_zeros(*rows.shape, self.embedding_dim)
+        embedding = embedding[:, -numbers.shape[1] :]
+        return embedding[0] if rows.dim() == 1 and len(embedding) == 1 else embedding
+
+    def _positions(self, scope: Scope | None, rows: Tensor) -> tuple[Positions, int]:
+        """Positions of the tokens, or of all tokens of the text so far, and the size of the batch.
+        Tokens are counted from the first one that is no padding, unless the caller gives
+        positions."""
+        batch_size, length = rows.shape
+        if scope is not None:
+            content = scope.size(*_CONTENT)
+            batch_size = batch_size if content is None else content[0]
+            mask = scope.argument("attention_mask")
+            is_counted = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= length
+            if is_counted and scope.argument("position_ids") is None:
+                return token_positions(mask.bool()), batch_size
+        number = (rows - self.first_row).clamp(min=0)
+        return Positions(number[..., None].float(), in_steps=True), batch_size
+
+
+class RowTable(CountedRows, nn.Embedding):
     """Takes the place of a stock table. Stock classes that choose the rows themselves, such as
     OPT's, stay in front of this class, so whatever rows they choose arrive in :meth:`forward`.
 
     Attributes:
-        first_row: Row of the first position.
         keeps_table: Whether the stock table stays. Longer texts then begin the table anew behind
             its last row, like all learned tables in this package (CAPE 5.2).
     """
 
-    first_row: int
     keeps_table: bool
 
     @classmethod
@@ -72,27 +141,19 @@ class RowTable(Seam, nn.Embedding):
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.generated.seam.Seam`."""
-        self.side = next(iter(find_family(config.model_type).sides))
-        settings = config.position_settings(FIELD)
         offset = getattr(self, "offset", None)
         after_padding = 0 if self.padding_idx is None else self.padding_idx + 1
         self.first_row = offset if isinstance(offset, int) else after_padding
-        self.positions = build_position_encoder(
-            settings,
-            self.embedding_dim,
-            side="target" if self.side == "decoder" else "source",
-            table_size=self.num_embeddings - self.first_row,
-            table_std=getattr(config, "initializer_range", _STD),
-        )
+        table = self._parameters["weight"]
+        settings = self.build(config, table, self.num_embeddings - self.first_row)
         self.keeps_table = settings.encoding.counts
         if self.keeps_table:
             self.positions.encoding = None  # the stock table has the rows
         else:
-            table = self._parameters.pop("weight")
-            # an element for the device and the precision of what the table has given
-            self.register_buffer("like", table.detach().new_zeros(1), persistent=False)
-            # get_text_features of CLIP calls a stock text model, which opens no scope
-            _grow_buffers(owner, self.num_embeddings + 1, _ROOM)
+            self.remember(self._parameters.pop("weight"))
+            if not isinstance(owner, PreTrainedModel):  # whose forward lets buffers grow
+                # get_text_features of CLIP calls a stock text model, which opens no scope
+                _grow_buffers(owner, self.num_embeddings + 1, _ROOM)
 
     @property
     def weight(self) -> Tensor:
@@ -124,43 +185,15 @@ class RowTable(Seam, nn.Embedding):
                 module._buffers[_CAUSAL_MASK] = _causal_mask(buffer, new_size)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Embeddings to add, ``[B or 1, T, C]``, or ``[T, C]`` for rows of no batch.
-
-        Args:
-            rows: ``[B or 1, T]`` or ``[T]``, the row of each token, from `first_row` on; rows
-                before it are padding.
-        """
+        """See :meth:`CountedRows.embed`."""
         if self.keeps_table:
             return nn.Embedding.forward(self, self._begun_anew(rows))
-        numbers = rows[None] if rows.dim() == 1 else rows
-        scope, like = self.bound, self.like
-        positions, batch_size = self._positions(scope, numbers)
-        draw = None if scope is None else scope.draw(self.positions, batch_size, rows.device)
-        embedding = embed_positions(self.positions, positions, draw, like)
-        if embedding is None:  # always a tensor, which some stock forwards need
-            return like.new_zeros(*rows.shape, self.embedding_dim)
-        embedding = embedding[:, -numbers.shape[1] :]
-        return embedding[0] if rows.dim() == 1 and len(embedding) == 1 else embedding
+        return self.embed(rows)
 
     def _begun_anew(self, rows: Tensor) -> Tensor:
         size = self.num_embeddings - self.first_row
         beyond = self.first_row + (rows - self.first_row) % size
         return torch.where(rows < self.num_embeddings, rows, beyond)
-
-    def _positions(self, scope: Scope | None, rows: Tensor) -> tuple[Positions, int]:
-        """Positions of the tokens, or of all tokens of the text so far, and the size of the batch.
-        Tokens are counted from the first one that is no padding, unless the caller gives
-        positions."""
-        batch_size, length = rows.shape
-        if scope is not None:
-            content = scope.size(*_CONTENT)
-            batch_size = batch_size if content is None else content[0]
-            mask = scope.argument("attention_mask")
-            is_counted = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= length
-            if is_counted and scope.argument("position_ids") is None:
-                return token_positions(mask.bool()), batch_size
-        number = (rows - self.first_row).clamp(min=0)
-        return Positions(number[..., None].float(), in_steps=True), batch_size
 
 
 def is_position_table(name: str) -> bool:

@@ -22,6 +22,7 @@ from cape_plugins.serving.templates import fill
 from cape_plugins.settings.arguments import HUGGING_FACE
 from hf_models.convert import copy_other_files, own_class
 from hf_models.processors.feature_extraction import choose_extractor
+from hf_models.processors.limits import follow_in_folder, set_limit
 from hf_models.seams.images import ImageModel
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.serving.source_folder import refuse_data
@@ -79,6 +80,9 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         _resize_processor(folder, *args.image_size)
     stock._keys_to_ignore_on_save = None  # Marian would leave out the tables
     stock.to(stored).save_pretrained(folder)
+    follow_in_folder(folder, stock.config)
+    if args.max_tokens:
+        set_limit(folder, args.max_tokens)
     tables = ", ".join(part.table for part in parts if part.table) or "none"
     report = (
         f"{stock_type.__name__} of transformers, tables: {tables}; outputs on random inputs within "

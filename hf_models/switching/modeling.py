@@ -26,6 +26,7 @@ from cape_plugins.checkpoints.families import find_family, value_of, width_of
 from cape_plugins.mathematics.augmentation import rank_generator
 from cape_plugins.mathematics.biases import SHARPNESS, FireBias
 from cape_plugins.settings.registry import ENCODINGS, TYPES
+from hf_models.processors.limits import follow_in_folder
 from hf_models.switching.install import SwitchedModel, install
 from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced, require_own_config
 
@@ -153,10 +154,14 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         self, *args: Any, save_original_format: bool = False, **kwargs: Any
     ) -> None:
         """See transformers. Weights are saved under the names in the model: transformers writes
-        older names by default, and resuming with the Trainer would skip such weights."""
+        older names by default, and resuming with the Trainer would skip such weights. A tokenizer
+        in the folder takes the limit of this model."""
         super().save_pretrained(*args, save_original_format=save_original_format, **kwargs)
-        card = Path(args[0] if args else kwargs["save_directory"]) / "README.md"
-        if kwargs.get("is_main_process", True) and not card.exists():
+        folder = Path(args[0] if args else kwargs["save_directory"])
+        if not kwargs.get("is_main_process", True):
+            return
+        follow_in_folder(folder, self.config)
+        if not (card := folder / "README.md").exists():
             card.write_text(
                 model_card(type(self).__name__, self.config.position_embedding), encoding="utf-8"
             )

@@ -29,6 +29,8 @@ PAD = 1
 MODELS = {
     # rows begin behind the padding token
     "roberta": (transformers.RobertaForMaskedLM, SIZES),
+    "xlm-roberta": (transformers.XLMRobertaForMaskedLM, SIZES),
+    "camembert": (transformers.CamembertForMaskedLM, SIZES),
     "data2vec-text": (transformers.Data2VecTextForMaskedLM, SIZES),
     "mpnet": (transformers.MPNetForMaskedLM, SIZES),
     "esm": (
@@ -41,6 +43,11 @@ MODELS = {
         {**SIZES, "hidden_size": 48, "channel_shrink_ratio": 4},
     ),
     "layoutlm": (transformers.LayoutLMForMaskedLM, SIZES),
+    # coordinates on the page stay stock, and so do relative distances in attention
+    "layoutlmv3": (
+        transformers.LayoutLMv3ForTokenClassification,
+        {**SIZES, "coordinate_size": 4, "shape_size": 8, "has_relative_attention_bias": True},
+    ),
     # rows begin at 0
     "electra": (transformers.ElectraForMaskedLM, {**SIZES, "embedding_size": 16}),
     "distilbert": (
@@ -190,6 +197,27 @@ def test_pooled_token_of_a_long_caption():
     changed = ids.clone()
     changed[:, 35] = 5 + ids[:, 35] % 50
     assert not torch.allclose(model(changed).text_embeds, embeds, atol=1e-4)
+
+
+def test_whole_clip_takes_long_captions():
+    """The image side stays stock; the text side is that of CLIP's text model."""
+    image = {"image_size": 16, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.CLIPConfig(
+        text_config=CLIP, vision_config={**image, **layers}, projection_dim=16
+    )
+    stock = transformers.CLIPModel(config).eval()
+    model = switched(stock)
+    assert model.seam_paths == ("text_model.embeddings.position_embedding",)
+    pixels, ids = torch.randn(2, 3, 16, 16), texts(LENGTH)
+    ids[:, 45] = 3  # the end, whose state is pooled
+    result = model(input_ids=ids, pixel_values=pixels)
+    assert torch.isfinite(result.logits_per_image).all()
+    expected = stock(input_ids=ids[:, :12], pixel_values=pixels)
+    assert torch.equal(result.image_embeds, expected.image_embeds)
+    ids[:, 30], ids[:, 40] = ids[:, 40].clone(), ids[:, 30].clone()
+    changed = model(input_ids=ids, pixel_values=pixels)
+    assert not torch.allclose(changed.text_embeds, result.text_embeds, atol=1e-5)
 
 
 def test_local_windows_stay_beyond_the_table():

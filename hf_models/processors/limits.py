@@ -1,0 +1,139 @@
+"""Lengths of texts to which tokenizers cut, beside models without the limit of a stock table.
+
+A tokenizer stores the length of the stock table. Pipelines, and callers who ask for truncation,
+would cut texts that the model can read. A tokenizer that is saved beside a model takes the limit of
+the model's position embedding, and the stock limit again beside a stock model. A limit that is not
+the length of the stock table is a choice of the user, and stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+from cape_plugins.checkpoints.families import find_family
+from cape_plugins.files import editing_json
+from cape_plugins.settings.domains import DOMAINS
+from cape_plugins.settings.registry import ROTARY
+
+LIMIT = "model_max_length"
+STOCK_LIMIT = f"stock_{LIMIT}"  # setting of a tokenizer whose limit follows a model
+_FILE = "tokenizer_config.json"
+_UNIT = "tokens"  # of domains whose inputs a tokenizer makes
+
+
+def limit_of(config: Any) -> int | None:
+    """Tokens that a model with another position embedding than the stock model may be given: as
+    many as memory holds, or those that training draws positions for. None where the stock limit
+    stays: in stock models, with stock types and tables, in models whose input is no text, and in
+    models that turn queries and keys, where the limit is the length of training.
+
+    Args:
+        config: Configuration of any model.
+    """
+    limits = []
+    sides = find_family(config.model_type).sides if hasattr(config, "position_fields") else {}
+    for name, side in sides.items():
+        settings = config.position_settings(side.field)
+        if DOMAINS[side.domain].unit != _UNIT:
+            continue
+        is_stock = settings.type == config.stock_type(name)
+        if is_stock or settings.encoding.counts or settings.architecture == ROTARY:
+            return None
+        limits.append(int(settings.max_position) if settings.sampling else VERY_LARGE_INTEGER)
+    return min(limits, default=None)
+
+
+def follow(settings: dict[str, Any], config: Any) -> None:
+    """Changes the limit among the settings of a tokenizer, in place.
+
+    Args:
+        settings: Contents of a tokenizer_config.json.
+        config: Configuration of the model beside the tokenizer.
+    """
+    limit, stock_limit = limit_of(config), settings.get(STOCK_LIMIT)
+    if limit is None:
+        if stock_limit is not None:
+            settings[LIMIT] = settings.pop(STOCK_LIMIT)
+    elif stock_limit is not None or settings.get(LIMIT) in _lengths_of_table(config):
+        settings.setdefault(STOCK_LIMIT, settings[LIMIT])
+        settings[LIMIT] = limit
+
+
+def _lengths_of_table(config: Any) -> set[int]:
+    """Numbers of tokens for which a stock model has rows: all rows, or those behind the padding
+    token."""
+    text_config = config.get_text_config()
+    rows = getattr(text_config, "max_position_embeddings", None)
+    padding = getattr(text_config, "pad_token_id", None)
+    return set() if rows is None else {rows, rows - (padding or 0) - 1}
+
+
+def follow_in_folder(folder: str | os.PathLike[str], config: Any) -> None:
+    """Changes the limit of a tokenizer that lies in the folder of a model.
+
+    Args:
+        folder: Folder with or without a tokenizer.
+        config: See :func:`follow`.
+    """
+    with editing_json(Path(folder) / _FILE) as settings:
+        if settings:
+            follow(settings, config)
+
+
+def set_limit(folder: str | os.PathLike[str], limit: int) -> None:
+    """Sets the limit of a tokenizer that lies in a folder, if there is one.
+
+    Args:
+        folder: Folder with or without a tokenizer.
+        limit: Number of tokens.
+    """
+    with editing_json(Path(folder) / _FILE) as settings:
+        if settings:
+            settings[LIMIT] = limit
+
+
+def let_tokenizers_follow() -> None:
+    """Lets tokenizers that are saved beside a model take its limit, for the whole process."""
+    stock_save = PreTrainedTokenizerBase.save_pretrained
+
+    @functools.wraps(stock_save)
+    def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        with _limit_for(self, save_directory):
+            return stock_save(self, save_directory, *args, **kwargs)
+
+    PreTrainedTokenizerBase.save_pretrained = save_pretrained
+
+
+@contextmanager
+def _limit_for(tokenizer: Any, folder: Any) -> Iterator[None]:
+    """A tokenizer with the limit of the model in a folder, until it is saved."""
+    if (config := _config_in(folder)) is None:
+        yield
+        return
+    old_settings = dict(tokenizer.init_kwargs)
+    old_limit = tokenizer.model_max_length
+    settings = {**old_settings, LIMIT: old_limit}
+    follow(settings, config)
+    tokenizer.init_kwargs, tokenizer.model_max_length = settings, settings[LIMIT]
+    try:
+        yield
+    finally:
+        tokenizer.init_kwargs, tokenizer.model_max_length = old_settings, old_limit
+
+
+def _config_in(folder: Any) -> Any:
+    """The configuration of the model in a folder; None if there is none that loads."""
+    if not (Path(folder) / "config.json").is_file():
+        return None
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError):  # a folder of another library
+        return None

@@ -1,0 +1,136 @@
+"""The length to which a tokenizer cuts follows the position embedding of the model beside it."""
+
+import json
+
+import pytest
+import transformers
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+import hf_models
+from hf_models.convert import convert
+
+ROWS, CHOSEN = 24, 11  # positions of the stock models; a limit that a user chose
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", "four", "five"]
+SIZES = {
+    "vocab_size": 10,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+}
+BERT = transformers.BertConfig(**SIZES, max_position_embeddings=ROWS)
+# one row for the padding token
+ROBERTA = transformers.RobertaConfig(**SIZES, max_position_embeddings=ROWS + 1)
+MODELS = {
+    "family with a file": (transformers.BertForTokenClassification, BERT),
+    "generated family": (transformers.RobertaForTokenClassification, ROBERTA),
+}
+TEXT = " ".join(["one two three four five"] * 8)
+each = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name, position_embedding):
+    model_class, config = MODELS[name]
+    model = model_class(config).eval()
+    return hf_models.switch(model, position_embedding) if position_embedding else model
+
+
+def tokenizer(limit=ROWS):
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    return transformers.BertTokenizer(vocab=vocabulary, model_max_length=limit)
+
+
+def limit_in(folder):
+    return json.loads((folder / "tokenizer_config.json").read_text())["model_max_length"]
+
+
+@each
+@pytest.mark.parametrize("tokenizer_first", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (None, ROWS),
+        ({"type": "abspos"}, ROWS),
+        ({"type": "cape"}, VERY_LARGE_INTEGER),
+        ({"type": "nopos"}, VERY_LARGE_INTEGER),
+        ({"type": "randpos", "max_position": 300}, 300),
+    ],
+)
+def test_limit_follows_the_type(name, tokenizer_first, settings, expected, tmp_path):
+    """In either order of saving; the tokenizer in use keeps its limit."""
+    each_tokenizer = tokenizer()
+    parts = [build(name, settings), each_tokenizer]
+    for part in reversed(parts) if tokenizer_first else parts:
+        part.save_pretrained(tmp_path)
+    assert limit_in(tmp_path) == expected
+    assert each_tokenizer.model_max_length == ROWS
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.model_max_length == expected
+
+
+@each
+def test_limits_that_a_user_chose_stay(name, tmp_path):
+    build(name, {"type": "cape"}).save_pretrained(tmp_path)
+    tokenizer(CHOSEN).save_pretrained(tmp_path)
+    assert limit_in(tmp_path) == CHOSEN
+
+
+@each
+def test_pipelines_do_not_cut(name, tmp_path):
+    """The pipeline of labels for words, which cuts a text to the limit of the tokenizer."""
+    words = {}
+    for type_name in ("abspos", "cape"):
+        folder = tmp_path / type_name
+        build(name, {"type": type_name}).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        labels = transformers.pipeline("token-classification", str(folder), ignore_labels=[])
+        words[type_name] = len(labels(TEXT))
+    special_tokens = 2
+    assert words == {"abspos": ROWS - special_tokens, "cape": len(TEXT.split())}
+
+
+@each
+def test_conversion_brings_the_stock_limit_back(name, tmp_path):
+    """Through a conversion to this package, a retrained tokenizer, and back."""
+    stock, cape, back = (tmp_path / part for part in ("stock", "cape", "back"))
+    build(name, None).save_pretrained(stock)
+    tokenizer().save_pretrained(stock)
+    convert(str(stock), str(cape), {"type": "abspos"})
+    assert limit_in(cape) == ROWS
+    convert(str(stock), str(tmp_path / "long"), {"type": "cape"})
+    assert limit_in(tmp_path / "long") == VERY_LARGE_INTEGER
+    changed = transformers.AutoTokenizer.from_pretrained(tmp_path / "long")
+    build(name, {"type": "abspos"}).save_pretrained(back)
+    changed.save_pretrained(back)
+    assert limit_in(back) == ROWS
+    build(name, None).save_pretrained(tmp_path / "as stock")
+    changed.save_pretrained(tmp_path / "as stock")
+    assert limit_in(tmp_path / "as stock") == ROWS
+    assert (
+        "stock_model_max_length"
+        not in (tmp_path / "as stock" / "tokenizer_config.json").read_text()
+    )
+
+
+def test_trainer_saves_the_limit(tmp_path):
+    model = build("generated family", {"type": "cape"})
+    arguments = transformers.TrainingArguments(tmp_path, report_to=[], use_cpu=True)
+    trainer = transformers.Trainer(model, arguments, processing_class=tokenizer())
+    trainer.save_model(str(tmp_path))
+    assert limit_in(tmp_path) == VERY_LARGE_INTEGER
+
+
+def test_limit_of_trained_lengths_stays(tmp_path):
+    """Llama's limit is the length of its training, not the size of a table."""
+    config = transformers.LlamaConfig(**SIZES, max_position_embeddings=ROWS)
+    model = transformers.LlamaForCausalLM(config)
+    hf_models.switch(model, {"type": "cape"}).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    assert limit_in(tmp_path) == ROWS
+
+
+def test_folder_of_another_library_changes_nothing(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
+    tokenizer().save_pretrained(tmp_path)
+    assert limit_in(tmp_path) == ROWS
