@@ -11,6 +11,7 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
 import hf_models
 from cape_plugins.checkpoints.families import FAMILY_ROWS, Family, Side, add_family_row
+from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.doctor import head_of
 from hf_models.seams import attention as relative
@@ -74,8 +75,9 @@ def registry():
         table.update(content)
 
 
-def test_a_table_with_rows_before_the_first_position_is_found_by_its_logits(registry):
+def test_a_table_with_rows_before_the_first_position_is_found_by_its_logits(registry, monkeypatch):
     """RoBERTa as bert.py has it; its table begins with two rows before the first position."""
+    monkeypatch.delitem(GENERATED, "roberta")
     table = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
     add_family_row(Family("roberta", {"encoder": table}, "abspos"))
 

@@ -11,8 +11,8 @@ from transformers import (
     BeitBackbone,
     BertConfig,
     BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
+    BloomConfig,
+    BloomForCausalLM,
     MarianMTModel,
     MistralForCausalLM,
     WhisperForConditionalGeneration,
@@ -226,7 +226,7 @@ def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypa
     ("arguments", "told"),
     [
         (["./missing"], "./missing: no such folder"),
-        (["gpt2"], "no cape counterpart. Give a model that has one"),
+        (["bloom"], "no cape counterpart. Give a model that has one"),
         (["bert", "--position-embedding", "sinpos"], "dimension 33 is not"),
         (["empty"], "config.json"),
         (
@@ -238,9 +238,8 @@ def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypa
     ],
 )
 def test_usage_errors_are_one_line_and_status_2(arguments, told, marian, tmp_path, capsys):
-    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9)).save_pretrained(
-        tmp_path / "gpt2"
-    )
+    bloom = BloomConfig(hidden_size=8, n_layer=1, n_head=1, vocab_size=9)
+    BloomForCausalLM(bloom).save_pretrained(tmp_path / "bloom")
     sizes = {**tiny_sizes(BertConfig), "hidden_size": 33, "num_attention_heads": 3}
     BertForMaskedLM(BertConfig(**sizes)).save_pretrained(tmp_path / "bert")
     (tmp_path / "empty").mkdir()

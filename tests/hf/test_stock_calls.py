@@ -9,8 +9,8 @@ from transformers import (
     AutoModelForNextSentencePrediction,
     BertForMultipleChoice,
     BertForNextSentencePrediction,
-    GPT2Config,
-    GPT2LMHeadModel,
+    BloomConfig,
+    BloomForCausalLM,
 )
 
 import hf_models
@@ -79,15 +79,15 @@ def test_constructors_name_the_call_that_takes_a_position_embedding(family):
 
 
 def test_models_of_other_families_refuse_a_position_embedding(tmp_path):
-    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=60)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    config = BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=60)
+    BloomForCausalLM(config).save_pretrained(tmp_path)
     settings = {"position_embedding": {"type": "cape"}}
     for call in (
-        lambda: GPT2LMHeadModel.from_pretrained(tmp_path, **settings),
+        lambda: BloomForCausalLM.from_pretrained(tmp_path, **settings),
         lambda: transformers.AutoModelForCausalLM.from_config(config, **settings),
         lambda: transformers.AutoModel.from_pretrained(tmp_path, config=config, **settings),
     ):
-        with pytest.raises(ValueError, match="no effect on .*GPT2.*'gpt2'.*cape_marian"):
+        with pytest.raises(ValueError, match="no effect on .*Bloom.*'bloom'.*cape_marian"):
             call()
 
 
