@@ -31,6 +31,7 @@ _OTHER_TABLE = re.compile(r"rel|bias|query|^[hwxy]_|time|token_type|segment|2d|c
 _BUFFERS = ("position_ids", "token_type_ids")  # stock buffers that end with the table
 _CAUSAL_MASK = "bias"  # stock buffer [1, 1, N, N] of attention modules, which ends with the table
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+_ROOM = 8192  # tokens for which buffers have room even where no model is called around the table
 _STD = 0.02  # of new tables, if the configuration says nothing
 _CONTENT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 
@@ -149,6 +150,8 @@ class RowTable(CountedRows, nn.Embedding):
             self.positions.encoding = None  # the stock table has the rows
         else:
             self.remember(self._parameters.pop("weight"))
+            # get_text_features of CLIP calls a stock text model, which opens no scope
+            _grow_buffers(owner, self.num_embeddings + 1, _ROOM)
 
     @property
     def weight(self) -> Tensor:
@@ -173,13 +176,7 @@ class RowTable(CountedRows, nn.Embedding):
         new_size = 1 << (length - 1).bit_length()
         paths = (path for path in model.seam_paths if model.get_submodule(path) is self)
         owner = model.get_submodule(next(paths).rpartition(".")[0])
-        for name in _BUFFERS:
-            buffer = owner._buffers.get(name)
-            if buffer is not None and buffer.shape[-1] < length:
-                numbers = torch.arange(new_size, device=buffer.device)
-                numbers = numbers.expand(*buffer.shape[:-1], -1).to(buffer.dtype)
-                is_count = name == "position_ids"
-                owner._buffers[name] = numbers if is_count else torch.zeros_like(numbers)
+        _grow_buffers(owner, length, new_size)
         for module in model.modules():
             buffer = module._buffers.get(_CAUSAL_MASK)
             if buffer is not None and buffer.dim() == 4 and buffer.shape[-1] < length:
@@ -200,6 +197,18 @@ class RowTable(CountedRows, nn.Embedding):
 def is_position_table(name: str) -> bool:
     """Whether an attribute of a stock module is called like a table of positions."""
     return bool(_TABLE.search(name)) and not _OTHER_TABLE.search(name)
+
+
+def _grow_buffers(owner: nn.Module, length: int, new_size: int) -> None:
+    """Gives the numbers of positions and the types of tokens `new_size` elements, if there are
+    fewer than `length`."""
+    for name in _BUFFERS:
+        buffer = owner._buffers.get(name)
+        if buffer is not None and buffer.shape[-1] < length:
+            numbers = torch.arange(new_size, device=buffer.device, dtype=buffer.dtype)
+            numbers = numbers.expand(*buffer.shape[:-1], -1)
+            is_count = name == "position_ids"
+            owner._buffers[name] = numbers if is_count else torch.zeros_like(numbers)
 
 
 def _causal_mask(mask: Tensor, size: int) -> Tensor:

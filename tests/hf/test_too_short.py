@@ -55,6 +55,24 @@ def test_a_text_longer_than_the_stock_table_is_read(run, section):
         assert tokens.shape[1] > 1
 
 
+def test_a_text_longer_than_a_table_of_a_generated_family_is_read(run):
+    variables = run("RoBERTa")
+    assert variables["scores"].shape[1] > 512
+    assert variables["scores"].isfinite().all()
+
+
+def test_a_caption_longer_than_the_table_is_embedded(run):
+    """Words far behind the table change the embedding."""
+    variables = run("CLIP")
+    model, tokenizer, text = (variables[name] for name in ("model", "tokenizer", "text"))
+    other = tokenizer(text[:-6] + "two. ", return_tensors="pt")
+    assert other["input_ids"].shape[1] > 77
+    captions = [variables["caption"], model.get_text_features(**other)]
+    first, second = (getattr(caption, "pooler_output", caption) for caption in captions)
+    assert first.isfinite().all()
+    assert not torch.allclose(first, second)
+
+
 def test_a_short_recording_is_not_padded_to_30_seconds(run):
     variables = run("Whisper under")
     assert encoder_states(variables["model"], variables["inputs"]).shape[1] == 5 * FRAMES // 30

@@ -4,8 +4,9 @@ documents load them from the working directory."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from transformers import BertTokenizer
+from transformers import BertTokenizer, CLIPModel, RobertaForMaskedLM
 
 from tests.support import served
 from tests.support.hf import FAMILIES
@@ -17,6 +18,24 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", ",
 def save_bert(folder: Path) -> None:
     BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(folder)
     FAMILIES["bert"].build_stock(max_position_embeddings=512).save_pretrained(folder)
+
+
+def save_with_bert_tokenizer(folder: Path, model_class: type, **fields: Any) -> None:
+    BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(folder)
+    sizes = {
+        "vocab_size": len(WORDS),
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    if "max_position_embeddings" in fields:
+        config = model_class.config_class(**sizes, **special, **fields)
+    else:  # parts for texts and for images
+        parts = {name: {**sizes, **special, **part} for name, part in fields.items()}
+        config = model_class.config_class(**parts)
+    model_class(config).save_pretrained(folder)
 
 
 def save_translator(family: str, folder: Path, table: int) -> None:
@@ -32,6 +51,15 @@ def save_translator(family: str, folder: Path, table: int) -> None:
 
 SAVE = {
     "google-bert/bert-base-uncased": save_bert,
+    "FacebookAI/roberta-base": lambda folder: save_with_bert_tokenizer(
+        folder, RobertaForMaskedLM, max_position_embeddings=514
+    ),
+    "openai/clip-vit-base-patch32": lambda folder: save_with_bert_tokenizer(
+        folder,
+        CLIPModel,
+        text_config={"max_position_embeddings": 77},
+        vision_config={"image_size": 32, "patch_size": 16},
+    ),
     "facebook/bart-large-cnn": lambda folder: save_translator("bart", folder, 1024),
     "Helsinki-NLP/opus-mt-en-de": lambda folder: save_translator("marian", folder, 512),
     "openai/whisper-tiny": save_with_processor,
