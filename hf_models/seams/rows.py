@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from cape_plugins import PositionConfig, Positions, build_position_encoder, token_positions
 from cape_plugins.checkpoints.families import find_family
@@ -150,8 +151,10 @@ class RowTable(CountedRows, nn.Embedding):
             self.positions.encoding = None  # the stock table has the rows
         else:
             self.remember(self._parameters.pop("weight"))
-            # get_text_features of CLIP calls a stock text model, which opens no scope
-            _grow_buffers(owner, self.num_embeddings + 1, _ROOM)
+            # get_text_features of CLIP calls a stock text model, which opens no scope. An owner that
+            # is a model always opens one, and sets its buffers to their first size when it loads.
+            if not isinstance(owner, PreTrainedModel):
+                _grow_buffers(owner, self.num_embeddings + 1, _ROOM)
 
     @property
     def weight(self) -> Tensor:
