@@ -151,9 +151,8 @@ class RowTable(CountedRows, nn.Embedding):
             self.positions.encoding = None  # the stock table has the rows
         else:
             self.remember(self._parameters.pop("weight"))
-            # get_text_features of CLIP calls a stock text model, which opens no scope. An owner
-            # that is a model opens one, and sets its buffers to their first size when it loads.
-            if not isinstance(owner, PreTrainedModel):
+            if not isinstance(owner, PreTrainedModel):  # whose forward lets buffers grow
+                # get_text_features of CLIP calls a stock text model, which opens no scope
                 _grow_buffers(owner, self.num_embeddings + 1, _ROOM)
 
     @property
