@@ -21,6 +21,8 @@ def violations(source: str) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
+        if ast.unparse(node).startswith("pickle.loads(pickle.dumps("):
+            continue  # a copy, not a file
         keywords = {
             (keyword.arg, keyword.value.value)
             for keyword in node.keywords
@@ -47,6 +49,7 @@ def violations(source: str) -> Iterator[str]:
 def test_violations_are_seen(source: str) -> None:
     assert list(violations(source))
     assert not list(violations("torch.load(path, weights_only=True); model.eval(); np.load(x)"))
+    assert not list(violations("pickle.loads(pickle.dumps(model))"))
 
 
 def test_no_reader_of_this_project_runs_code(repo_root: Path) -> None:

@@ -127,6 +127,20 @@ def test_recordings_of_one_length(tmp_path):
         assert_same(out, given, answer(model(**given)))
 
 
+def test_tokenizer_cuts_to_the_exported_table(tmp_path):
+    """The tokenizer of the source has no limit; the table of the stock model has one again."""
+    source = tmp_path / "source"
+    FAMILIES["bert"].build({"type": "cape"}).save_pretrained(source)
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
+    rows = FAMILIES["bert"].build_stock().config.max_position_embeddings
+    transformers.BertTokenizer(vocab=words, model_max_length=rows).save_pretrained(source)
+    assert transformers.AutoTokenizer.from_pretrained(source).model_max_length > 10**9
+    for limit, options in ((rows, ()), (30, ("--max-tokens", 30))):
+        folder = tmp_path / str(limit)
+        export("stock", source, folder, *options)
+        assert transformers.AutoTokenizer.from_pretrained(folder).model_max_length == limit
+
+
 @pytest.mark.slow
 def test_programs_of_readmes_run_without_this_package(tmp_path):
     """One translates with its tokenizer as generate does."""
