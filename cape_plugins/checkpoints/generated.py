@@ -44,6 +44,8 @@ class GeneratedRow:
 _DECODER = ("angles", "rope", "decoder", "text", "rotary")
 _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
+_SPECTROGRAM = ("spectrogram", "abspos", "encoder", "audio", "encoder")
+_TURNED_IMAGE = ("patch angles", "rope", "encoder", "image", "rotary")
 _ENCODER_OF_ROWS = ("rows", "abspos", "encoder", "text", "encoder")
 _DECODER_OF_ROWS = ("rows", "abspos", "decoder", "text", "decoder")
 _DECODER_OF_SINUSOIDS = ("sinusoids", "sinpos", "decoder", "text", "decoder")
@@ -88,6 +90,10 @@ _IMAGES = """
     aimv2_vision_model chinese_clip_vision_model clip_vision_model ijepa internvl_vision
     mgp-str pixio qianfan_ocr_vision tipsv2_vision_model vit_mae vit_msn
 """
+# Models of sounds with a table of patches of a spectrogram.
+_SPECTROGRAMS = "audio-spectrogram-transformer"
+# Models of images that turn queries and keys by the centres of patches.
+_TURNED_IMAGES = "dinov3_vit"
 # Models with a learned table that read text, to both sides, and that write text.
 _ENCODERS_OF_ROWS = """
     aimv2 albert altclip big_bird bros camembert chinese_clip clip clip_text_model clipseg
@@ -120,6 +126,8 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_DECODER, _DECODERS),
     **_rows(_ENCODER, _ENCODERS),
     **_rows(_IMAGE, _IMAGES),
+    **_rows(_SPECTROGRAM, _SPECTROGRAMS),
+    **_rows(_TURNED_IMAGE, _TURNED_IMAGES),
     **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
     **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),
     **_rows(_ENCODER_OF_ROWS, _PAIRS_OF_ROWS),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from hf_models.generated.seam import Seam
 from hf_models.seams.grids import PatchGrid
+from hf_models.seams.patch_angles import PatchAngles
 from hf_models.seams.rotary import RotaryAngles
 from hf_models.seams.rows import RowTable
 from hf_models.seams.sinusoids import SinusoidTable
+from hf_models.seams.spectrograms import SpectrogramTable
 
 SEAMS: dict[str, type[Seam]] = {
     "angles": RotaryAngles,
     "rows": RowTable,
     "sinusoids": SinusoidTable,
     "grid": PatchGrid,
+    "spectrogram": SpectrogramTable,
+    "patch angles": PatchAngles,
 }

@@ -15,9 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cape_plugins import build_position_encoder, patch_positions
+from cape_plugins import (
+    Draw,
+    PositionConfig,
+    PositionEncoder,
+    build_position_encoder,
+    patch_positions,
+)
 from cape_plugins.checkpoints.families import find_family
+from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam, seam_class
+from hf_models.seams.rotary import arguments_of
 from hf_models.seams.rows import is_position_table
 from hf_models.switching.modeling import embed_positions
 from hf_models.switching.settings import FIELD
@@ -26,8 +34,9 @@ _LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of ima
 _FLAG = "interpolate_pos_encoding"  # argument of stock models that lets images have any size
 _PIXELS = "pixel_values"
 _MOST_SPECIAL_TOKENS = 16
-# parameters of a single special token, which gets the row that a trained table has for it
-_CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
+# Parameters of single special tokens, in the order of their rows. Each gets the row that a trained
+# table has for it.
+_SPECIAL_TOKENS = ("cls_token", "class_token", "class_embedding", "distillation_token")
 
 
 class PatchGrid(Seam):
@@ -67,13 +76,12 @@ class PatchGrid(Seam):
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
         """See :class:`~hf_models.generated.seam.Seam`; `name` is the attribute of the table and
         `is_module` tells whether it is a module."""
-        name = keywords["name"]
         if keywords["is_module"]:
-            return (TableOwner, stock), {"table_name": name}
-        return (ParameterOwner, stock), {"table_name": name, name: _parameter_or_embedding(name)}
+            return (TableOwner, stock), {"table_name": keywords["name"]}
+        return ParameterOwner.bases_and_attributes(stock, **keywords)
 
     def measure(self, owner: nn.Module, table: Tensor, config: Any) -> None:
-        """Reads the sizes of patches, grid and table, and builds the position encoder.
+        """Reads the sizes of patches, grid and table, and builds :attr:`positions`.
 
         Args:
             owner: The module with the convolution.
@@ -81,14 +89,12 @@ class PatchGrid(Seam):
             config: Configuration of the model.
 
         Raises:
-            ValueError: if the table does not fit the image size of the configuration.
+            ValueError: if the table does not fit the size of inputs in the configuration.
         """
         self.side = next(iter(find_family(config.model_type).sides))
         convolution = next(part for part in owner.modules() if isinstance(part, nn.Conv2d))
         self.kernel, self.stride = tuple(convolution.kernel_size), tuple(convolution.stride)
-        sizes = getattr(owner, "config", None) or getattr(config, "vision_config", config)
-        pixels = getattr(owner, "image_size", None) or sizes.image_size
-        self.grid = self.patches(*_pair(pixels))
+        self.grid = self.patches(*self.trained_size(owner, config))
         rows, self.width = table.shape[-2:]
         self.special_tokens = rows - math.prod(self.grid)
         if not 0 <= self.special_tokens <= _MOST_SPECIAL_TOKENS:
@@ -99,56 +105,95 @@ class PatchGrid(Seam):
             )
         settings = config.position_settings(FIELD)
         self.keeps_table = settings.encoding.counts
-        self.positions = build_position_encoder(
-            settings, self.width, layout=_LAYOUT, table_size=self.grid
-        )
+        self.positions = self.build_encoder(settings)
         if self.keeps_table:
             self.positions.encoding = None
 
-    def patches(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the patches of an image.
+    def trained_size(self, owner: nn.Module, config: Any) -> tuple[int, int]:
+        """Height and width of the inputs that the stock table is for, as the convolution sees them.
+        For the arguments see :meth:`measure`."""
+        sizes = getattr(owner, "config", None) or getattr(config, "vision_config", config)
+        return as_pair(getattr(owner, "image_size", None) or sizes.image_size)
 
-        Raises:
-            ValueError: if the image is smaller than a patch.
-        """
-        if height < self.kernel[0] or width < self.kernel[1]:
-            raise ValueError(
-                f"image of {height} x {width} pixels is smaller than a patch "
-                f"({self.kernel[0]} x {self.kernel[1]}); allowed: at least one patch. Resize the "
-                "image, or choose a smaller patch_size."
-            )
-        lengths = zip((height, width), self.kernel, self.stride, strict=True)
-        rows, columns = ((length - patch) // step + 1 for length, patch, step in lengths)
-        return rows, columns
+    def input_size(self, scope: Scope) -> tuple[int, int, int] | None:
+        """Number, height and width of the inputs of a forward; None if the forward has none."""
+        size = scope.size(_PIXELS)
+        return None if size is None else (size[0], *size[-2:])
+
+    def build_encoder(self, settings: PositionConfig) -> PositionEncoder:
+        """The encoder of the positions of patches, for the size in :attr:`grid` and `width`."""
+        return build_position_encoder(settings, self.width, layout=_LAYOUT, table_size=self.grid)
+
+    def embed_patches(
+        self, rows: int, columns: int, draw: Draw | None, like: Tensor
+    ) -> Tensor | None:
+        """``[1 or B, rows * columns, C]`` in the precision of `like`; None if nothing is added."""
+        positions = patch_positions(rows, columns, device=like.device)
+        return embed_positions(self.positions, positions, draw, like)
+
+    def patches(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the patches of an input; see :func:`count_patches`."""
+        return count_patches(height, width, self.kernel, self.stride)
 
     def adapt_call(self, model: Any, call: dict[str, Any]) -> None:
         """See :class:`~hf_models.generated.seam.Seam`. Images need no flag to have any size."""
         if self.keeps_table:
             return
-        if isinstance(pixels := call.get(_PIXELS), Tensor):
-            self.patches(*pixels.shape[-2:])  # refuses images without a patch
+        if (size := self.input_size(Scope(model.argument_names, call))) is not None:
+            self.patches(*size[1:])  # refuses images without a patch
         if _FLAG in model.argument_names:
             call[_FLAG] = True
 
-    def embedding(self, like: Tensor) -> Tensor:
-        """``[1 or B, special tokens + patches, C]`` for the images of this forward, zero at special
-        tokens, in the precision and on the device of `like`."""
-        scope, size, draw = self.bound, None, None
-        if scope is not None and (size := scope.size(_PIXELS)) is not None:
-            draw = scope.draw(self.positions, size[0], like.device)
-        rows, columns = self.grid if size is None else self.patches(*size[-2:])
-        positions = patch_positions(rows, columns, device=like.device)
-        embedding = embed_positions(self.positions, positions, draw, like)
+    def embedding(self, like: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+        """``[1 or B, special tokens + patches, C]`` for the inputs of this forward, zero at special
+        tokens, in the precision and on the device of `like`.
+
+        Args:
+            like: Any tensor.
+            size: Height and width of the inputs. Default the inputs of the model around this
+                module; outside of a forward, the size that the model was made for.
+        """
+        draw = None
+        if self.bound is not None and (inputs := self.input_size(self.bound)) is not None:
+            draw = self.bound.draw(self.positions, inputs[0], like.device)
+            size = inputs[1:] if size is None else size
+        rows, columns = self.grid if size is None else self.patches(*size)
+        embedding = self.embed_patches(rows, columns, draw, like)
         if embedding is None:
             embedding = like.new_zeros(1, rows * columns, self.width)
         return _left_alone(F.pad(embedding, (0, 0, self.special_tokens, 0)))
 
 
-class ParameterOwner(PatchGrid):
+class TakesAnySize(Seam):
+    """Mixin over the stock module that adds the table: lets stock code take inputs of any size,
+    also where another stock model calls the module, such as an encoder that generates text.
+
+    Attributes:
+        table_name: Attribute of the stock table.
+        drops_table: Whether the stock table is dropped.
+    """
+
+    table_name: str
+    drops_table: bool
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """See transformers."""
+        if self.drops_table and _FLAG in arguments_of(type(self).recipe[1]):
+            kwargs[_FLAG] = True
+        return super().forward(*args, **kwargs)
+
+
+class ParameterOwner(TakesAnySize, PatchGrid):
     """Takes the place of a stock module whose table is a parameter or a buffer: its name gives the
     embeddings."""
 
-    table_name: str
+    @classmethod
+    def bases_and_attributes(
+        cls, stock: type[nn.Module], **keywords: Any
+    ) -> tuple[tuple[type, ...], dict[str, Any]]:
+        """See :meth:`PatchGrid.bases_and_attributes`."""
+        name = keywords["name"]
+        return (cls, stock), {"table_name": name, name: _parameter_or_embedding(name)}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.generated.seam.Seam`."""
@@ -156,17 +201,18 @@ class ParameterOwner(PatchGrid):
         held = self._parameters if name in self._parameters else self._buffers
         table = held[name]
         self.measure(self, table, config)
-        if not self.keeps_table:
+        self.drops_table = not self.keeps_table
+        if self.drops_table:
             del held[name]
             self.register_buffer("like", table.detach().new_zeros(1), persistent=False)
             if trained:
-                _keep_class_row(self, table, self.special_tokens)
+                _keep_special_rows(self, table, self.special_tokens)
 
-    def interpolate_pos_encoding(self, *args: Any, **kwargs: Any) -> Tensor:
+    def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
         """See transformers."""
-        if self.keeps_table:
-            return super().interpolate_pos_encoding(*args, **kwargs)
-        return self.embedding(self.like)
+        if self.drops_table:
+            return self.embedding(self.like, (height, width))
+        return super().interpolate_pos_encoding(embeddings, height, width)
 
 
 class PatchTable(PatchGrid, nn.Embedding):
@@ -191,11 +237,9 @@ class PatchTable(PatchGrid, nn.Embedding):
         return nn.Embedding.forward(self, rows) if self.keeps_table else self.embedding(self.like)
 
 
-class TableOwner(Seam):
+class TableOwner(TakesAnySize):
     """Takes the place of a stock module whose table is a module: has the module asked for each
     image size."""
-
-    table_name: str
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.generated.seam.Seam`."""
@@ -204,16 +248,19 @@ class TableOwner(Seam):
         table.__class__ = seam_class(PatchTable, type(table))
         table.measure(self, weight, config)
         self.side, self.positions = table.side, table.positions
-        if not table.keeps_table:
+        self.drops_table = not table.keeps_table
+        if self.drops_table:
             del table._parameters["weight"]
             table.register_buffer("like", weight.detach().new_zeros(1), persistent=False)
             if trained:
-                _keep_class_row(self, weight, table.special_tokens)
+                _keep_special_rows(self, weight, table.special_tokens)
 
-    def interpolate_pos_encoding(self, *args: Any, **kwargs: Any) -> Tensor:
+    def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
         """See transformers."""
+        if not self.drops_table:
+            return super().interpolate_pos_encoding(embeddings, height, width)
         table = getattr(self, self.table_name)
-        return super().interpolate_pos_encoding(*args, **kwargs) if table.keeps_table else table()
+        return table.embedding(table.like, (height, width))
 
 
 def _tables(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -237,12 +284,13 @@ def _parameter_or_embedding(name: str) -> property:
     return property(get)
 
 
-def _keep_class_row(owner: nn.Module, table: Tensor, special_tokens: int) -> None:
-    """Adds the row of the only special token to the vector of the token."""
-    tokens = [getattr(owner, name) for name in _CLASS_TOKENS if hasattr(owner, name)]
-    if special_tokens == 1 and len(tokens) == 1:
+def _keep_special_rows(owner: nn.Module, table: Tensor, special_tokens: int) -> None:
+    """Adds the rows of special tokens to the vectors of the tokens, if the vectors are known."""
+    tokens = [getattr(owner, name) for name in _SPECIAL_TOKENS if hasattr(owner, name)]
+    if special_tokens == len(tokens):
         with torch.no_grad():
-            tokens[0].add_(table.reshape(-1, table.shape[-1])[0])
+            for token, row in zip(tokens, table.reshape(-1, table.shape[-1]), strict=False):
+                token.add_(row)
 
 
 def _left_alone(tensor: Tensor) -> Tensor:
@@ -252,6 +300,31 @@ def _left_alone(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def count_patches(
+    height: int, width: int, kernel: tuple[int, int], stride: tuple[int, int]
+) -> tuple[int, int]:
+    """Rows and columns of the patches of an image, which may overlap.
+
+    Args:
+        height: Of the image, in pixels.
+        width: Of the image, in pixels.
+        kernel: Height and width of a patch.
+        stride: Distance of neighbouring patches, down and to the right.
+
+    Raises:
+        ValueError: if the image is smaller than a patch.
+    """
+    if height < kernel[0] or width < kernel[1]:
+        raise ValueError(
+            f"image of {height} x {width} pixels is smaller than a patch "
+            f"({kernel[0]} x {kernel[1]}); allowed: at least one patch. Resize the image, or "
+            "choose a smaller patch_size."
+        )
+    lengths = zip((height, width), kernel, stride, strict=True)
+    rows, columns = ((length - patch) // step + 1 for length, patch, step in lengths)
+    return rows, columns
+
+
+def as_pair(size: Any) -> tuple[int, int]:
     """Height and width, from one number or two."""
     return tuple(size)[-2:] if isinstance(size, Sequence) else (size, size)

@@ -52,7 +52,7 @@ class RotaryAngles(Seam):
             if not _ANGLES.search(stock.__name__) or isinstance(module, cls):
                 continue
             is_text = not _OTHER_INPUTS.search(name) and "Vision" not in stock.__name__
-            if is_text and _arguments_of(stock)[1:3] == ("x", "position_ids"):
+            if is_text and arguments_of(stock)[1:3] == ("x", "position_ids"):
                 yield name, module, {}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
@@ -63,7 +63,7 @@ class RotaryAngles(Seam):
         self.positions = build_positions(config, self.side)
         settings = getattr(config, FIELD), *config.position_fields[FIELD]
         self.settings = json.dumps(settings)  # text, because an operator of torch takes no dict
-        _leave_layers_unturned(owner, config.position_settings(FIELD))
+        leave_layers_unturned(owner, config.position_settings(FIELD))
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
         """See :class:`~hf_models.generated.seam.Seam`. Positions of one sample count for all; texts
@@ -135,7 +135,8 @@ class RotaryAngles(Seam):
 
 
 @functools.cache
-def _arguments_of(stock: type[nn.Module]) -> tuple[str, ...]:
+def arguments_of(stock: type[nn.Module]) -> tuple[str, ...]:
+    """Names of the arguments of a stock forward, with self."""
     return tuple(inspect.signature(stock.forward).parameters)
 
 
@@ -159,7 +160,7 @@ class UnturnedAttention(RunTimeMixin):
         return super().forward(hidden_states, position_embeddings=angles, **kwargs)
 
 
-def _leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
+def leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
     """Takes the angles from layers that the settings do not name.
 
     Raises:
@@ -182,7 +183,7 @@ def _leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
 
 
 def _takes_angles(module: nn.Module) -> bool:
-    return "position_embeddings" in _arguments_of(type(module))
+    return "position_embeddings" in arguments_of(type(module))
 
 
 def move(
