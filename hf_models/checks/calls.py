@@ -102,7 +102,7 @@ def unpadded(model: Any, batch: Mapping[str, Tensor]) -> Samples:
 
 
 def _image(model: _Model) -> Tensor:
-    sizes = model.part("vision_config", "backbone_config")
+    sizes = model.part("vision_config", "backbone_config", "encoder")
     size = getattr(sizes, "image_size", None) or _IMAGE
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
     frames = () if model.form == 0 else (sizes.num_frames,)

@@ -66,15 +66,13 @@ class PatchAngles(Seam):
         Args:
             pixel_values: ``[B, channels, height, width]``.
         """
+        if not self.positions.config.encoding.turns:
+            cos, sin = super().forward(pixel_values)
+            return torch.ones_like(cos), torch.zeros_like(sin)
         draw = None
         if self.bound is not None:
             draw = self.bound.draw(self.positions, len(pixel_values), pixel_values.device)
-        if draw is not None:
-            return self._moved(pixel_values, draw)
-        cos, sin = super().forward(pixel_values)
-        if not self.positions.config.encoding.turns:
-            return torch.ones_like(cos), torch.zeros_like(sin)
-        return cos, sin
+        return super().forward(pixel_values) if draw is None else self._moved(pixel_values, draw)
 
     def _moved(self, pixel_values: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         sizes = count_patches(*pixel_values.shape[-2:], self.patch_size, self.patch_size)
