@@ -32,7 +32,7 @@ from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.model import GeneratedModel, how_to_check
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import PARTS, FamilyClasses, stock_class
-from hf_models.switching.registry import MODELS, register_family
+from hf_models.switching.registry import AUTO_CLASSES, MODELS, register_family
 
 # Module in which pickle finds the classes by name; in self-contained folders with another prefix.
 _MODULE = f"{__name__.removesuffix('families')}classes"
@@ -77,6 +77,7 @@ def make(model_type: str) -> FamilyClasses:
 def forget(model_type: str) -> None:
     """Lets the next use make a family anew, after its row has been replaced or removed."""
     if (family := _made.pop(model_type, None)) is not None:
+        AUTO_CLASSES.pop(family.config, None)
         for stock in family.stock_parts:
             del PARTS[stock]
 
