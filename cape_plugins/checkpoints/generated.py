@@ -87,7 +87,7 @@ _ENCODERS = """
 """
 # Models of images with a table of patches.
 _IMAGES = """
-    aimv2_vision_model chinese_clip_vision_model clip_vision_model ijepa internvl_vision
+    aimv2_vision_model chinese_clip_vision_model clip_vision_model dpt ijepa internvl_vision
     mgp-str pixio qianfan_ocr_vision tipsv2_vision_model vision-encoder-decoder vit_mae vit_msn
 """
 # Models of sounds with a table of patches of a spectrogram.

@@ -214,6 +214,10 @@ class ParameterOwner(TakesAnySize, PatchGrid):
             return self.embedding(self.like, (height, width))
         return super().interpolate_pos_encoding(embeddings, height, width)
 
+    def _resize_pos_embed(self, table: Tensor, *sizes: int) -> Tensor:
+        """See transformers. Embeddings that are made for an image have its size already."""
+        return table if self.drops_table else super()._resize_pos_embed(table, *sizes)
+
 
 class PatchTable(PatchGrid, nn.Embedding):
     """Takes the place of a stock table that is a module: gives the embeddings to each call."""
