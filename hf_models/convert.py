@@ -168,7 +168,8 @@ def _changes(before: Settings, after: Settings) -> dict[str, str]:
                 if old_settings.encoding.counts:
                     change += ", the learned table is dropped"
             if len(before) > 1:
-                change += " (encoder)" if field == FIELD else " (decoder)"
+                side = "encoder" if field == FIELD else field.removesuffix(f"_{FIELD}")
+                change += f" ({side})"
             changes[f"{field} {option}"] = change
     return changes
 

@@ -190,7 +190,19 @@ def add_generated_row(model_type: str, row: GeneratedRow) -> None:
     """
     GENERATED[model_type] = row
     sides = {row.side: Side(row.domain, row.architecture, dim=None)}
-    add_family_row(Family(model_type, sides, row.stock, keeps_borders=row.keeps_borders))
+    if (tower := row.tower) is not None:
+        field = f"{tower.side}_{FIELD}"
+        sides[tower.side] = Side(
+            tower.domain, tower.architecture, dim=None, field=field, default=tower.stock
+        )
+    add_family_row(
+        Family(
+            model_type,
+            sides,
+            row.stock if row.tower is None else lambda settings, side: row.sides[side].stock,
+            keeps_borders=row.keeps_borders,
+        )
+    )
 
 
 for _name, _row in GENERATED.items():

@@ -23,6 +23,9 @@ class GeneratedRow:
         keeps_borders: Whether the model attends to both sides and lets packed texts see each other,
             so this package has to keep them apart.
         checked: Whether ``cape-plugins doctor`` without a model checks the family.
+        tower: Row of a part with a position embedding that is set separately, as the images of
+            CLIP. Its `side` is a name for the part, and begins the name of the field of
+            configurations; by default the part keeps its stock positions.
     """
 
     seam: str
@@ -32,6 +35,12 @@ class GeneratedRow:
     architecture: str
     keeps_borders: bool = False
     checked: bool = False
+    tower: GeneratedRow | None = None
+
+    @property
+    def sides(self) -> dict[str, GeneratedRow]:
+        """The rows of the position embeddings by side, the main one first."""
+        return {row.side: row for row in (self, self.tower) if row is not None}
 
     @property
     def oddities(self) -> dict[str, Any]:
@@ -44,6 +53,7 @@ class GeneratedRow:
 _DECODER = ("angles", "rope", "decoder", "text", "rotary")
 _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
+_TOWER = GeneratedRow("grid", "abspos", "vision", "image", "encoder")
 _SPECTROGRAM = ("spectrogram", "abspos", "encoder", "audio", "encoder")
 _TURNED_IMAGE = ("patch angles", "rope", "encoder", "image", "rotary")
 _ENCODER_OF_ROWS = ("rows", "abspos", "encoder", "text", "encoder")
@@ -96,13 +106,15 @@ _SPECTROGRAMS = "audio-spectrogram-transformer"
 _TURNED_IMAGES = "dinov3_vit"
 # Models with a learned table that read text, to both sides, and that write text.
 _ENCODERS_OF_ROWS = """
-    aimv2 albert altclip big_bird bros camembert chinese_clip clip clip_text_model clipseg
-    convbert data2vec-text deberta deberta-v2 distilbert dpr electra ernie esm flava fnet
+    aimv2 albert altclip big_bird bros camembert clip_text_model clipseg convbert
+    data2vec-text deberta deberta-v2 distilbert dpr electra ernie esm flava fnet
     groupvit imagegpt layoutlm layoutlmv3 lilt longformer luke lxmert markuplm megatron-bert
-    metaclip_2 mobilebert mpnet mra owlv2 owlvit pp_formulanet rembert roberta
+    mobilebert mpnet mra owlv2 owlvit pp_formulanet rembert roberta
     roberta-prelayernorm roc_bert splinter squeezebert tapas vilt vision-text-dual-encoder
     visual_bert xclip xlm-roberta xlm-roberta-xl yoso
 """
+# The same beside images with a table of patches.
+_TEXTS_AND_IMAGES = "chinese_clip clip metaclip_2"
 _DECODERS_OF_ROWS = """
     bert-generation biogpt blip flaubert git gpt2 gpt_bigcode gpt_neo openai-gpt opt trocr
     xlm
@@ -118,8 +130,8 @@ _DECODERS_OF_SINUSOIDS = "kosmos-2.5 xglm"
 _PAIRS_OF_SINUSOIDS = "nllb-moe seamless_m4t seamless_m4t_v2"
 
 
-def _rows(fields: tuple[str, ...], model_types: str) -> dict[str, GeneratedRow]:
-    return dict.fromkeys(model_types.split(), GeneratedRow(*fields))
+def _rows(fields: tuple[str, ...], model_types: str, **oddities: Any) -> dict[str, GeneratedRow]:
+    return dict.fromkeys(model_types.split(), GeneratedRow(*fields, **oddities))
 
 
 GENERATED: dict[str, GeneratedRow] = {
@@ -129,6 +141,7 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_SPECTROGRAM, _SPECTROGRAMS),
     **_rows(_TURNED_IMAGE, _TURNED_IMAGES),
     **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
+    **_rows(_ENCODER_OF_ROWS, _TEXTS_AND_IMAGES, tower=_TOWER),
     **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),
     **_rows(_ENCODER_OF_ROWS, _PAIRS_OF_ROWS),
     **_rows(_DECODER_OF_SINUSOIDS, _DECODERS_OF_SINUSOIDS),

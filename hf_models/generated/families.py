@@ -27,7 +27,7 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 
-from cape_plugins.checkpoints.families import FIELD, OWN_PREFIX
+from cape_plugins.checkpoints.families import OWN_PREFIX, find_family
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.model import GeneratedModel, how_to_check
 from hf_models.switching.configuration import PositionEmbeddingMixin
@@ -117,6 +117,7 @@ def _make(stock_config: type) -> FamilyClasses:
     # a dataclass looks names up in the module of a class, which must be there before
     importlib.import_module(_MODULE)
     model_type = stock_config.model_type
+    fields = [side.field for side in find_family(model_type).sides.values()]
     config = strict(
         type(
             _PREFIX + stock_config.__name__,
@@ -124,8 +125,8 @@ def _make(stock_config: type) -> FamilyClasses:
             {
                 "__module__": _MODULE,
                 "__doc__": stock_config.__doc__,
-                "__annotations__": {FIELD: dict | None},
-                FIELD: None,
+                "__annotations__": dict.fromkeys(fields, dict | None),
+                **dict.fromkeys(fields),
                 "model_type": OWN_PREFIX + model_type,
             },
         )

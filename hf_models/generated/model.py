@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from cape_plugins import Draw
-from cape_plugins.checkpoints.families import OWN_PREFIX
+from cape_plugins.checkpoints.families import OWN_PREFIX, find_family
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.scope import OpenScope, Scope
 from hf_models.generated.seam import Seam, scope_of, seam_class
@@ -40,13 +40,16 @@ class GeneratedModel(PositionHost, PositionModelMixin):
     seam_paths: tuple[str, ...] = ()
 
     def install_positions(self, config: Any, trained: bool) -> None:
-        """Gives the stock modules that know positions the class of the family's seam. Models inside
-        this model find the seams that this model has found."""
-        seam = SEAMS[GENERATED[config.model_type.removeprefix(OWN_PREFIX)].seam]
-        for path, module, keywords in list(seam.find(self)):
-            module.__class__ = seam_class(seam, type(module), **keywords)
-            owner = self.get_submodule(path.rpartition(".")[0])
-            module.prepare(owner, path, config, trained)
+        """Gives the stock modules that know positions the classes of the family's seams. Models
+        inside this model find the seams that this model has found."""
+        row = GENERATED[config.model_type.removeprefix(OWN_PREFIX)]
+        for side, row_of_side in row.sides.items():
+            seam = SEAMS[row_of_side.seam]
+            for path, module, keywords in list(seam.find(self)):
+                module.__class__ = seam_class(seam, type(module), **keywords)
+                module.side = side
+                owner = self.get_submodule(path.rpartition(".")[0])
+                module.prepare(owner, path, config, trained)
         self.seam_paths = tuple(
             path for path, module in self.named_modules() if isinstance(module, Seam)
         )
@@ -73,6 +76,15 @@ class GeneratedModel(PositionHost, PositionModelMixin):
                 f"{type(self).__name__} has no part that knows positions, so a position embedding "
                 f"has no effect; allowed: models with such a part. {how_to_check(model_type)}"
             )
+        found_sides = {seam.side for seam in self.seams()}
+        for side, row in find_family(self.config.model_type).sides.items():
+            field, stock = row.field, self.config.stock_type(side)
+            name = self.config.position_settings(field).type
+            if side not in found_sides and name != stock:
+                raise ValueError(
+                    f"{field}={name!r} has no effect on {type(self).__name__}, which has no part "
+                    f"for it; allowed: {stock!r}, which stands for the stock model. Set it."
+                )
 
     def seams(self) -> list[Seam]:
         """The seams below this model."""

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from cape_plugins import PositionEncoder
+from cape_plugins import PositionConfig, PositionEncoder
+from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.binding import Bound
 from hf_models.generated.scope import Scope
 
@@ -34,7 +35,8 @@ class Seam(Bound):
 
     Attributes:
         positions: Built by :meth:`prepare`.
-        side: Side in the row of the family, "encoder" or "decoder".
+        side: Side in the row of the family, such as "encoder" or "decoder", known before
+            :meth:`prepare`.
     """
 
     positions: PositionEncoder
@@ -66,6 +68,10 @@ class Seam(Bound):
             ValueError: if the model cannot have this position embedding.
         """
         raise NotImplementedError
+
+    def settings_in(self, config: Any) -> PositionConfig:
+        """The position embedding of the side of this module in the configuration of a model."""
+        return config.position_settings(find_family(config.model_type).sides[self.side].field)
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
         """Changes the arguments of a model around this seam, in place.

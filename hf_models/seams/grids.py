@@ -22,13 +22,11 @@ from cape_plugins import (
     build_position_encoder,
     patch_positions,
 )
-from cape_plugins.checkpoints.families import find_family
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam, seam_class
 from hf_models.seams.rotary import arguments_of
 from hf_models.seams.rows import is_position_table
 from hf_models.switching.modeling import embed_positions
-from hf_models.switching.settings import FIELD
 
 _LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
 _FLAG = "interpolate_pos_encoding"  # argument of stock models that lets images have any size
@@ -91,7 +89,6 @@ class PatchGrid(Seam):
         Raises:
             ValueError: if the table does not fit the size of inputs in the configuration.
         """
-        self.side = next(iter(find_family(config.model_type).sides))
         convolution = next(part for part in owner.modules() if isinstance(part, nn.Conv2d))
         self.kernel, self.stride = tuple(convolution.kernel_size), tuple(convolution.stride)
         self.grid = self.patches(*self.trained_size(owner, config))
@@ -103,7 +100,7 @@ class PatchGrid(Seam):
                 f"{self.grid[0]} x {self.grid[1]} patches; allowed: one for each patch, behind at "
                 f"most {_MOST_SPECIAL_TOKENS} rows for special tokens."
             )
-        settings = config.position_settings(FIELD)
+        settings = self.settings_in(config)
         self.keeps_table = settings.encoding.counts
         self.positions = self.build_encoder(settings)
         if self.keeps_table:
@@ -250,8 +247,9 @@ class TableOwner(TakesAnySize):
         table = getattr(self, self.table_name)
         weight = table.weight
         table.__class__ = seam_class(PatchTable, type(table))
+        table.side = self.side
         table.measure(self, weight, config)
-        self.side, self.positions = table.side, table.positions
+        self.positions = table.positions
         self.drops_table = not table.keeps_table
         if self.drops_table:
             del table._parameters["weight"]

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import Draw, patch_positions
-from cape_plugins.checkpoints.families import find_family
 from hf_models.generated.seam import Seam
 from hf_models.seams.grids import as_pair, count_patches
 from hf_models.seams.rotary import arguments_of, leave_layers_unturned
 from hf_models.switching.modeling import build_positions, process_generator
-from hf_models.switching.settings import FIELD
 
 _PIXELS = "pixel_values"
 _FREQUENCIES = "inv_freq"  # stock buffer [C of a head / 4], for both axes
@@ -44,10 +42,9 @@ class PatchAngles(Seam):
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.generated.seam.Seam`."""
-        self.side = next(iter(find_family(config.model_type).sides))
         self.positions = build_positions(config, self.side)
         self.patch_size = as_pair(self.config.patch_size)
-        settings = config.position_settings(FIELD)
+        settings = self.settings_in(config)
         leave_layers_unturned(owner, settings)
         if settings.random or not settings.encoding.turns:
             # a copy, because the configuration of the model stays as users set it

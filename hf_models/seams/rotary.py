@@ -57,13 +57,12 @@ class RotaryAngles(Seam):
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.generated.seam.Seam`."""
-        family = find_family(config.model_type)
-        self.side, self.in_decoder = next(iter(family.sides)), "decoder" in path
-        self.keeps_borders = family.keeps_borders
+        self.in_decoder = "decoder" in path
+        self.keeps_borders = find_family(config.model_type).keeps_borders
         self.positions = build_positions(config, self.side)
         settings = getattr(config, FIELD), *config.position_fields[FIELD]
         self.settings = json.dumps(settings)  # text, because an operator of torch takes no dict
-        leave_layers_unturned(owner, config.position_settings(FIELD))
+        leave_layers_unturned(owner, self.settings_in(config))
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
         """See :class:`~hf_models.generated.seam.Seam`. Positions of one sample count for all; texts

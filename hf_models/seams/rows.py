@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from cape_plugins import PositionConfig, Positions, build_position_encoder, token_positions
-from cape_plugins.checkpoints.families import find_family
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam
 from hf_models.switching.modeling import embed_positions
-from hf_models.switching.settings import FIELD
 
 _TABLE = re.compile(
     r"(^|_)(wpe|pos|positions?|pos_emb\w*|position_embeddings?|embed_positions?|positions_embed|"
@@ -58,8 +56,7 @@ class CountedRows(Seam):
             trained_rows: Positions that the stock table has.
             **layout: Frequencies, layout and first coordinate of sinusoids.
         """
-        self.side = next(iter(find_family(config.model_type).sides))
-        settings = config.position_settings(FIELD)
+        settings = self.settings_in(config)
         self.positions = build_position_encoder(
             settings,
             table.shape[1],

@@ -16,6 +16,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from cape_plugins.checkpoints.families import FAMILY_ROWS
 from hf_models.generated.families import can_make, make_if_known, part_of
 from hf_models.generated.model import how_to_check
 from hf_models.switching.built import without_head
@@ -42,8 +43,10 @@ def accept_position_embeddings(configs: Collection[Any]) -> None:
 
 
 def _fields(configs: Collection[Any]) -> set[str]:
-    """Names of all position embeddings."""
-    return {field for config_class in configs for field in config_class.position_fields}
+    """Names of all position embeddings, also of families that are not made yet."""
+    rows = (side for family in FAMILY_ROWS.values() for side in family.sides.values())
+    of_rows = {side.field for side in rows if side.field}
+    return of_rows | {field for config_class in configs for field in config_class.position_fields}
 
 
 def _embeddings_among(arguments: Mapping[str, Any], configs: Collection[Any]) -> list[str]:

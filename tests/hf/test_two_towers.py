@@ -1,0 +1,154 @@
+"""CLIP: positions of text and of images, set apart."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+
+import hf_models
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "projection_dim": 16,
+}
+TEXT = {
+    "vocab_size": 60,
+    "max_position_embeddings": 12,
+    "eos_token_id": 59,
+    "pad_token_id": 1,
+    "hidden_dropout_prob": 0.0,  # of Chinese CLIP
+    "attention_probs_dropout_prob": 0.0,
+}
+IMAGE = {"image_size": 32, "patch_size": 8}
+MODELS = {
+    "clip": transformers.CLIPModel,
+    "metaclip_2": transformers.MetaClip2Model,
+    "chinese_clip": transformers.ChineseCLIPModel,
+}
+each = pytest.mark.parametrize("name", MODELS)
+CAPE = {"type": "cape", "max_global_shift": 0.5}
+STOCK = {"type": "abspos"}
+
+
+def build(name="clip"):
+    model_class = MODELS[name]
+    torch.manual_seed(0)
+    config = model_class.config_class(
+        text_config={**SMALL, **TEXT}, vision_config={**SMALL, **IMAGE}, projection_dim=16
+    )
+    model = model_class(config).eval()
+    with torch.no_grad():  # positions must show
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def switched(model, text=None, images=None):
+    fields = {} if images is None else {"vision_position_embedding": images}
+    return hf_models.switch(copy.deepcopy(model), text or STOCK, **fields)
+
+
+def inputs(height=32, width=32, length=9):
+    """Two texts of a kind beside three images of a kind."""
+    ids = torch.randint(3, 58, (1, length)).repeat(2, 1)
+    ids[:, -1] = 59
+    pixels = torch.randn(1, 3, height, width).repeat(3, 1, 1, 1)
+    return {"input_ids": ids, "pixel_values": pixels}
+
+
+def embeddings(model, batch, **options):
+    outputs = model(**batch, **options)
+    return outputs.text_embeds, outputs.image_embeds
+
+
+@each
+def test_stock_types_are_the_stock_model_bit_for_bit(name):
+    stock, batch = build(name), inputs()
+    for images in (None, STOCK):  # the images keep their stock positions by default
+        model = switched(stock, STOCK, images)
+        assert torch.equal(model(**batch).logits_per_image, stock(**batch).logits_per_image)
+    larger = inputs(48, 40)
+    outputs = [
+        each_model(**larger, interpolate_pos_encoding=True).logits_per_image
+        for each_model in (model, stock)
+    ]
+    assert torch.equal(*outputs)
+
+
+@each
+def test_each_tower_has_its_own_setting(name):
+    stock, batch = build(name), inputs()
+    text, images = embeddings(stock, batch)
+    without_text = embeddings(switched(stock, {"type": "nopos"}), batch)
+    without_places = embeddings(switched(stock, STOCK, {"type": "nopos"}), batch)
+    assert torch.equal(without_text[1], images)
+    assert not torch.allclose(without_text[0], text, atol=1e-3)
+    assert torch.equal(without_places[0], text)
+    assert not torch.allclose(without_places[1], images, atol=1e-3)
+
+
+@each
+def test_texts_and_images_are_drawn_one_by_one(name):
+    model, batch = switched(build(name), {"type": "cape"}, CAPE).train(), inputs()
+    text, images = embeddings(model, batch)
+    assert not torch.allclose(text[0], text[1], atol=1e-3)
+    assert not torch.allclose(images[0], images[1], atol=1e-3)
+    assert not torch.allclose(images[1], images[2], atol=1e-3)
+    text, images = embeddings(switched(build(name), STOCK, CAPE).train(), batch)
+    torch.testing.assert_close(text[0], text[1])
+    assert not torch.allclose(images[0], images[1], atol=1e-3)
+
+
+@each
+def test_longer_texts_and_images_of_any_size(name):
+    model, batch = switched(build(name), {"type": "cape"}, CAPE), inputs(24, 56, length=30)
+    text, images = embeddings(model, batch)
+    # methods that call a tower alone see the same positions
+    features = model.get_image_features(batch["pixel_values"])
+    features = features if isinstance(features, torch.Tensor) else features.pooler_output
+    torch.testing.assert_close(torch.nn.functional.normalize(features, dim=-1), images)
+    assert torch.isfinite(text).all()
+
+
+def test_folders_copies_and_pickles(tmp_path):
+    stock, batch = build(), inputs()
+    model = switched(stock, {"type": "cape"}, CAPE)
+    expected = model(**batch).logits_per_image
+    model.save_pretrained(tmp_path / "switched")
+    loaded = transformers.AutoModel.from_pretrained(tmp_path / "switched").eval()
+    assert loaded.config.vision_position_embedding == model.config.vision_position_embedding
+    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other) is type(model)
+        assert torch.equal(other(**batch).logits_per_image, expected)
+    stock.save_pretrained(tmp_path / "stock")
+    loaded = transformers.AutoModel.from_pretrained(
+        tmp_path / "stock", position_embedding=STOCK, vision_position_embedding=STOCK
+    )
+    assert torch.equal(loaded.eval()(**batch).logits_per_image, stock(**batch).logits_per_image)
+
+
+def test_switched_again():
+    stock, batch = build(), inputs()
+    model = switched(stock, {"type": "cape"}, CAPE)
+    again = hf_models.switch(copy.deepcopy(model), STOCK, vision_position_embedding=CAPE)
+    assert type(again.vision_model.embeddings) is type(model.vision_model.embeddings)
+    text, images = embeddings(again, batch)
+    assert torch.equal(images, embeddings(model, batch)[1])
+    assert again.config.position_embedding["type"] == "abspos"
+    assert not torch.allclose(text, embeddings(model, batch)[0], atol=1e-3)
+
+
+def test_a_setting_without_a_tower_is_refused():
+    config = build().config
+    classifier = transformers.CLIPForImageClassification(config)
+    with pytest.raises(ValueError, match=r"position_embedding='cape' has no effect.*'abspos'"):
+        hf_models.switch(copy.deepcopy(classifier), {"type": "cape"})
+    model = hf_models.switch(classifier, STOCK, vision_position_embedding=CAPE).train()
+    logits = model(inputs()["pixel_values"]).logits
+    assert not torch.allclose(logits[0], logits[1], atol=1e-3)
