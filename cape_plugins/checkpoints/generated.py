@@ -106,15 +106,14 @@ _SPECTROGRAMS = "audio-spectrogram-transformer"
 _TURNED_IMAGES = "dinov3_vit"
 # Models with a learned table that read text, to both sides, and that write text.
 _ENCODERS_OF_ROWS = """
-    aimv2 albert altclip big_bird bros camembert clip_text_model clipseg convbert
-    data2vec-text deberta deberta-v2 distilbert dpr electra ernie esm flava fnet
-    groupvit imagegpt layoutlm layoutlmv3 lilt longformer luke lxmert markuplm megatron-bert
-    mobilebert mpnet mra owlv2 owlvit pp_formulanet rembert roberta
+    aimv2 albert big_bird bros camembert clip_text_model convbert data2vec-text deberta deberta-v2
+    distilbert dpr electra ernie esm flava fnet imagegpt layoutlm layoutlmv3 lilt longformer luke
+    lxmert markuplm megatron-bert mobilebert mpnet mra pp_formulanet rembert roberta
     roberta-prelayernorm roc_bert splinter squeezebert tapas vilt vision-text-dual-encoder
     visual_bert xclip xlm-roberta xlm-roberta-xl yoso
 """
 # The same beside images with a table of patches.
-_TEXTS_AND_IMAGES = "chinese_clip clip metaclip_2"
+_TEXTS_AND_IMAGES = "altclip chinese_clip clip clipseg groupvit metaclip_2 owlv2 owlvit"
 _DECODERS_OF_ROWS = """
     bert-generation biogpt blip flaubert git gpt2 gpt_bigcode gpt_neo openai-gpt opt trocr
     xlm

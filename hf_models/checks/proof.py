@@ -45,6 +45,7 @@ from hf_models.checks.stock_models import (
 from hf_models.checks.storage import storage_checks
 from hf_models.checks.without_seam import REASONS
 from hf_models.generated.families import forget, part_of
+from hf_models.generated.model import GeneratedModel
 from hf_models.generated.seams import SEAMS
 from hf_models.switching.built import switch
 from hf_models.switching.install import PARTS, is_model
@@ -250,7 +251,11 @@ def _switched(model: Any, position_embedding: Mapping[str, Any]) -> Any:
 
 
 def _switchable(model: Any, stock_type: str) -> str:
-    return f"{type(_switched(model, {'type': stock_type})).__name__} with {stock_type!r}"
+    twin = _switched(model, {"type": stock_type})
+    main_side = next(iter(find_family(twin.config.model_type).sides))
+    if isinstance(twin, GeneratedModel) and all(seam.side != main_side for seam in twin.seams()):
+        raise Mismatch(f"{type(twin).__name__} has no part for {FIELD}")
+    return f"{type(twin).__name__} with {stock_type!r}"
 
 
 def _same(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
