@@ -205,6 +205,11 @@ def add_generated_row(model_type: str, row: GeneratedRow) -> None:
     )
 
 
+def remove_generated_row(model_type: str) -> None:
+    """Removes a generated family, for this process."""
+    del GENERATED[model_type], FAMILY_ROWS[model_type]
+
+
 for _name, _row in GENERATED.items():
     add_generated_row(_name, _row)
 

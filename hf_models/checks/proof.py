@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cape_plugins.checkpoints.families import FIELD, add_generated_row, find_family
+from cape_plugins.checkpoints.families import (
+    FIELD,
+    add_generated_row,
+    find_family,
+    remove_generated_row,
+)
 from cape_plugins.checkpoints.generated import GENERATED, GeneratedRow
 from cape_plugins.doctor.check import (
     FAILED,
@@ -134,6 +139,8 @@ def _proof(
     if is_model(PARTS.get(type(stock.model))):  # a family with a file
         checks = _checks(stock, _file_type(stock.model), position_embedding)
         return Proof(model_type, None, name, checks)
+    if find_family(model_type) is not None:
+        return Proof(model_type, None, name, [_no_seam(f"its family has no class for {name}")])
     proofs = [Proof(model_type, None, name, [_no_seam(_UNKNOWN)])]
     for row in candidates(stock.model):
         add_generated_row(model_type, row)
@@ -144,7 +151,7 @@ def _proof(
             return proof
         proofs.append(proof)
         forget(model_type)
-        del GENERATED[model_type]
+        remove_generated_row(model_type)
     return proofs[:2][-1]
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import MixtralForCausalLM
 
+from cape_plugins.checkpoints.families import add_generated_row, remove_generated_row
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.checks.calls import LENGTH, calls_of, padded
 from hf_models.checks.proof import prove
@@ -121,12 +122,14 @@ def test_gradients_that_checkpointing_changes_are_found(monkeypatch):
 
 
 @pytest.fixture
-def row(monkeypatch):
+def row():
     """The row of Mixtral, which the table lacks in the test."""
     row = GENERATED["mixtral"]
     forget("mixtral")
-    monkeypatch.delitem(GENERATED, "mixtral")
-    return row
+    remove_generated_row("mixtral")
+    yield row
+    forget("mixtral")
+    add_generated_row("mixtral", row)
 
 
 def test_a_type_without_a_row_is_proved_with_the_row_of_another(row):

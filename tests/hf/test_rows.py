@@ -200,7 +200,7 @@ def test_pooled_token_of_a_long_caption():
 
 
 def test_whole_clip_takes_long_captions():
-    """The image side stays stock; the text side is that of CLIP's text model."""
+    """The images keep their stock positions; the text has the positions of CLIP's text model."""
     image = {"image_size": 16, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48}
     layers = {"num_hidden_layers": 1, "num_attention_heads": 4}
     config = transformers.CLIPConfig(
@@ -208,7 +208,7 @@ def test_whole_clip_takes_long_captions():
     )
     stock = transformers.CLIPModel(config).eval()
     model = switched(stock)
-    assert model.seam_paths == ("text_model.embeddings.position_embedding",)
+    assert model.seam_paths[0] == "text_model.embeddings.position_embedding"
     pixels, ids = torch.randn(2, 3, 16, 16), texts(LENGTH)
     ids[:, 45] = 3  # the end, whose state is pooled
     result = model(input_ids=ids, pixel_values=pixels)
