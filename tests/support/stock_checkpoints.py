@@ -6,7 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import BertTokenizer, CLIPModel, RobertaForMaskedLM
+from transformers import (
+    ASTConfig,
+    ASTFeatureExtractor,
+    ASTForAudioClassification,
+    BertTokenizer,
+    CLIPModel,
+    RobertaForMaskedLM,
+)
 
 from tests.support import served
 from tests.support.hf import FAMILIES
@@ -49,6 +56,12 @@ def save_translator(family: str, folder: Path, table: int) -> None:
     model.save_pretrained(folder)
 
 
+def save_spectrogram_model(folder: Path) -> None:
+    ASTFeatureExtractor().save_pretrained(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ASTForAudioClassification(ASTConfig(**sizes, intermediate_size=32)).save_pretrained(folder)
+
+
 SAVE = {
     "google-bert/bert-base-uncased": save_bert,
     "FacebookAI/roberta-base": lambda folder: save_with_bert_tokenizer(
@@ -63,6 +76,7 @@ SAVE = {
     "facebook/bart-large-cnn": lambda folder: save_translator("bart", folder, 1024),
     "Helsinki-NLP/opus-mt-en-de": lambda folder: save_translator("marian", folder, 512),
     "openai/whisper-tiny": save_with_processor,
+    "MIT/ast-finetuned-audioset-10-10-0.4593": save_spectrogram_model,
     "google/vit-base-patch16-224": lambda folder: (
         FAMILIES["vit"].build_stock(image_size=224, patch_size=16).save_pretrained(folder)
     ),
