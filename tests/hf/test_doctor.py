@@ -20,14 +20,13 @@ from transformers import (
 
 import hf_models
 from cape_plugins import cli
-from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor import command as doctor
 from cape_plugins.doctor.check import Check
 from hf_models import doctor as hf_doctor
 from hf_models.checks.tiny import tiny_model, tiny_sizes
 from hf_models.checks.without_seam import REASONS
-from hf_models.generated.families import forget
 from hf_models.seams.rotary import RotaryAngles
+from tests.support.generated import without_row
 
 
 @pytest.fixture(autouse=True)
@@ -163,11 +162,9 @@ def test_a_model_type_that_is_wrong_gives_status_1(capsys, monkeypatch):
     assert any(line.startswith("FAIL mistral: outputs: ") for line in lines)
 
 
-def test_a_model_type_without_a_row_that_passes_gets_the_row_to_add(capsys, monkeypatch):
-    row = GENERATED["mixtral"]
-    forget("mixtral")
-    monkeypatch.delitem(GENERATED, "mixtral")  # and back after the test
-    status, lines, _ = run(capsys, "mixtral")
+def test_a_model_type_without_a_row_that_passes_gets_the_row_to_add(capsys):
+    with without_row("mixtral") as row:
+        status, lines, _ = run(capsys, "mixtral")
     assert status == 0
     assert any(f"add_generated_row('mixtral', {row})" in line for line in lines)
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from transformers import MixtralForCausalLM
 
-from cape_plugins.checkpoints.families import add_generated_row, remove_generated_row
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.checks.calls import LENGTH, calls_of, padded
 from hf_models.checks.proof import prove
 from hf_models.checks.stock_models import NoModelType, tiny_stock_models
 from hf_models.checks.without_seam import REASONS
-from hf_models.generated.families import class_of_name, forget, make
+from hf_models.generated.families import class_of_name, make
 from hf_models.seams.rotary import RotaryAngles
 from hf_models.switching.install import PARTS
+from tests.support.generated import without_row
 
 TYPE = "mistral"
 
@@ -124,12 +124,8 @@ def test_gradients_that_checkpointing_changes_are_found(monkeypatch):
 @pytest.fixture
 def row():
     """The row of Mixtral, which the table lacks in the test."""
-    row = GENERATED["mixtral"]
-    forget("mixtral")
-    remove_generated_row("mixtral")
-    yield row
-    forget("mixtral")
-    add_generated_row("mixtral", row)
+    with without_row("mixtral") as row:
+        yield row
 
 
 def test_a_type_without_a_row_is_proved_with_the_row_of_another(row):
