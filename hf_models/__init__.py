@@ -36,6 +36,7 @@ from hf_models.processors.feature_extraction import (
 from hf_models.processors.limits import let_tokenizers_follow
 from hf_models.processors.tokenization import CapeSpeechTokenizer
 from hf_models.releases import warn_if_untested
+from hf_models.storage.longer_tables import extend_table
 from hf_models.switching.built import switch
 from hf_models.switching.install import FamilyClasses
 from hf_models.switching.registry import AUTO_CLASSES, MODELS, register_family
@@ -82,6 +83,7 @@ __all__ = [
     "FamilyClasses",
     "RankSeedCallback",
     "check_family",
+    "extend_table",
     "register_family",
     "switch",
 ]

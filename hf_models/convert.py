@@ -35,15 +35,21 @@ from cape_plugins.settings.arguments import (
     given_settings,
     text_in_flags,
 )
-from cape_plugins.settings.config import applies, parse_option
+from cape_plugins.settings.config import applies
 from cape_plugins.settings.options import COUNTED
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
-from hf_models.counting import count_texts
+from hf_models.counting import alpha_of_argument
 from hf_models.generated.families import make_if_known
 from hf_models.processors.feature_extraction import choose_extractor
-from hf_models.processors.limits import follow_in_folder
+from hf_models.processors.limits import follow_in_folder, follow_table_in_folder
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.storage.loading import clear_errors, load_whole, require_place
+from hf_models.storage.longer_tables import (
+    add_table_args,
+    difference,
+    extend_table,
+    given_table,
+)
 from hf_models.storage.self_contained import make_self_contained
 from hf_models.storage.stock_model import build_stock, fill_table, parts_of
 from hf_models.switching.install import stock_class
@@ -79,6 +85,7 @@ def convert(
     target: str | os.PathLike[str],
     settings: dict[str, Any] | None,
     neutral: bool = False,
+    table: tuple[str, str] | None = None,
 ) -> PreTrainedModel:
     """Writes the checkpoint `source` to the new folder `target` with another position embedding.
     Prints the settings that change the results of the model until it is fine-tuned.
@@ -92,6 +99,8 @@ def convert(
             is trained: alpha is 1, there is no BOS hint, no mean is subtracted, and new relative
             embeddings begin at zero. Impossible if the learned table is dropped (ViT with any type
             but ``abspos``).
+        table: Size and extension of a longer learned table, for
+            :func:`~hf_models.storage.longer_tables.extend_table`.
 
     Returns:
         The model that was written.
@@ -108,12 +117,14 @@ def convert(
         if settings is None:
             model = _stock_model(source, cape_class, config)
         else:
-            model = _cape_model(source, cape_class, config, settings, neutral)
+            model = _cape_model(source, cape_class, config, settings, neutral, table)
             _forget_code(vars(model.config))
         copy_other_files(source, folder)
         choose_extractor(folder, getattr(model.config, "at_natural_length", False))
         model.save_pretrained(folder)
         follow_in_folder(folder, model.config)  # of a stock model, too
+        if table is not None:
+            follow_table_in_folder(folder, config, model.config)
     return model
 
 
@@ -179,7 +190,12 @@ def _show(value: Any) -> str:
 
 
 def _cape_model(
-    source: str, cape_class: Any, config: Any, settings: dict[str, Any], neutral: bool
+    source: str,
+    cape_class: Any,
+    config: Any,
+    settings: dict[str, Any],
+    neutral: bool,
+    table: tuple[str, str] | None,
 ) -> PreTrainedModel:
     source_settings = _settings(config)
     domain_and_architecture = cape_class.config_class.position_fields[FIELD]
@@ -211,6 +227,15 @@ def _cape_model(
         model = hf_models.switch(stock, settings)
         new = _new_weights(weights, model)
     changes = _changes(source_settings, _settings(model.config))
+    if table is not None:
+        shorter, model = model, extend_table(model, *table)
+        if change := difference(shorter, model, table[1]):
+            if neutral:
+                raise ValueError(
+                    f"--neutral cannot make {source} compute what it does: {change}. Choose "
+                    "--position-table-extension copy, or leave out --neutral and fine-tune."
+                )
+            changes["table"] = change
     if neutral:
         changes = _begin_relative_at_zero(model, new, changes)
         if changes:
@@ -323,24 +348,6 @@ def _forget_code(settings: dict[str, Any]) -> None:
         settings.pop("auto_map", None)
 
 
-def _source_scale(argument: str, model: str) -> str:
-    """Alpha, given as a number or counted from two texts."""
-    files = argument.split(",")
-    if len(files) == 2:
-        counts = count_texts(*files, model)
-        print(f"alpha = {counts} = {counts.alpha:.4f} target tokens per source token")
-        return str(counts)
-    try:
-        if argument in COUNTED or len(files) > 2:
-            raise ValueError
-        return parse_option("source_scale", argument)
-    except ValueError:
-        raise ValueError(
-            f"--position-source-scale {argument} is not allowed; allowed: a number > 0, "
-            "TARGET/SOURCE tokens, or two texts to count, SOURCE.txt,TARGET.txt."
-        ) from None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; ends with status 2 and one line if something is wrong."""
     parser = Parser(prog="python -m hf_models.convert", description=__doc__)
@@ -359,6 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="begin with a model that computes what SRC does: alpha, BOS hint and "
         "mean-normalisation come from SRC unless given, relative embeddings begin at zero",
     )
+    add_table_args(parser)
     add_position_args(parser, "image", without=("source_scale",), types={**ROTARY_TYPES, **TYPES})
     parser.add_argument(
         "--position-source-scale",
@@ -370,17 +378,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     settings = given_settings(args, "image")
     position_type = getattr(args, TYPE_ARG)
-    if args.stock and (position_type or settings or args.self_contained or args.neutral):
-        parser.error(
-            "--stock writes a stock checkpoint: leave out --position-..., --neutral and "
-            "--self-contained"
-        )
     if position_type:
         settings["type"] = position_type
     try:
+        table = given_table(args)
+        if args.stock and (settings or table or args.self_contained or args.neutral):
+            raise ValueError(
+                "--stock writes a stock checkpoint: leave out --position-..., --neutral and "
+                "--self-contained"
+            )
         if "source_scale" in settings:
-            settings["source_scale"] = _source_scale(settings["source_scale"], args.source)
-        model = convert(args.source, args.target, None if args.stock else settings, args.neutral)
+            settings["source_scale"] = alpha_of_argument(settings["source_scale"], args.source)
+        new_settings = None if args.stock else settings
+        model = convert(args.source, args.target, new_settings, args.neutral, table)
         if args.self_contained:
             make_self_contained(args.target)
     except (ValueError, OSError) as error:

@@ -9,6 +9,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from cape_plugins.corpus.alpha import TokenCounts, count_token_lists
+from cape_plugins.settings.config import parse_option
+from cape_plugins.settings.options import COUNTED
 from cape_plugins.texts import text_lines
 
 
@@ -65,3 +67,25 @@ def count_texts(
         tokens(target_path, target=True),
         names=(str(source_path), str(target_path)),
     )
+
+
+def alpha_of_argument(argument: str, model: str) -> str:
+    """Alpha of a command line: a number, two counts, or two texts to count.
+
+    Raises:
+        ValueError: for other values, or as :func:`count_texts`.
+    """
+    files = argument.split(",")
+    if len(files) == 2:
+        counts = count_texts(*files, model)
+        print(f"alpha = {counts} = {counts.alpha:.4f} target tokens per source token")
+        return str(counts)
+    try:
+        if argument in COUNTED or len(files) > 2:
+            raise ValueError
+        return parse_option("source_scale", argument)
+    except ValueError:
+        raise ValueError(
+            f"--position-source-scale {argument} is not allowed; allowed: a number > 0, "
+            "TARGET/SOURCE tokens, or two texts to count, SOURCE.txt,TARGET.txt."
+        ) from None

@@ -70,10 +70,13 @@ def follow(settings: dict[str, Any], config: Any) -> None:
 def _lengths_of_table(config: Any) -> set[int]:
     """Numbers of tokens for which a stock model has rows: all rows, or those behind the padding
     token."""
-    text_config = config.get_text_config()
-    rows = getattr(text_config, "max_position_embeddings", None)
-    padding = getattr(text_config, "pad_token_id", None)
+    rows = _rows_of_table(config)
+    padding = getattr(config.get_text_config(), "pad_token_id", None)
     return set() if rows is None else {rows, rows - (padding or 0) - 1}
+
+
+def _rows_of_table(config: Any) -> int | None:
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def follow_in_folder(folder: str | os.PathLike[str], config: Any) -> None:
@@ -86,6 +89,21 @@ def follow_in_folder(folder: str | os.PathLike[str], config: Any) -> None:
     with editing_json(Path(folder) / _FILE) as settings:
         if settings:
             follow(settings, config)
+
+
+def follow_table_in_folder(
+    folder: str | os.PathLike[str], old_config: Any, new_config: Any
+) -> None:
+    """Lets the limit of a tokenizer grow with a learned table.
+
+    Args:
+        folder: Folder with or without a tokenizer.
+        old_config: Configuration of the model before its table grew.
+        new_config: Configuration of the model beside the tokenizer.
+    """
+    with editing_json(Path(folder) / _FILE) as settings:
+        if settings and settings.get(LIMIT) in _lengths_of_table(old_config):
+            settings[LIMIT] += _rows_of_table(new_config) - _rows_of_table(old_config)
 
 
 def set_limit(folder: str | os.PathLike[str], limit: int) -> None:

@@ -1,0 +1,369 @@
+"""Learned position tables of another size that keep what was learned: more tokens, longer sounds,
+images of another size. Models with such a table are fine-tuned afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from cape_plugins import resize_grid
+from hf_models.seams.grids import PatchGrid, PatchTable
+from hf_models.seams.images import PatchEmbeddings
+from hf_models.seams.rows import RowTable
+from hf_models.switching.install import LearnedTable
+
+EXTENSIONS = ("wrap", "copy", "stretch")
+KEPT_ROWS = 20  # of Long-CLIP (arXiv 2403.15378, section 3.1): the rows that training saw most
+_FIELD = re.compile(r"position|image_size|max_length|num_frames|^n_ctx$")  # that hold a size
+_SIZE = re.compile(r"(?:(?P<field>[\w.]+)=)?(?P<first>\d+)(?:x(?P<second>\d+))?")
+_ALLOWED = (
+    "N tokens or frames, N or HEIGHTxWIDTH pixels, or FIELD=N with the field of the configuration "
+    "that holds the size, such as vision_config.image_size=336"
+)
+
+
+class _Table(NamedTuple):
+    """A learned table of a model.
+
+    Attributes:
+        name: Name of the parameter.
+        weight: ``[..., special rows + positions, C]``.
+        special: Rows before the first position.
+        grid: Rows and columns of patches; None for a table of tokens.
+    """
+
+    name: str
+    weight: Tensor
+    special: int
+    grid: tuple[int, int] | None
+
+    @property
+    def positions(self) -> int:
+        return self.weight.shape[-2] - self.special
+
+
+class _Growth(NamedTuple):
+    """A field of the configuration with its new value, and the tables that follow.
+
+    Attributes:
+        field: Path of the field, with dots.
+        value: New value.
+        new: The tables at their new size, by name.
+    """
+
+    field: str
+    value: Any
+    new: dict[str, _Table]
+
+
+def extend_table(
+    model: PreTrainedModel, size: str | int, extension: str = "copy"
+) -> PreTrainedModel:
+    """Builds a model with a learned position table of another size and all other weights of
+    `model`.
+
+    ``copy`` gives new rows the trained rows once more, from the first on: up to the old length the
+    model computes what it did. ``stretch`` keeps the first rows and interpolates the others
+    linearly over the rest, as in Long-CLIP; ``stretch:K`` keeps K rows (default 20). Tables of
+    images and spectrograms are repeated by ``copy`` and resized bicubically by ``stretch``. Rows of
+    special tokens stay. ``wrap``, which needs no new rows, is what a table does in any case: a
+    longer text begins it anew.
+
+    Args:
+        model: A model of this package with a learned table, such as of the type ``abspos``. Extend
+            it before an optimizer or an adapter is made.
+        size: Number of tokens or frames, image size in pixels as N or ``HEIGHTxWIDTH``, or
+            ``FIELD=N`` with a field of the configuration.
+        extension: ``copy``, ``stretch`` or ``stretch:K``.
+
+    Returns:
+        A new model of the same class, whose configuration has the new size.
+
+    Raises:
+        ValueError: if the model has no learned table, if no field of its configuration sets the
+            size, if the size is no longer than before, or for other values of `extension`.
+    """
+    kind, keep = _parse_extension(extension)
+    growth = _growth(model, str(size))
+    config = _with_field(model.config, growth.field, growth.value)
+    config._attn_implementation = model.config._attn_implementation
+    longer = type(model)(config).to(device=model.device, dtype=model.dtype)
+    weights = model.state_dict()
+    tables = {table.name: table for table in _tables(model)}
+    with torch.no_grad():
+        for name, new in growth.new.items():
+            weights[name] = _extended(tables[name], new, kind, keep)
+    longer.load_state_dict(weights)
+    for name, parameter in model.named_parameters():
+        longer.get_parameter(name).requires_grad_(parameter.requires_grad)
+    longer.generation_config = deepcopy(getattr(model, "generation_config", None))
+    return longer.train(model.training)
+
+
+def difference(model: PreTrainedModel, longer: PreTrainedModel, extension: str) -> str:
+    """What a model with a longer table computes otherwise than before, in words; empty if nothing
+    up to the old length.
+
+    Args:
+        model: Model before :func:`extend_table`.
+        longer: Model after it.
+        extension: As for :func:`extend_table`.
+    """
+    kind, keep = _parse_extension(extension)
+    longer_tables = {table.name: table for table in _tables(longer)}
+    pairs = [(table, longer_tables[table.name]) for table in _tables(model)]
+    table, new = next((old, new) for old, new in pairs if old.weight.shape != new.weight.shape)
+    if table.grid is not None:
+        sizes = f"{_by(table.grid)} patches becomes one of {_by(new.grid)}"
+        return f"the learned table of {sizes} ({kind})"
+    if kind == "copy":
+        return ""
+    return (
+        f"the learned table of {table.positions} rows becomes one of {new.positions}; from row "
+        f"{min(keep, table.positions)} on, rows lie between the trained ones (stretch)"
+    )
+
+
+def add_table_args(parser: argparse._ActionsContainer) -> None:
+    """Adds ``--position-table-size`` and ``--position-table-extension``."""
+    parser.add_argument(
+        "--position-table-size",
+        metavar="N|HxW|FIELD=N",
+        help=f"new size of a learned position table: {_ALLOWED} (default: the size in SRC)",
+    )
+    parser.add_argument(
+        "--position-table-extension",
+        metavar="wrap|copy|stretch[:K]",
+        help="rows of a longer table. wrap: none, longer texts begin the table anew; copy: the "
+        "trained rows once more, which then learn apart; stretch: the first K rows stay "
+        f"(default: {KEPT_ROWS}, as in Long-CLIP) and the others are interpolated; images and "
+        "spectrograms are resized (default: copy with --position-table-size, otherwise wrap)",
+    )
+
+
+def given_table(args: argparse.Namespace) -> tuple[str, str] | None:
+    """Size and extension from the flags; None if the table stays.
+
+    Raises:
+        ValueError: if one of the flags means nothing beside the other, or has a wrong value.
+    """
+    size, extension = args.position_table_size, args.position_table_extension
+    if extension is not None and extension != "wrap":
+        _parse_extension(extension)
+    if size is None and extension not in (None, "wrap"):
+        raise ValueError(
+            f"--position-table-extension {extension} needs the new size; give "
+            "--position-table-size N"
+        )
+    if size is not None and extension == "wrap":
+        raise ValueError(
+            f"--position-table-size {size} has no meaning with --position-table-extension wrap, "
+            "which adds no rows; allowed with a size: copy, stretch, stretch:K. Leave out the "
+            "size, or choose another extension"
+        )
+    return None if size is None else (size, extension or "copy")
+
+
+def _parse_extension(extension: str) -> tuple[str, int]:
+    """The kind of extension, and the number of rows that stay."""
+    kind, colon, number = extension.partition(":")
+    is_number = number.isdecimal() and kind == "stretch" if colon else True
+    if kind not in EXTENSIONS[1:] or not is_number:
+        raise ValueError(
+            f"--position-table-extension {extension} is not allowed; allowed: copy, stretch, or "
+            f"stretch:K with the number K of rows that stay (stretch alone keeps {KEPT_ROWS})."
+        )
+    return kind, int(number) if colon else KEPT_ROWS
+
+
+def _tables(model: nn.Module) -> Iterator[_Table]:
+    """The learned tables of a model of this package."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for module in model.modules():
+        grid, special, weight = None, 0, None
+        if isinstance(module, RowTable) and module.keeps_table:
+            weight, special = module._parameters["weight"], module.first_row
+        elif isinstance(module, LearnedTable):
+            weight, special = module.weight, module.offset
+        elif isinstance(module, PatchEmbeddings) and module.table is not None:
+            weight, special, grid = module.table, len(module.special_tokens), module.table_size
+        elif isinstance(module, PatchGrid) and module.keeps_table:
+            is_module = isinstance(module, PatchTable)
+            weight = module.weight if is_module else getattr(module, module.table_name)
+            special, grid = module.special_tokens, module.grid
+        if id(weight) in names:  # fixed tables are no parameters
+            yield _Table(names[id(weight)], weight, special, grid)
+
+
+def _growth(model: PreTrainedModel, size: str) -> _Growth:
+    """Finds the field that holds the size of the learned table: with the new size in it, the
+    tables of positions get the new size and all other weights keep their shape."""
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise ValueError(f"--position-table-size {size} is not allowed; allowed: {_ALLOWED}.")
+    tables = list(_tables(model))
+    if not tables:
+        raise ValueError(
+            f"{type(model).__name__} has no learned position table that --position-table-size "
+            f"{size} could extend. Choose a type with a table, --position-embedding abspos."
+        )
+    number = int(match["first"])
+    pixels = (number, int(match["second"])) if match["second"] else number
+    of_tokens = [table for table in tables if table.grid is None]
+    wanted = of_tokens if match["second"] is None and of_tokens else tables
+    wanted = tables if match["field"] else wanted
+    growths, resisting = [], {}
+    for field, value in _fields(model.config):
+        if match["field"] not in (None, field):
+            continue
+        for new_value, of_grid in _new_values(value, pixels, wanted):
+            new, others = _new_shapes(model, _with_field(model.config, field, new_value), tables)
+            is_kind = all((table.grid is not None) == of_grid for table in new.values())
+            is_long = of_grid or all(table.positions == number for table in new.values())
+            if new and is_kind and is_long and new.keys() <= {table.name for table in wanted}:
+                if others:
+                    resisting[field] = others
+                else:
+                    growths.append(_Growth(field, new_value, new))
+    if len(growths) == 1:
+        return growths[0]
+    raise ValueError(_refusal(model, size, wanted, growths, resisting))
+
+
+def _refusal(
+    model: PreTrainedModel,
+    size: str,
+    wanted: list[_Table],
+    growths: list[_Growth],
+    resisting: dict[str, list[str]],
+) -> str:
+    """Why :func:`_growth` found no field, or more than one."""
+    beginning = f"--position-table-size {size} is not allowed for {type(model).__name__}"
+    if growths:
+        fields = " or ".join(growth.field for growth in growths)
+        return f"{beginning}, where it could be {fields}; give one of these as FIELD={size}."
+    if resisting:
+        field, others = next(iter(resisting.items()))
+        return (
+            f"{beginning}: {field} also sets the size of {', '.join(others[:3])}, which are no "
+            "position tables. Use a type that needs no table, such as cape."
+        )
+    sizes = ", ".join(
+        f"{table.name} of {_by(table.grid) + ' patches' if table.grid else table.positions}"
+        for table in wanted
+    )
+    return (
+        f"{beginning}, whose tables are {sizes}; allowed: more tokens than now, or another size of "
+        f"images or sounds: {_ALLOWED}."
+    )
+
+
+def _fields(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields of a configuration and of its parts that may hold a size, with their values."""
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            yield from _fields(value, f"{path}{name}.")
+        is_pair = isinstance(value, list | tuple) and all(isinstance(n, int) for n in value)
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if (is_number or (is_pair and value)) and _FIELD.search(name):
+            yield path + name, value
+
+
+def _new_values(value: Any, size: Any, tables: list[_Table]) -> list[tuple[Any, bool]]:
+    """Values that a field may need for the new size, and whether each is for a grid: the size
+    itself, or as much more as tables of tokens have to grow. Some fields count the rows before the
+    first position too."""
+    new_values = []
+    is_one = isinstance(size, int)
+    if is_one and isinstance(value, int):
+        lengths = {table.positions for table in tables if table.grid is None}
+        new_values += [(value + size - length, False) for length in lengths if length < size]
+    if any(table.grid is not None for table in tables):
+        if not isinstance(value, int):
+            new_values.append((type(value)((size, size) if is_one else size), True))
+        else:
+            new_values.append((size if is_one or size[0] != size[1] else size[0], True))
+    return new_values
+
+
+def _with_field(config: Any, path: str, value: Any) -> Any:
+    """A copy of a configuration with another value in one field."""
+    config = deepcopy(config)
+    *parts, name = path.split(".")
+    owner = config
+    for part in parts:
+        owner = getattr(owner, part)
+    setattr(owner, name, value)
+    return config
+
+
+def _new_shapes(
+    model: PreTrainedModel, config: Any, tables: list[_Table]
+) -> tuple[dict[str, _Table], list[str]]:
+    """Tables that a configuration gives another size, by name, and the names of other weights with
+    another shape. Builds the model without memory."""
+    try:
+        with torch.device("meta"):
+            other = type(model)(config)
+    except (ValueError, RuntimeError, TypeError):  # a size that this field cannot have
+        return {}, []
+    old_shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+    names = [
+        name for name, weight in other.state_dict().items() if old_shapes.get(name) != weight.shape
+    ]
+    new = {table.name: table for table in _tables(other) if table.name in names}
+    old_names = {table.name for table in tables}
+    return new, [name for name in names if name not in old_names]
+
+
+def _extended(old: _Table, new: _Table, kind: str, keep: int) -> Tensor:
+    """The weights of a table at its new size, in the shape of its parameter."""
+    rows = old.weight.reshape(-1, old.weight.shape[-1])
+    special, trained = rows[: old.special], rows[old.special :]
+    if old.grid is None:
+        longer = _longer(trained, new.positions, kind, keep)
+    elif kind == "copy":
+        longer = _repeated(trained, old.grid, new.grid)
+    else:
+        longer = resize_grid(trained, old.grid, new.grid)
+    return torch.cat((special, longer)).view(new.weight.shape)
+
+
+def _longer(trained: Tensor, positions: int, kind: str, keep: int) -> Tensor:
+    """``[positions, C]`` from ``[N, C]``. The stretched rows end beyond the last trained row, where
+    the line through the last two rows goes on, as in Long-CLIP."""
+    count = len(trained)
+    row = torch.arange(positions, device=trained.device)
+    if kind == "copy":
+        return F.embedding(row % count, trained)
+    if keep > count - 2:
+        raise ValueError(
+            f"--position-table-extension stretch:{keep} leaves nothing to interpolate in a table "
+            f"of {count} rows; allowed: at most {count - 2}."
+        )
+    old_row = keep + (row - keep).double() * (count - keep) / (positions - keep)
+    old_row = torch.where(row < keep, row.double(), old_row)
+    below = old_row.floor().clamp(max=count - 2).long()
+    part = (old_row - below).float()[:, None]
+    first, second = F.embedding(below, trained), F.embedding(below + 1, trained)
+    between = first.float() + part * (second.float() - first.float())
+    return torch.where(part == 0, first, between.to(trained.dtype))
+
+
+def _repeated(trained: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
+    """``[new rows * new columns, C]``: the grid beside itself, from the first row and column on."""
+    row = torch.arange(new_grid[0], device=trained.device)[:, None] % grid[0]
+    column = torch.arange(new_grid[1], device=trained.device) % grid[1]
+    return F.embedding((row * grid[1] + column).flatten(), trained)
+
+
+def _by(grid: tuple[int, int] | None) -> str:
+    return " x ".join(map(str, grid or ()))

@@ -1,0 +1,222 @@
+"""Learned tables of another size: what stays, what new rows hold, and where a size is refused."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+import hf_models
+from hf_models.convert import main
+from tests.hf.test_rows import MODELS, PAD, TABLE, build, output, switched, texts
+
+LONG = 50
+each = pytest.mark.parametrize("name", MODELS)
+
+
+def table_of(model):
+    """``[positions, C]`` of the first learned table of a model."""
+    seam = next(iter(model.seams()))
+    return seam.weight[seam.first_row :]
+
+
+@each
+def test_copied_rows_keep_what_short_texts_give(name):
+    model = switched(build(name), "abspos")
+    longer = hf_models.extend_table(model, LONG)
+    assert type(longer) is type(model)
+    assert len(table_of(longer)) == LONG
+    assert len(table_of(model)) == len(table_of(switched(build(name), "abspos")))
+    ids = texts(TABLE - 4)
+    assert torch.equal(output(longer, ids), output(model, ids))
+    assert torch.equal(table_of(longer), table_of(model)[torch.arange(LONG) % len(table_of(model))])
+
+
+@each
+def test_a_longer_model_is_a_stock_model_and_learns_behind_the_old_end(name, tmp_path):
+    """The stock class loads the folder of a stock copy."""
+    longer = hf_models.extend_table(switched(build(name), "abspos"), LONG, "stretch:3")
+    ids = texts(LONG - 2)
+    loss = output(longer, ids).square().sum()
+    loss.backward()
+    table = next(iter(longer.seams()))
+    assert (table.weight.grad[table.first_row :][TABLE : LONG - 2].abs().sum(1) > 0).all()
+    longer.save_pretrained(tmp_path / "cape")
+    loaded = type(longer).from_pretrained(tmp_path / "cape")
+    assert torch.equal(output(loaded, ids), output(longer, ids))
+    assert main([str(tmp_path / "cape"), str(tmp_path / "stock"), "--stock"]) == 0
+    stock = MODELS[name][0].from_pretrained(tmp_path / "stock")
+    assert type(stock) is MODELS[name][0]
+    assert torch.equal(output(stock, ids), output(longer, ids))
+
+
+def test_stretched_rows_are_those_of_long_clip():
+    """77 rows become 248: the first 20 stay, each of the others is followed by three rows between
+    it and the next (arXiv 2403.15378)."""
+    config = {**MODELS["clip_text_model"][1], "max_position_embeddings": 77}
+    stock = transformers.CLIPTextModelWithProjection(transformers.CLIPTextConfig(**config))
+    model = switched(stock, "abspos")
+    old = table_of(model).detach()
+    new = table_of(hf_models.extend_table(model, 248, "stretch")).detach()
+    assert torch.equal(new[:20], old[:20])
+    for row in range(20, 76):
+        for part in range(4):
+            expected = old[row] + part / 4 * (old[row + 1] - old[row])
+            torch.testing.assert_close(new[20 + 4 * (row - 20) + part], expected)
+    torch.testing.assert_close(new[247], old[76] + 3 / 4 * (old[76] - old[75]))
+
+
+def seq2seq():
+    config = transformers.BartConfig(
+        vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        max_position_embeddings=TABLE,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+def vit(**fields):
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=16, patch_size=4, num_labels=3, **fields,
+    )  # fmt: skip
+    return transformers.ViTForImageClassification(config).eval()
+
+
+def clip(**fields):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config={**sizes, "intermediate_size": 16, "vocab_size": 60,
+                     "max_position_embeddings": TABLE, "eos_token_id": 3},
+        vision_config={**sizes, "intermediate_size": 16, "image_size": 16, "patch_size": 4},
+        projection_dim=8,
+    )  # fmt: skip
+    return transformers.CLIPModel(config).eval()
+
+
+def spectrograms():
+    config = transformers.ASTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        patch_size=4, frequency_stride=4, time_stride=4, max_length=16, num_mel_bins=8,
+    )  # fmt: skip
+    return transformers.ASTForAudioClassification(config).eval()
+
+
+def test_one_size_extends_encoder_and_decoder():
+    stock = seq2seq()
+    model = hf_models.switch(stock, {"type": "abspos"})
+    longer = hf_models.extend_table(model, LONG, "copy")
+    ids = texts(TABLE)
+    both = {"input_ids": ids, "decoder_input_ids": ids}
+    assert torch.equal(longer(**both).logits, model(**both).logits)
+    rows = [len(table) for name, table in longer.named_parameters() if "embed_positions" in name]
+    assert rows == [LONG + 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("build", "size", "old", "new"),
+    [
+        (vit, "32", (16, 16), (32, 32)),
+        (vit, "24x40", (16, 16), (24, 40)),
+        (spectrograms, "48", (16, 8), (48, 8)),
+        (clip, "vision_config.image_size=32", (16, 16), (32, 32)),
+    ],
+    ids=str,
+)
+def test_grids_are_resized_once_or_repeated(build, size, old, new, tmp_path):
+    """A table that was resized gives what the table gives that each forward resizes; a repeated one
+    gives the same patch of the old image."""
+    name = "input_values" if build is spectrograms else "pixel_values"
+    fields = {"vision_position_embedding": {"type": "abspos"}} if build is clip else {}
+    model = hf_models.switch(build(), {"type": "abspos"}, **fields)
+    lead = (2,) if build is spectrograms else (2, 3)
+    inputs = torch.randn(*lead, *new)
+    call = model.get_image_features if build is clip else model
+    longer = hf_models.extend_table(model, size, "stretch")
+    longer.save_pretrained(tmp_path)
+    loaded = type(longer).from_pretrained(tmp_path)
+    new_call = loaded.get_image_features if build is clip else loaded
+    first = next(iter(new_call(**{name: inputs}).values()))
+    assert torch.isfinite(first).all()
+    if build is vit:
+        torch.testing.assert_close(first, call(pixel_values=inputs).logits)
+    repeated = hf_models.extend_table(model, size, "copy")
+    keys = [k for k, v in model.state_dict().items() if v.shape != repeated.state_dict()[k].shape]
+    assert len(keys) == 1
+    small, large = (m.state_dict()[keys[0]] for m in (model, repeated))
+    small, large = (table.reshape(-1, 16) for table in (small, large))
+    special = len(small) - (old[0] // 4) * (old[1] // 4)
+    assert torch.equal(large[:special], small[:special])
+    rows, columns = (8 // 4, old[0] // 4) if build is spectrograms else (old[0] // 4, old[1] // 4)
+    new_columns = new[0] // 4 if build is spectrograms else new[1] // 4
+    grid, new_grid = small[special:].view(rows, columns, -1), large[special:]
+    new_grid = new_grid.view(-1, new_columns, 16)
+    assert torch.equal(new_grid[:rows, columns : 2 * columns], grid[:, : new_columns - columns])
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "extension", "message"),
+    [
+        (lambda: switched(build("roberta"), "cape"), "50", "copy", "no learned position table"),
+        (lambda: switched(build("roberta"), "abspos"), "18", "copy", "more tokens than now"),
+        (lambda: switched(build("roberta"), "abspos"), "50x50", "copy", "more tokens than now"),
+        (lambda: switched(build("roberta"), "abspos"), "many", "copy", "allowed: N tokens"),
+        (lambda: switched(build("roberta"), "abspos"), "50", "wrap", "allowed: copy, stretch"),
+        (lambda: switched(build("roberta"), "abspos"), "50", "copy:3", "allowed: copy, stretch"),
+        (lambda: switched(build("roberta"), "abspos"), "50", "stretch:17", "at most 16"),
+        (lambda: switched(build("roberta"), "abspos"), "vocab_size=50", "copy", "whose tables are"),
+        (lambda: hf_models.switch(vit(), {"type": "abspos"}), "2", "copy", "whose tables are"),
+    ],
+    ids=str,
+)
+def test_other_sizes_and_extensions_are_refused(model, size, extension, message):
+    with pytest.raises(ValueError, match=message):
+        hf_models.extend_table(model(), size, extension)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build("roberta").save_pretrained(tmp_path / "stock")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": TABLE - PAD - 1}
+    (tmp_path / "stock" / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "computes what the one it comes from does"),
+        (("--neutral",), "computes what the one it comes from does"),
+        (("--position-table-extension", "stretch:5"), "from row 5 on"),
+    ],
+    ids=str,
+)
+def test_convert_extends_the_table_and_the_limit_of_the_tokenizer(folder, capsys, flags, said):
+    place = [str(folder / "stock"), str(folder / "cape")]
+    argv = [*place, "--position-embedding", "abspos", "--position-table-size", str(LONG), *flags]
+    assert main(argv) == 0
+    assert said in capsys.readouterr().out
+    model = hf_models.CapeRobertaForMaskedLM.from_pretrained(folder / "cape")
+    assert len(table_of(model)) == LONG
+    config = json.loads((folder / "cape" / "tokenizer_config.json").read_text())
+    assert config["model_max_length"] == LONG
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--position-table-extension", "copy"), "give --position-table-size"),
+        (("--position-table-size", "50", "--position-table-extension", "wrap"), "adds no rows"),
+        (("--position-table-extension", "long"), "allowed: copy, stretch"),
+        (
+            ("--position-table-size", "50", "--position-table-extension", "stretch:5", "--neutral"),
+            "Choose --position-table-extension copy",
+        ),
+    ],
+    ids=str,
+)
+def test_convert_refuses_flags_that_do_not_fit(folder, capsys, flags, message):
+    place = [str(folder / "stock"), str(folder / "cape")]
+    assert main([*place, "--position-embedding", "abspos", *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "cape").exists()
