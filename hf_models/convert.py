@@ -13,20 +13,17 @@ does.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from transformers import AutoConfig, PreTrainedModel
 
 import hf_models
 from cape_plugins import PositionConfig
 from cape_plugins.checkpoints.families import find_family
-from cape_plugins.files import editing_json
 from cape_plugins.serving.output import complete_folder
 from cape_plugins.settings.arguments import (
     TYPE_ARG,
@@ -50,33 +47,12 @@ from hf_models.storage.longer_tables import (
     extend_table,
     given_table,
 )
+from hf_models.storage.other_files import copy_other_files, forget_code
 from hf_models.storage.self_contained import make_self_contained
 from hf_models.storage.stock_model import build_stock, fill_table, parts_of
 from hf_models.switching.install import stock_class
 from hf_models.switching.settings import FIELD
 
-# Files that the new folder gets anyway, or that belong to a training that has ended.
-LEFT_BEHIND = (
-    "*.safetensors",
-    "*.bin",
-    "*.pt",
-    "*.pth",
-    "*.h5",
-    "*.msgpack",
-    "*.ckpt",
-    "*.ot",
-    "*.onnx",
-    "*.index.json",
-    "config.json",
-    "README.md",
-    "trainer_state.json",
-    ".*",
-    "*.py",
-    "*_results.json",
-    "*_results.txt",
-    "generated_predictions.txt",
-    "events.out.tfevents.*",
-)
 Settings = Mapping[str, PositionConfig]
 
 
@@ -118,7 +94,7 @@ def convert(
             model = _stock_model(source, cape_class, config)
         else:
             model = _cape_model(source, cape_class, config, settings, neutral, table)
-            _forget_code(vars(model.config))
+            forget_code(vars(model.config))
         copy_other_files(source, folder)
         choose_extractor(folder, getattr(model.config, "at_natural_length", False))
         model.save_pretrained(folder)
@@ -202,30 +178,10 @@ def _cape_model(
     stored = getattr(config, FIELD, None) or {"type": DEFAULT_TYPE}
     if settings.get("type", stored["type"]) == stored["type"]:
         settings = {**stored, **settings}
-    # refuses what this kind of model does not have
-    PositionConfig.from_dict(settings, *domain_and_architecture)
-    if neutral:
-        source_options = {
-            key: getattr(source_settings[FIELD], key)
-            for key in ("source_scale", "source_bos", "mean_normalize", "gamma")
-            if applies(key, settings["type"], domain_and_architecture[1])
-        }
-        settings = {**source_options, **settings}
-    if PositionConfig.from_dict(settings, *domain_and_architecture).source_scale in COUNTED:
-        raise ValueError(
-            f"alpha of {settings['type']!r} is missing, target tokens per source token: give "
-            "source_scale as a number such as 1.05, as TARGET/SOURCE, or as two raw texts, "
-            "SOURCE.txt,TARGET.txt; or begin as the stock model by --neutral."
-        )
-    if hasattr(config, "position_fields"):
-        with clear_errors(source):
-            model, new = load_whole(cape_class, source, position_embedding=settings)
-    else:
-        with clear_errors(source):
-            stock, _ = load_whole(stock_class(cape_class), source)
-        weights = stock.state_dict()
-        model = hf_models.switch(stock, settings)
-        new = _new_weights(weights, model)
+    settings = _complete(
+        settings, source_settings[FIELD] if neutral else None, domain_and_architecture
+    )
+    model, new = _loaded(source, cape_class, config, settings)
     changes = _changes(source_settings, _settings(model.config))
     if table is not None:
         shorter, model = model, extend_table(model, *table)
@@ -263,6 +219,47 @@ def _cape_model(
     else:
         print("until it is fine-tuned, this model computes what the one it comes from does")
     return model
+
+
+def _complete(
+    settings: dict[str, Any],
+    source: PositionConfig | None,
+    domain_and_architecture: tuple[str, str],
+) -> dict[str, Any]:
+    """Settings with missing options from `source`, if there is one.
+
+    Raises:
+        ValueError: for settings that this kind of model does not have, and where alpha is missing.
+    """
+    PositionConfig.from_dict(settings, *domain_and_architecture)
+    if source is not None:
+        source_options = {
+            key: getattr(source, key)
+            for key in ("source_scale", "source_bos", "mean_normalize", "gamma")
+            if applies(key, settings["type"], domain_and_architecture[1])
+        }
+        settings = {**source_options, **settings}
+    if PositionConfig.from_dict(settings, *domain_and_architecture).source_scale in COUNTED:
+        raise ValueError(
+            f"alpha of {settings['type']!r} is missing, target tokens per source token: give "
+            "source_scale as a number such as 1.05, as TARGET/SOURCE, or as two raw texts, "
+            "SOURCE.txt,TARGET.txt; or begin as the stock model by --neutral."
+        )
+    return settings
+
+
+def _loaded(
+    source: str, cape_class: Any, config: Any, settings: dict[str, Any]
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model with its new position embedding, and the names of weights that are new."""
+    if hasattr(config, "position_fields"):
+        with clear_errors(source):
+            return load_whole(cape_class, source, position_embedding=settings)
+    with clear_errors(source):
+        stock, _ = load_whole(stock_class(cape_class), source)
+    weights = stock.state_dict()
+    model = hf_models.switch(stock, settings)
+    return model, _new_weights(weights, model)
 
 
 def _new_weights(stock: Mapping[str, torch.Tensor], model: PreTrainedModel) -> list[str]:
@@ -315,37 +312,6 @@ def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
     if embeddings is not None:
         fill_table(model, *parts_of(cape, model))
     return model
-
-
-def copy_other_files(source: str | os.PathLike[str], target: Path) -> None:
-    """Copies the files of a checkpoint that a model does not write: files of tokenizer and feature
-    extractor, and settings of generation. The copies name no code that is left behind."""
-    folder = (
-        source
-        if os.path.isdir(source)
-        else snapshot_download(str(source), ignore_patterns=[*LEFT_BEHIND])
-    )
-    shutil.copytree(
-        folder,
-        target,
-        dirs_exist_ok=True,
-        ignore=lambda path, names: {
-            *shutil.ignore_patterns(*LEFT_BEHIND)(path, names),
-            *(name for name in names if os.path.isdir(os.path.join(path, name))),
-        },
-    )
-    for path in target.glob("*_config.json"):
-        with editing_json(path) as saved:
-            for settings in (saved, *saved.values()):
-                if isinstance(settings, dict):
-                    _forget_code(settings)
-
-
-def _forget_code(settings: dict[str, Any]) -> None:
-    """Removes names of code beside a checkpoint; keeps ``REPOSITORY--MODULE.CLASS``, code on the
-    hub."""
-    if "--" not in str(settings.get("auto_map")):
-        settings.pop("auto_map", None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,10 +21,10 @@ from cape_plugins.serving.ctranslate2_tables import (
     relative_rows,
     rotary_options,
 )
-from hf_models.convert import copy_other_files
 from hf_models.seams.frames import Frames, add_positions
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.serving.source_folder import banned_tokens
+from hf_models.storage.other_files import copy_other_files
 
 # Acts like minus infinity before a softmax, and is a number in half precision, too.
 NEVER = -1e4

@@ -20,7 +20,6 @@ from transformers import AutoConfig
 import hf_models
 from cape_plugins import PositionEncoder
 from cape_plugins.serving.output import Exported
-from hf_models.convert import copy_other_files
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.serving.onnx_graphs import (
     Graph,
@@ -33,6 +32,7 @@ from hf_models.serving.onnx_graphs import (
 )
 from hf_models.serving.onnx_readme import Described, readme
 from hf_models.storage.loading import clear_errors, load_whole
+from hf_models.storage.other_files import copy_other_files
 
 OPSETS = range(18, 24)
 # Rounding of float32 in sums of thousands of terms and dozens of layers stays below 1e-5 of the

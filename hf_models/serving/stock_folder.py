@@ -20,13 +20,14 @@ from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
 from cape_plugins.serving.templates import fill
 from cape_plugins.settings.arguments import HUGGING_FACE
-from hf_models.convert import copy_other_files, own_class
+from hf_models.convert import own_class
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.processors.limits import follow_in_folder, set_limit
 from hf_models.seams.images import ImageModel
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.serving.source_folder import refuse_data
 from hf_models.storage.loading import clear_errors, load_whole
+from hf_models.storage.other_files import copy_other_files
 from hf_models.storage.stock_model import (
     Part,
     build_stock,

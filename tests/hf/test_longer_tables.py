@@ -94,6 +94,16 @@ def clip(**fields):
     return transformers.CLIPModel(config).eval()
 
 
+def beit():
+    """Has relative biases for one image size."""
+    config = transformers.BeitConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=16, patch_size=4, use_relative_position_bias=True, num_labels=3,
+        use_absolute_position_embeddings=True,
+    )  # fmt: skip
+    return transformers.BeitForImageClassification(config).eval()
+
+
 def spectrograms():
     config = transformers.ASTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
@@ -121,7 +131,7 @@ def test_one_size_extends_encoder_and_decoder():
         (spectrograms, "48", (16, 8), (48, 8)),
         (clip, "vision_config.image_size=32", (16, 16), (32, 32)),
     ],
-    ids=str,
+    ids=["vit", "vit-wide", "ast", "clip"],
 )
 def test_grids_are_resized_once_or_repeated(build, size, old, new, tmp_path):
     """A table that was resized gives what the table gives that each forward resizes; a repeated one
@@ -154,24 +164,25 @@ def test_grids_are_resized_once_or_repeated(build, size, old, new, tmp_path):
     assert torch.equal(new_grid[:rows, columns : 2 * columns], grid[:, : new_columns - columns])
 
 
-@pytest.mark.parametrize(
-    ("model", "size", "extension", "message"),
-    [
-        (lambda: switched(build("roberta"), "cape"), "50", "copy", "no learned position table"),
-        (lambda: switched(build("roberta"), "abspos"), "18", "copy", "more tokens than now"),
-        (lambda: switched(build("roberta"), "abspos"), "50x50", "copy", "more tokens than now"),
-        (lambda: switched(build("roberta"), "abspos"), "many", "copy", "allowed: N tokens"),
-        (lambda: switched(build("roberta"), "abspos"), "50", "wrap", "allowed: copy, stretch"),
-        (lambda: switched(build("roberta"), "abspos"), "50", "copy:3", "allowed: copy, stretch"),
-        (lambda: switched(build("roberta"), "abspos"), "50", "stretch:17", "at most 16"),
-        (lambda: switched(build("roberta"), "abspos"), "vocab_size=50", "copy", "whose tables are"),
-        (lambda: hf_models.switch(vit(), {"type": "abspos"}), "2", "copy", "whose tables are"),
-    ],
-    ids=str,
-)
-def test_other_sizes_and_extensions_are_refused(model, size, extension, message):
+REFUSED = [
+    ("text", "cape", "50", "copy", "no learned position table"),
+    ("text", "abspos", "18", "copy", "more tokens than now"),
+    ("text", "abspos", "50x50", "copy", "more tokens than now"),
+    ("text", "abspos", "many", "copy", "allowed: N tokens"),
+    ("text", "abspos", "50", "wrap", "allowed: copy, stretch"),
+    ("text", "abspos", "50", "copy:3", "allowed: copy, stretch"),
+    ("text", "abspos", "50", "stretch:17", "at most 16"),
+    ("text", "abspos", "vocab_size=50", "copy", "whose tables are"),
+    ("vit", "abspos", "2", "copy", "whose tables are"),
+    ("beit", "abspos", "32", "copy", "which are no position"),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "size", "extension", "message"), REFUSED)
+def test_other_sizes_and_extensions_are_refused(model, name, size, extension, message):
+    stock = {"text": lambda: build("roberta"), "vit": vit, "beit": beit}[model]()
     with pytest.raises(ValueError, match=message):
-        hf_models.extend_table(model(), size, extension)
+        hf_models.extend_table(hf_models.switch(stock, {"type": name}), size, extension)
 
 
 @pytest.fixture

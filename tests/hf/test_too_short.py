@@ -63,6 +63,13 @@ def test_a_text_longer_than_a_table_of_a_generated_family_is_read(run):
     assert variables["scores"].isfinite().all()
 
 
+def test_a_longer_table_reads_a_longer_text(run):
+    variables = run("A longer")
+    assert variables["scores"].shape[1] > 512
+    assert variables["model"].config.max_position_embeddings > 2000
+    assert variables["scores"].isfinite().all()
+
+
 def test_a_caption_longer_than_the_table_is_embedded(run):
     """Words far behind the table change the embedding."""
     variables = run("CLIP")
