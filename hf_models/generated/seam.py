@@ -73,6 +73,15 @@ class Seam(Bound):
         """The position embedding of the side of this module in the configuration of a model."""
         return config.position_settings(find_family(config.model_type).sides[self.side].field)
 
+    def stock_table(self, path: str) -> str | None:
+        """Name of the parameter of the stock model that can hold what is added; None if there is
+        none.
+
+        Args:
+            path: Path of this module in the outermost model.
+        """
+        return None
+
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
         """Changes the arguments of a model around this seam, in place.
 

@@ -168,10 +168,12 @@ class TakesAnySize(Seam):
     Attributes:
         table_name: Attribute of the stock table.
         drops_table: Whether the stock table is dropped.
+        patch_grid: The module that gives the embeddings.
     """
 
     table_name: str
     drops_table: bool
+    patch_grid: PatchGrid
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See transformers."""
@@ -204,6 +206,15 @@ class ParameterOwner(TakesAnySize, PatchGrid):
             self.register_buffer("like", table.detach().new_zeros(1), persistent=False)
             if trained:
                 _keep_special_rows(self, table, self.special_tokens)
+
+    def stock_table(self, path: str) -> str:
+        """See :class:`~hf_models.generated.seam.Seam`."""
+        return f"{path}.{self.table_name}"
+
+    @property
+    def patch_grid(self) -> PatchGrid:
+        """See :class:`TableOwner`."""
+        return self
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
         """See transformers."""
@@ -256,6 +267,15 @@ class TableOwner(TakesAnySize):
             table.register_buffer("like", weight.detach().new_zeros(1), persistent=False)
             if trained:
                 _keep_special_rows(self, weight, table.special_tokens)
+
+    def stock_table(self, path: str) -> str:
+        """See :class:`~hf_models.generated.seam.Seam`."""
+        return f"{path}.{self.table_name}.weight"
+
+    @property
+    def patch_grid(self) -> PatchTable:
+        """The module that gives the embeddings."""
+        return getattr(self, self.table_name)
 
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
         """See transformers."""

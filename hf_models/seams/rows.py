@@ -152,6 +152,15 @@ class RowTable(CountedRows, nn.Embedding):
                 # get_text_features of CLIP calls a stock text model, which opens no scope
                 _grow_buffers(owner, self.num_embeddings + 1, _ROOM)
 
+    def stock_table(self, path: str) -> str:
+        """See :class:`~hf_models.generated.seam.Seam`."""
+        return f"{path}.weight"
+
+    @property
+    def positions_of_table(self) -> int:
+        """Positions for which the stock table has rows."""
+        return self.num_embeddings - self.first_row
+
     @property
     def weight(self) -> Tensor:
         """The stock table. Where it is dropped, a table of zeros without end that takes no memory:
@@ -188,7 +197,7 @@ class RowTable(CountedRows, nn.Embedding):
         return self.embed(rows)
 
     def _begun_anew(self, rows: Tensor) -> Tensor:
-        size = self.num_embeddings - self.first_row
+        size = self.positions_of_table
         beyond = self.first_row + (rows - self.first_row) % size
         return torch.where(rows < self.num_embeddings, rows, beyond)
 

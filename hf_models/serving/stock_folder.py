@@ -23,8 +23,10 @@ from cape_plugins.settings.arguments import HUGGING_FACE
 from hf_models.convert import own_class
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.processors.limits import follow_in_folder, set_limit
+from hf_models.seams.grids import PatchGrid
 from hf_models.seams.images import ImageModel
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.seams.rows import RowTable
 from hf_models.serving.source_folder import refuse_data
 from hf_models.storage.loading import clear_errors, load_whole
 from hf_models.storage.other_files import copy_other_files
@@ -34,6 +36,7 @@ from hf_models.storage.stock_model import (
     fill_table,
     of_images,
     parts_of,
+    shape_of_images,
     shape_of_inputs,
 )
 from hf_models.switching.install import stock_class
@@ -125,13 +128,12 @@ def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
     """Sets the requested size of the table. Returns the name of the setting that limits tokens, if
     the configuration has such a setting."""
     images = [module for module in cape.modules() if isinstance(module, ImageModel)]
-    limit = next((name for name in _TOKEN_LIMITS if hasattr(cape.config, name)), None)
+    tables = [module for module in cape.modules() if isinstance(module, RowTable)]
+    text_config = cape.config.get_text_config()
+    limit = next((name for name in _TOKEN_LIMITS if hasattr(text_config, name)), None)
     if args.image_size:
         if not images:
-            raise ValueError(
-                f"--image-size {' '.join(map(str, args.image_size))} is not allowed for a "
-                f"{type(cape).__name__}, which reads no images; allowed: --max-tokens."
-            )
+            _set_image_size(cape, *args.image_size)
         for model in images:
             patches = math.prod(model.embeddings.patches(*args.image_size))
             refuse_large_table("--image-size", patches, of_images(model.config).hidden_size)
@@ -143,10 +145,37 @@ def _set_size(cape: PreTrainedModel, args: argparse.Namespace) -> str | None:
                 "has no table of tokens; leave it out."
             )
         (side, *_) = find_family(cape.config.model_type).sides.values()
-        if width := width_of(side, cape.config):  # may be narrower than the layers
+        width = tables[0].embedding_dim if tables else width_of(side, cape.config)
+        if width:  # may be narrower than the layers
             refuse_large_table("--max-tokens", args.max_tokens, width)
-        setattr(cape.config, limit, args.max_tokens)
+        size = args.max_tokens
+        if tables:  # some fields count the rows before the first position too
+            size += getattr(text_config, limit) - tables[0].positions_of_table
+        setattr(text_config, limit, size)
     return None if images else limit
+
+
+def _set_image_size(cape: PreTrainedModel, height: int, width: int) -> None:
+    """Sets the size of the images of a generated family.
+
+    Raises:
+        ValueError: if the model reads no images, or has a learned table of another size.
+    """
+    beginning = f"--image-size {height} {width} is not allowed for a {type(cape).__name__}"
+    grids = [module for module in cape.modules() if isinstance(module, PatchGrid)]
+    sizes = of_images(cape.config)
+    if not grids or not hasattr(sizes, "image_size"):
+        raise ValueError(f"{beginning}, which reads no images; allowed: --max-tokens.")
+    for grid in grids:
+        if grid.keeps_table:
+            raise ValueError(
+                f"{beginning} with a learned table, which would have to be resized first: "
+                "`python -m hf_models.convert SOURCE NEW --position-table-size "
+                f"{height}x{width} --position-table-extension stretch`."
+            )
+        grid.grid = grid.patches(height, width)
+        refuse_large_table("--image-size", math.prod(grid.grid), grid.width)
+    sizes.image_size = height if height == width else (height, width)
 
 
 def _refuse_in_attention(cape: PreTrainedModel, stock_type: type) -> None:
@@ -194,7 +223,10 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     else:
         given = torch.rand(shape, generator=generator)
     more = {}
-    if "decoder_input_ids" in inspect.signature(stock.forward).parameters:
+    parameters = inspect.signature(stock.forward).parameters
+    if stock.main_input_name == "input_ids" and "pixel_values" in parameters:
+        more["pixel_values"] = torch.rand(shape_of_images(stock), generator=generator)
+    if "decoder_input_ids" in parameters:
         more["decoder_input_ids"] = torch.randint(
             _words(stock), (1, SHORTEST - 1), generator=generator
         )
@@ -232,6 +264,14 @@ def _eos(model: PreTrainedModel) -> int:
 def _first(output: Any) -> Tensor:
     """Logits or states; the last of several feature maps."""
     return output[0] if isinstance(output[0], Tensor) else output[0][-1]
+
+
+def _longest(stock: PreTrainedModel, parts: list[Part], limit: str) -> int:
+    """Tokens for which the table of a stock model has rows."""
+    (part, *_) = (part for part in parts if part.table)
+    if isinstance(part.module, RowTable):
+        return len(stock.get_parameter(part.table)) - part.module.first_row
+    return getattr(stock.config, limit)
 
 
 def hint_of(cape: PreTrainedModel) -> int | None:
@@ -288,7 +328,7 @@ def _readme(
         has_hint=tokens and hint is not None,
         hint=hint,
         plain=tokens and hint is None,
-        positions=limit and tables and getattr(stock.config, limit),
+        positions=limit and tables and _longest(stock, parts, limit),
         generates=generates,
         pad_left=tokens and pad_left,
         pad_right=tokens and tables and not pad_left,

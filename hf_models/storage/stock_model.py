@@ -12,9 +12,12 @@ from transformers import PreTrainedModel
 from cape_plugins import PositionConfig, patch_positions, token_positions
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.serving.command import SHORTEST
+from hf_models.generated.seam import Seam
 from hf_models.seams.frames import Frames, add_positions
+from hf_models.seams.grids import PatchTable, TakesAnySize
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.seams.rows import RowTable
 from hf_models.switching import built as switch_built
 from hf_models.switching.install import LearnedTable
 from hf_models.switching.modeling import embed_positions
@@ -51,13 +54,16 @@ def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
     names, saved = stock.state_dict().keys(), vars(cape.config)
     family, parts = find_family(cape.config.model_type), []
     for path, module in cape.named_modules():
-        if not hasattr(module, "positions"):
+        if not hasattr(module, "positions") or isinstance(module, PatchTable):  # see its owner
             continue
         side = getattr(module, "side", "encoder")
         row = family.sides[side]
         of_stock = PositionConfig(family.stock_type(saved, side), row.domain, row.architecture)
-        candidates = (f"{path}.{end}" for end in switch_built.STOCK_TABLES)
-        table = next((name for name in candidates if name in names), None)
+        if isinstance(module, Seam):
+            table = module.stock_table(path)
+        else:
+            candidates = (f"{path}.{end}" for end in switch_built.STOCK_TABLES)
+            table = next((name for name in candidates if name in names), None)
         config = cape.config.position_settings(row.field)
         parts.append(Part(module, config, of_stock, table))
     return parts
@@ -73,14 +79,21 @@ def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
     config = model.config
     if model.main_input_name == "input_ids":
         return (1, SHORTEST - 1)  # plus the hint
+    if model.main_input_name == "input_values":
+        return (1, config.max_length, config.num_mel_bins)
     if model.main_input_name == "pixel_values":
-        config = of_images(config)
-        size = config.image_size
-        sides = size if isinstance(size, list | tuple) else (size, size)
-        return (1, config.num_channels, *sides)
+        return shape_of_images(model)
     if hasattr(config, "num_mel_bins"):
         return (1, config.num_mel_bins, STRIDE * config.max_source_positions)
     return (1, 100, config.input_feat_per_channel)
+
+
+def shape_of_images(model: PreTrainedModel) -> tuple[int, ...]:
+    """Shape of one image."""
+    config = of_images(model.config)
+    size = config.image_size
+    sides = size if isinstance(size, list | tuple) else (size, size)
+    return (1, config.num_channels, *sides)
 
 
 @torch.no_grad()
@@ -95,8 +108,14 @@ def fill_table(stock: PreTrainedModel, part: Part) -> None:
     table = stock.get_parameter(part.table)
     if isinstance(part.module, PatchEmbeddings):
         rows = _rows_of_patches(part.module, table)
+    elif isinstance(part.module, TakesAnySize):
+        rows = _rows_of_grid(part.module, table)
     elif isinstance(part.module, NaturalLengthEncoder):
         rows = _rows_of_frames(part.module, table)
+    elif isinstance(part.module, RowTable):
+        first = part.module.first_row
+        rows = part.module.weight[:1].expand_as(table).clone()
+        rows[first:] = _rows_of_tokens(part, len(table) - first)
     else:
         first = getattr(stock.get_submodule(part.table.removesuffix(".weight")), "offset", 0)
         rows = torch.zeros_like(table)
@@ -113,6 +132,12 @@ def _rows_of_patches(embeddings: PatchEmbeddings, like: Tensor) -> Tensor:
     if patches is not None:
         rows.view(-1, like.shape[-1])[len(embeddings.special_tokens) :] = patches.to(like.dtype)
     return rows
+
+
+def _rows_of_grid(seam: TakesAnySize, table: Tensor) -> Tensor:
+    """``[special tokens + patches, C]`` at the size of inputs in the configuration."""
+    grid = seam.patch_grid
+    return grid.embedding(table)[0] if seam.drops_table else getattr(seam, seam.table_name)
 
 
 def _rows_of_frames(encoder: NaturalLengthEncoder, like: Tensor) -> Tensor:
@@ -141,6 +166,8 @@ def _refuse(part: Part, reason: str) -> None:
 
 
 def _embed_tokens(module: Any, length: int) -> Tensor:
+    if isinstance(module, RowTable):
+        return module(torch.arange(module.first_row, module.first_row + length))
     positions = token_positions(torch.ones(1, length, dtype=torch.bool))
     embedding = getattr(module, "embed_tokens", None) or module.word_embeddings
     table: nn.Module = getattr(module, "embed_positions", None) or module.position_embeddings

@@ -18,6 +18,7 @@ from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.binding import Bound
 from hf_models.generated.families import part_of
 from hf_models.generated.model import how_to_check
+from hf_models.generated.seam import Seam
 from hf_models.switching.configuration import copy_implementations
 from hf_models.switching.install import (
     PARTS,
@@ -225,8 +226,15 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
     twin = stock(stock.config_class(**settings)).to(model.dtype).eval()
     if model.can_generate():
         twin.generation_config = model.generation_config
+    names = {
+        module.stock_table(path)
+        for path, module in model.named_modules()
+        if isinstance(module, Seam)
+    }
     tables = {
-        name: table for name, table in twin.state_dict().items() if name.endswith(STOCK_TABLES)
+        name: table
+        for name, table in twin.state_dict().items()
+        if name in names or name.endswith(STOCK_TABLES)
     }
     weights = {
         name: weight
