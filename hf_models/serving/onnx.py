@@ -4,6 +4,7 @@ and need neither torch nor this package."""
 from __future__ import annotations
 
 import argparse
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
@@ -21,18 +22,20 @@ import hf_models
 from cape_plugins import PositionEncoder
 from cape_plugins.serving.output import Exported
 from hf_models.processors.feature_extraction import choose_extractor
+from hf_models.serving.onnx_generation import generation_graphs, language_model_graph
 from hf_models.serving.onnx_graphs import (
     Graph,
     draw,
     frames_graph,
-    generation_graphs,
     image_graph,
-    language_model_graph,
+    spectrogram_graph,
+    text_and_image_graph,
     tokens_graph,
 )
 from hf_models.serving.onnx_readme import Described, readme
 from hf_models.storage.loading import clear_errors, load_whole
 from hf_models.storage.other_files import copy_other_files
+from hf_models.switching.install import stock_class
 
 OPSETS = range(18, 24)
 # Rounding of float32 in sums of thousands of terms and dozens of layers stays below 1e-5 of the
@@ -120,6 +123,10 @@ def graphs(model: Any) -> list[Graph]:
         )
     if model.main_input_name == "input_features":
         return [frames_graph(model)]
+    if model.main_input_name == "input_values":
+        return [spectrogram_graph(model)]
+    if "pixel_values" in inspect.signature(stock_class(type(model)).forward).parameters:
+        return [text_and_image_graph(model)]
     return [tokens_graph(model)]
 
 

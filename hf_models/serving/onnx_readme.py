@@ -45,15 +45,22 @@ def readme(model: Any, files: Sequence[Described], opset: int) -> str:
     )
     first, *others = files
     generates = "cache_mask" in first.names or bool(others)
-    images, recordings = "pixel_values" in first.names, "input_features" in first.names
+    names = {*first.names}
+    images, recordings = "pixel_values" in names, "input_features" in names
+    texts, sounds = "input_ids" in names and not generates, "input_values" in names
     values = {
-        "images": images,
+        "images": images and not texts,
         "ctc": recordings and not generates,
-        "texts": not (images or recordings or generates),
+        "texts": texts and not images,
+        "texts_and_images": texts and images,
+        "sounds": sounds,
         "generates": generates,
     }
+    axes = {name: axes for name, _, axes in first.inputs}
     if images:
-        values["channels"] = first.inputs[0][2][1]
+        values["channels"] = axes["pixel_values"][1]
+    if sounds:
+        values["bins"] = axes["input_values"][2]
     if recordings:
         values |= _of_frames(model, first)
     if generates:

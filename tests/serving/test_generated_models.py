@@ -1,0 +1,119 @@
+"""Exports of families that are made from stock classes, one of each kind of seam: graphs for ONNX
+Runtime, also beyond the stock sizes, and stock folders."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+import hf_models
+from tests.hf import (
+    test_grids,
+    test_patch_angles,
+    test_rows,
+    test_sinusoids,
+    test_spectrograms,
+    test_two_towers,
+)
+from tests.support.engines import export, program_of, refusal, run_program
+from tests.support.generated import CAPE, mistral
+from tests.support.onnx_graphs import assert_close, export_saved, run
+
+# stock models by the kind of what knows positions, settings, and inputs longer or larger than the
+# stock table
+LONG = test_rows.TABLE + 20
+ADDED = {"type": "cape", "max_global_shift": 3.0}
+SEAMS = {
+    "angles": (mistral, CAPE, {"input_ids": (2, LONG)}),
+    "rows": (lambda: test_rows.build("roberta"), ADDED, {"input_ids": (2, LONG)}),
+    "causal rows": (lambda: test_rows.build("gpt2"), ADDED, {"input_ids": (2, LONG)}),
+    "sinusoids": (lambda: test_sinusoids.build("xglm"), ADDED, {"input_ids": (2, LONG)}),
+    "grid": (lambda: test_grids.build("vit_msn"), ADDED, {"pixel_values": (2, 3, 48, 40)}),
+    "grid in a module": (
+        lambda: test_grids.build("clip_vision_model"),
+        ADDED,
+        {"pixel_values": (2, 3, 48, 40)},
+    ),
+    "patch angles": (
+        test_patch_angles.build,
+        test_patch_angles.SCALED,
+        {"pixel_values": (2, 3, 48, 40)},
+    ),
+    "spectrogram": (
+        test_spectrograms.build,
+        test_spectrograms.CAPE,
+        {"input_values": (2, 2 * test_spectrograms.FRAMES, test_spectrograms.BANDS)},
+    ),
+    "two towers": (
+        test_two_towers.build,
+        ADDED,
+        {"input_ids": (2, LONG), "pixel_values": (3, 3, 48, 40)},
+    ),
+}
+each = pytest.mark.parametrize("seam", SEAMS)
+GENERATES = {"angles", "causal rows", "sinusoids"}
+SIZES = {"rows": ("--max-tokens", LONG), "grid": ("--image-size", 48, 40)}
+
+
+def build(seam):
+    stock, settings, shapes = SEAMS[seam]
+    fields = {"vision_position_embedding": ADDED} if seam == "two towers" else {}
+    model = hf_models.switch(stock(), settings, **fields).eval()
+    generator = torch.Generator().manual_seed(3)
+    inputs = {
+        name: torch.randint(5, 50, shape, generator=generator)
+        if name == "input_ids"
+        else torch.randn(shape, generator=generator)
+        for name, shape in shapes.items()
+    }
+    return model, inputs
+
+
+def first(output):
+    """Scores or states."""
+    return next(value for value in output.values() if isinstance(value, torch.Tensor))
+
+
+@each
+def test_graphs_compute_the_same_beyond_the_stock_size(seam, tmp_path):
+    model, inputs = build(seam)
+    out = export_saved(model, tmp_path)
+    with torch.no_grad():
+        expected = first(model(**inputs))
+    if "input_ids" in inputs:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if seam in GENERATES:
+        inputs["cache_mask"] = inputs["input_ids"][:, :0]
+        layers, config = range(model.config.num_hidden_layers), model.config
+        heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+        empty = torch.zeros(2, heads, 0, 8)
+        inputs |= {f"past_{layer}_{part}": empty for layer in layers for part in ("key", "value")}
+    assert_close(next(iter(run(out, "model", **inputs).values())), expected)
+    assert run_program(program_of(out), cwd=out)
+
+
+@each
+def test_stock_folders_compute_the_same(seam, tmp_path):
+    """At the sizes that the stock class takes, or at the size that was asked for."""
+    model, inputs = build(seam)
+    model.save_pretrained(tmp_path / "model")
+    if seam in ("angles", "patch angles"):  # nothing is added
+        settings = model.config.position_embedding
+        assert not model.config.position_config.changes(model.config.position_config), settings
+    if seam == "sinusoids":  # the stock class computes its positions
+        return
+    out = export("stock", tmp_path / "model", tmp_path / "out", *SIZES.get(seam, ()))
+    (name,) = json.loads((out / "config.json").read_text())["architectures"]
+    stock = getattr(transformers, name).from_pretrained(out).eval()
+    assert type(stock.config).__module__.startswith("transformers.")
+    if seam not in SIZES:
+        sizes = {"input_ids": 12, "pixel_values": 32, "input_values": test_spectrograms.FRAMES}
+        for key, value in inputs.items():
+            inputs[key] = (
+                value[:, :, : sizes[key], : sizes[key]]
+                if value.dim() > 3
+                else (value[:, : sizes[key]])
+            )
+    with torch.no_grad():
+        assert_close(first(stock(**inputs)), first(model(**inputs)))
