@@ -90,7 +90,10 @@ def load(source: Path) -> Any:
                 "allowed: model types that begin with cape_. Stock models are exported by "
                 "transformers.exporters.OnnxExporter."
             )
-        model, _ = load_whole(hf_models.MODELS[name], str(source), attn_implementation="sdpa")
+        model_class = hf_models.MODELS[name]
+        # graphs of fused attention are the fastest, but some stock models have none
+        attention = "sdpa" if model_class._supports_sdpa else "eager"
+        model, _ = load_whole(model_class, str(source), attn_implementation=attention)
     for module in model.modules():
         if isinstance(module, PositionEncoder) and module.config.random_evaluation:
             raise ValueError(

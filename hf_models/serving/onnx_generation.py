@@ -111,7 +111,10 @@ def generation_graphs(model: Any) -> list[Graph]:
     mask = mask_input("states", LEFT, RIGHT)
     cross = layer_inputs(layers, "cross", ("batch", heads, "states", width))
     past = layer_inputs(layers, "past", ("batch", heads, "past", width))
-    tokens = {"input_ids": token_input(decoder.embed_tokens), "encoder_attention_mask": mask}
+    tokens = {
+        "input_ids": token_input(decoder.embed_tokens.num_embeddings),
+        "encoder_attention_mask": mask,
+    }
     steps = ((1, 1, 0, 1), (1, 1, 1, 9), (3, 4, 0, 5), (2, 1, 30, 40), (1, 3, 7, 2))
     names = ("batch", "length", "past", "states")
     return [
@@ -174,7 +177,7 @@ def language_model_graph(model: Any) -> Graph:
         for part in ("key", "value"):
             past[f"past_{layer}_{part}"] = Input(("batch", heads, "past", width), normal_values)
     inputs = {
-        "input_ids": token_input(model.get_input_embeddings()),
+        "input_ids": token_input(model.get_input_embeddings().num_embeddings),
         "attention_mask": mask_input("length"),
         "cache_mask": mask_input("past", LEFT),
         **past,
@@ -212,7 +215,7 @@ def _source_inputs(model: Any) -> tuple[dict[str, Input], dict[str, int], list[d
     config, encoder = model.config, model.get_encoder()
     if model.main_input_name == "input_ids":
         inputs = {
-            "input_ids": token_input(encoder.embed_tokens),
+            "input_ids": token_input(encoder.embed_tokens.num_embeddings),
             "attention_mask": mask_input("length", LEFT, RIGHT),
         }
         others = [{"batch": batch, "length": length} for batch, length in SIZES]

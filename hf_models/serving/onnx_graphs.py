@@ -105,9 +105,9 @@ def whole_numbers(low: int, high: int) -> Callable[[Sequence[int], torch.Generat
     return lambda shape, generator: torch.randint(low, high, tuple(shape), generator=generator)
 
 
-def token_input(embedding: nn.Embedding, batch: str = "batch") -> Input:
-    """Numbers of tokens ``[batch, length]``."""
-    return Input((batch, "length"), whole_numbers(0, embedding.num_embeddings))
+def token_input(words: int, batch: str = "batch") -> Input:
+    """Numbers of tokens ``[batch, length]``, of a vocabulary of this many."""
+    return Input((batch, "length"), whole_numbers(0, words))
 
 
 def mask_input(axis: str, *paddings: str, batch: str = "batch") -> Input:
@@ -217,7 +217,7 @@ def _images(model: Any, batch: str = "batch") -> tuple[Input, int, int]:
 def text_and_image_graph(model: Any) -> Graph:
     """Texts of any length beside images of any height and width, with a score for each pair."""
     pixels, patch, whole = _images(model, "images")
-    words = model.get_input_embeddings()
+    words = model.config.get_text_config().vocab_size
     inputs = {
         "input_ids": token_input(words, "texts"),
         "attention_mask": mask_input("length", RIGHT, batch="texts"),
@@ -254,7 +254,7 @@ def frames_graph(model: Any) -> Graph:
 
 def tokens_graph(model: Any) -> Graph:
     """Texts of any length, with an output for each token or for the text."""
-    words = model.get_input_embeddings()
+    words = model.get_input_embeddings().num_embeddings
     inputs = {"input_ids": token_input(words), "attention_mask": mask_input("length", LEFT, RIGHT)}
     if getattr(model.config, "type_vocab_size", 0):
         types = whole_numbers(0, model.config.type_vocab_size)

@@ -83,6 +83,8 @@ def test_graphs_compute_the_same_beyond_the_stock_size(seam, tmp_path):
         expected = first(model(**inputs))
     if "input_ids" in inputs:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if getattr(model.config, "type_vocab_size", 0):
+            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
     if seam in GENERATES:
         inputs["cache_mask"] = inputs["input_ids"][:, :0]
         layers, config = range(model.config.num_hidden_layers), model.config
@@ -98,11 +100,6 @@ def test_stock_folders_compute_the_same(seam, tmp_path):
     """At the sizes that the stock class takes, or at the size that was asked for."""
     model, inputs = build(seam)
     model.save_pretrained(tmp_path / "model")
-    if seam in ("angles", "patch angles"):  # nothing is added
-        settings = model.config.position_embedding
-        assert not model.config.position_config.changes(model.config.position_config), settings
-    if seam == "sinusoids":  # the stock class computes its positions
-        return
     out = export("stock", tmp_path / "model", tmp_path / "out", *SIZES.get(seam, ()))
     (name,) = json.loads((out / "config.json").read_text())["architectures"]
     stock = getattr(transformers, name).from_pretrained(out).eval()
@@ -117,3 +114,26 @@ def test_stock_folders_compute_the_same(seam, tmp_path):
             )
     with torch.no_grad():
         assert_close(first(stock(**inputs)), first(model(**inputs)))
+
+
+@pytest.mark.parametrize(
+    ("seam", "flags", "message"),
+    [
+        ("sinusoids", ("--image-size", 48, 48), "reads no images"),
+        ("grid", ("--max-tokens", 50), "no table of tokens"),
+        ("rows", ("--image-size", 48, 48), "reads no images"),
+        ("spectrogram", ("--image-size", 48, 48), "reads no images"),
+    ],
+)
+def test_stock_folders_are_refused_with_the_reason(seam, flags, message, tmp_path, capsys):
+    model, _ = build(seam)
+    model.save_pretrained(tmp_path / "model")
+    assert message in refusal(capsys, "stock", tmp_path / "model", tmp_path / "out", *flags)
+
+
+def test_a_learned_table_of_patches_is_resized_before(tmp_path, capsys):
+    model = hf_models.switch(test_grids.build("vit_msn"), {"type": "abspos"})
+    model.save_pretrained(tmp_path / "model")
+    out = tmp_path / "out"
+    error = refusal(capsys, "stock", tmp_path / "model", out, "--image-size", 48, 40)
+    assert "--position-table-size 48x40" in error
