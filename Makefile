@@ -39,9 +39,13 @@ $(VENV)/base.stamp: requirements/base.txt $(VENV)/venv.stamp
 # Alone, without build isolation (it compiles against the numpy and Cython just installed) and
 # without dependencies (see requirements/base.txt). Without debug information it takes two minutes
 # to compile instead of three.
-$(VENV)/fairseq.stamp: Makefile $(VENV)/base.stamp
-	CFLAGS="$(CFLAGS) -g0" $(PIP) install --no-build-isolation --no-deps $(FAIRSEQ) || \
+$(VENV)/wheel.stamp: Makefile $(VENV)/base.stamp
+	CFLAGS="$(CFLAGS) -g0" $(PIP) wheel --no-build-isolation --no-deps --wheel-dir $(VENV)/wheels $(FAIRSEQ) || \
 	    { echo "error: fairseq needs a C++ compiler and Python headers; on Debian: apt-get install g++ python3-dev" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/fairseq.stamp: $(VENV)/wheel.stamp
+	$(PIP) install --no-deps --no-index --find-links $(VENV)/wheels $(FAIRSEQ)
 	@touch $@
 
 # Editable, so that commands and tests always run the code of this checkout, never a stale copy. An
@@ -60,7 +64,15 @@ $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
 	then $(PIP) install -r requirements/hf.txt; else $(PIP) install -e '.[hf]'; fi
 	@touch $@
 
-setup-serve: $(VENV)/serve.stamp ## adds the engines of `cape-plugins export`
+# Fairseq compiles on one core, for two minutes; the other packages come meanwhile.
+setup-serve: $(VENV)/base.stamp ## adds Hugging Face and the engines of `cape-plugins export`
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/wheel.stamp $(VENV)/engines.stamp
+	@$(MAKE) --no-print-directory $(VENV)/serve.stamp
+
+$(VENV)/engines.stamp: requirements/hf.txt requirements/serve.txt $(VENV)/base.stamp
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
+	then $(PIP) install -r requirements/hf.txt -r requirements/serve.txt; fi
+	@touch $@
 
 $(VENV)/serve.stamp: requirements/serve.txt $(VENV)/hf.stamp
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; \
@@ -86,7 +98,7 @@ bench: setup-serve ## runs the benchmarks; ARGS= has options
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
     $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: lint setup-serve ## runs ruff and all tests; ARGS= has options of pytest
+test: setup-serve lint ## runs ruff and all tests; ARGS= has options of pytest
 	$(PYTEST) $(ARGS)
 
 test-fast: setup-serve ## runs the tests that start no command lines and train nothing long
