@@ -1,8 +1,9 @@
 """Positions in attention modules of transformers: relative keys, turned queries and keys, biases.
 
-The modules keep their forward, parameters and caches. A module looks its attention function up by
-name. A module with positions gets another name, and what the function needs: the number of cached
-positions, because relative attention counts queries among the keys, and the positions of the stack.
+The modules keep their forward, parameters and caches. A module looks up its attention function by
+name. This package gives a module with positions the name of another function, and the values that
+this function needs: the positions of the stack, and the number of cached positions, because
+relative attention counts queries among the keys.
 """
 
 from __future__ import annotations
@@ -87,14 +88,14 @@ class PositionAttention(RunTimeMixin, Bound):
 
         Args:
             hidden_states: B x T x C.
-            patches: Rows and columns of the image, where tokens are patches.
-            attention_positions: What the stack computed for this forward; None without positions
-                that the stack computes, as with relative embeddings.
-            *args: As the stock module; a cache among them says how many positions came before.
-            **kwargs: As the stock module.
+            patches: Rows and columns of patches, if the tokens are patches of an image.
+            attention_positions: Positions that the stack computed for this forward; None if the
+                stack computes none, as for relative embeddings.
+            *args: Arguments of the stock module. A cache gives the number of earlier positions.
+            **kwargs: Keyword arguments of the stock module.
 
         Returns:
-            What the stock module returns.
+            The output of the stock module.
         """
         cache, offset = find_cache(*args, *kwargs.values()), None
         if cache is not None:  # + 0 copies the number, because a static cache counts in place
@@ -150,7 +151,7 @@ def positions_for_layers(
     generator: Any,
     query_positions: Positions | None = None,
 ) -> dict[str, AttentionPositions]:
-    """The argument that a stack hands on to its layers; none if the layers need none.
+    """The keyword argument that a stack passes to its layers; no argument if the layers need none.
 
     Args:
         stack_positions: From :func:`add_positions_to_attention`.
@@ -267,7 +268,7 @@ def _visible_keys(
     key: Tensor,
     offset: int | Tensor | None,
 ) -> Tensor | None:
-    """The mask of a call; a causal mask, bool ``[T, S]``, where stock functions make their own."""
+    """The mask of a call, or the causal mask, bool ``[T, S]``, that stock functions would make."""
     length, num_keys = query.shape[2], key.shape[2]
     if attention_mask is not None or not getattr(module, "is_causal", False) or length == 1:
         return attention_mask
@@ -306,7 +307,7 @@ def _relative_forward(
         if num_keys != length:
             raise ValueError(
                 f"{type(module).__name__} has {num_keys} keys for {length} queries, but no cache "
-                "among its arguments; allowed: releases of transformers that hand it on. Install "
+                "among its arguments; allowed: releases of transformers that pass it. Install "
                 "a tested one; `cape-plugins doctor` names them."
             )
         query_offset = 0

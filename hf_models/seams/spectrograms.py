@@ -28,9 +28,9 @@ _SPECTROGRAM = "input_values"  # [B, frames, bands]
 class SpectrogramTable(ParameterOwner):
     """Takes the place of a stock module with a table for bands x frames.
 
-    The first half of the channels has the time of a patch in seconds, which is moved in training.
-    The second half has the number of its row of bands: a sound is neither as shifted nor as scaled
-    in frequency as in time, so the frequency axis stays fixed.
+    The first half of the channels encodes the time of a patch in seconds, which training moves. The
+    second half encodes the row of the patch on the frequency axis. Training does not move this row:
+    real sounds are shifted and scaled in time, but hardly in frequency.
 
     Attributes:
         bands: Sinusoids of the rows of patches.

@@ -104,7 +104,7 @@ class TokenModel(PositionHost):
                 the first token on.
             position_ids: See :func:`~hf_models.seams.packed.keep_borders`.
             inputs_embeds: ``[B, T, C]`` instead of `input_ids`.
-            draw: Random numbers of this forward, to inject; default drawn in training.
+            draw: Random numbers for this forward; by default drawn in training.
         """
         content = content_of_call(input_ids, inputs_embeds)
         encoder = self.embeddings.positions
