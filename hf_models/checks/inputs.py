@@ -118,7 +118,7 @@ def _labels(stock: Any, samples: Samples) -> Inputs:
 
 
 def _words(stock: Any, logits: Tensor, length: int) -> Tensor:
-    """``[1, length]`` labels of a model of words, or of a model that puts tokens into classes."""
+    """``[1, length]`` labels for a language model or a classifier of tokens."""
     generator = torch.Generator().manual_seed(2)
     if logits.shape[-1] == getattr(stock.config, "vocab_size", 0):
         return tokens(stock.config, length, generator)

@@ -72,7 +72,7 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
         lengths = _text_lengths(config)
         rows = [{name: tokens(config, length, generator)} for length in lengths]
         padding, axis = {name: pad_token(config)}, 0
-        targets: Sequence[int] = lengths  # a classifier looks for EOS at the places of the source
+        targets: Sequence[int] = lengths  # classifiers look for EOS at source positions
     elif name == "pixel_values":
         sizes = getattr(config, "vision_config", config)
         size = sizes.image_size
@@ -87,9 +87,9 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
         targets = _TARGETS
     else:
         raise ValueError(
-            f"the main input of {type(model).__name__} is {name!r}; made here are input_ids, "
-            "pixel_values and input_features. Give inputs=hf_models.checks.samples.Samples(rows, "
-            "padding)."
+            f"the main input of {type(model).__name__} is {name!r}; allowed: input_ids, "
+            "pixel_values, input_features. For another input give "
+            "inputs=hf_models.checks.samples.Samples(rows, padding)."
         )
     if config.is_encoder_decoder and takes_targets(model):
         for row, length in zip(rows, targets, strict=True):
@@ -128,7 +128,7 @@ def tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
     """``[1, length]`` ids of words, EOS last."""
     special_tokens = {pad_token(config), *_special_tokens(config).values()}
     word_tokens = [token for token in range(config.vocab_size) if token not in special_tokens]
-    word_tokens = word_tokens or [0]  # of a vocabulary of special tokens alone
+    word_tokens = word_tokens or [0]  # if all tokens are special
     ids = torch.randint(len(word_tokens), (1, length), generator=generator)
     ids = torch.tensor(word_tokens)[ids]
     if (end := _special_tokens(config).get("eos_token_id")) is not None:
@@ -137,14 +137,14 @@ def tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
 
 
 def _special_tokens(config: Any) -> Mapping[str, int | None]:
-    """Tokens with a meaning, by field; the first, if a field has several."""
+    """Ids of special tokens, by field; the first id of a field with several ids."""
     names = [name for name in vars(config) if name.endswith("_token_id")]
     values = {name: getattr(config, name) for name in names}
     return {name: v[0] if isinstance(v, list) and v else v for name, v in values.items()}
 
 
 def pad_token(config: Any) -> int:
-    """The padding token; without a padding token any token serves, because padding is masked."""
+    """The padding token. Without one the token 0, because padding is masked."""
     token = _special_tokens(config).get("pad_token_id")
     return 0 if token is None else token
 

@@ -216,9 +216,9 @@ def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     """Positions ``[B, T]`` float32 of packed samples, drawn and sorted for each text.
 
     Reads the numbers of texts and of positions from the device, once in a forward. The alternatives
-    are worse: :func:`draw_texts` repeats a draw at each token, and an order for each
-    token would not fit into memory; sorted gaps or one shared permutation would change the draws,
-    or lose the error for long texts.
+    are worse: :func:`draw_texts` repeats a draw at each token, and an order for each token would
+    not fit into memory; sorted gaps or one shared permutation would change the draws, or lose the
+    error for long texts.
     """
     batch = position_ids.shape[0]
     text_number = number_texts(position_ids)

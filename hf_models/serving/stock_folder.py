@@ -185,8 +185,8 @@ def _refuse_in_attention(cape: PreTrainedModel, stock_type: type) -> None:
             context = settings.relative_context
             more = f" with relative_context={context}" if context else ""
             raise ValueError(
-                f"{field} {settings.type!r}{more} cannot be that of a {stock_type.__name__}, whose "
-                "attention has no such positions; allowed: what is added to the content. "
+                f"{field} {settings.type!r}{more} is not allowed for a {stock_type.__name__}, "
+                "whose attention has no such positions; allowed: types that add to the content. "
                 "`cape-plugins export onnx` takes it, and `python -m hf_models.convert "
                 "--self-contained` writes its code beside it."
             )
@@ -203,7 +203,7 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
         raise ValueError(
             f"{option}={value!r} is impossible in a {type(stock).__name__}, which computes its "
             f"positions ({option}={of_stock!r}) and ignores tables in its file; allowed: settings "
-            "that compute what the stock model does. `cape-plugins export ctranslate2` or `onnx` "
+            "with the outputs of the stock model. `cape-plugins export ctranslate2` or `onnx` "
             "takes it, `python -m hf_models.convert --self-contained` writes its code beside it."
         )
 
@@ -218,10 +218,10 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     generator = torch.Generator().manual_seed(1)
     shape = shape_of_inputs(stock)
     if stock.main_input_name == "input_ids":
-        given = torch.randint(_words(stock), shape, generator=generator)
-        given[:, -1] = _eos(stock)  # some models classify the state of this token
+        inputs = torch.randint(_words(stock), shape, generator=generator)
+        inputs[:, -1] = _eos(stock)  # some models classify the state of this token
     else:
-        given = torch.rand(shape, generator=generator)
+        inputs = torch.rand(shape, generator=generator)
     more = {}
     parameters = inspect.signature(stock.forward).parameters
     if stock.main_input_name == "input_ids" and "pixel_values" in parameters:
@@ -230,10 +230,10 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
         more["decoder_input_ids"] = torch.randint(
             _words(stock), (1, SHORTEST - 1), generator=generator
         )
-    with_hint, hint = given, hint_of(cape)
+    with_hint, hint = inputs, hint_of(cape)
     if hint is not None:
-        with_hint = torch.cat((given.new_full((1, 1), hint), given), dim=1)
-    expected = _first(cape(**{cape.main_input_name: given}, **more))
+        with_hint = torch.cat((inputs.new_full((1, 1), hint), inputs), dim=1)
+    expected = _first(cape(**{cape.main_input_name: inputs}, **more))
     try:
         got = _first(stock(**{stock.main_input_name: with_hint}, **more))
         difference = (expected - got).abs().max().item()
@@ -243,8 +243,8 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
         reason = f": its outputs differ by {difference:.3g}"
     if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
         raise ValueError(
-            f"{type(stock).__name__} computes otherwise for inputs of shape {shape}{reason}; "
-            "allowed: sizes that the stock class takes, of some classes square images only, and "
+            f"{type(stock).__name__} has other outputs for inputs of shape {shape}{reason}; "
+            "allowed: sizes that the stock class takes (some classes take square images only), and "
             "heads that a caller can give the BOS hint to. Use another size, or serve it by "
             "`cape-plugins export onnx`."
         )

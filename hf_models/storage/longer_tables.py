@@ -71,11 +71,11 @@ def extend_table(
     `model`.
 
     ``copy`` gives new rows the trained rows once more, from the first on: up to the old length the
-    model computes what it did. ``stretch`` keeps the first rows and interpolates the others
+    outputs stay the same. ``stretch`` keeps the first rows and interpolates the others
     linearly over the rest, as in Long-CLIP; ``stretch:K`` keeps K rows (default 20). Tables of
     images and spectrograms are repeated by ``copy`` and resized bicubically by ``stretch``. Rows of
-    special tokens stay. ``wrap``, which needs no new rows, is what a table does in any case: a
-    longer text begins it anew.
+    special tokens stay. ``wrap`` needs no new rows, and so no call of this function: each learned
+    table begins anew behind its last row.
 
     Args:
         model: A model of this package with a learned table, such as of the type ``abspos``. Extend
@@ -109,8 +109,8 @@ def extend_table(
 
 
 def difference(model: PreTrainedModel, longer: PreTrainedModel, extension: str) -> str:
-    """What a model with a longer table computes otherwise than before, in words; empty if nothing
-    up to the old length.
+    """Why the outputs of a model with a longer table differ from before, in words; empty if they
+    stay the same up to the old length.
 
     Args:
         model: Model before :func:`extend_table`.
@@ -142,8 +142,8 @@ def add_table_args(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--position-table-extension",
         metavar="wrap|copy|stretch[:K]",
-        help="rows of a longer table. wrap: none, longer texts begin the table anew; copy: the "
-        "trained rows once more, which then learn apart; stretch: the first K rows stay "
+        help="rows of a longer table. wrap: none, longer texts begin the table anew; copy: a "
+        "second copy of the trained rows, which learns for itself; stretch: the first K rows stay "
         f"(default: {KEPT_ROWS}, as in Long-CLIP) and the others are interpolated; images and "
         "spectrograms are resized (default: copy with --position-table-size, otherwise wrap)",
     )
@@ -153,7 +153,7 @@ def given_table(args: argparse.Namespace) -> tuple[str, str] | None:
     """Size and extension from the flags; None if the table stays.
 
     Raises:
-        ValueError: if one of the flags means nothing beside the other, or has a wrong value.
+        ValueError: if the flags contradict each other, or if a value is wrong.
     """
     size, extension = args.position_table_size, args.position_table_extension
     if extension is not None and extension != "wrap":

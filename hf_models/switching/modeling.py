@@ -88,7 +88,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Marks the configuration of a copied model, itself a copy, as in use."""
         super().__setstate__(state)
-        if hasattr(self.config, "mark_in_use"):  # parts, as in SigLIP, have stock configurations
+        if hasattr(self.config, "mark_in_use"):  # parts in SigLIP have stock configurations
             self.config.mark_in_use()
 
     def post_init(self) -> None:
@@ -285,8 +285,8 @@ def build_positions(
         numbers = (name for name, value in stored.items() if type(value) is int)
         raise ValueError(
             f"dim={row.dim!r} of the {side} in the row of {config.model_type!r} names no field of "
-            f"{type(config).__name__}; allowed: the one with the width of the model, of "
-            f"{', '.join(sorted(numbers))}, or behind a dot in a part. Correct Side(dim=...)."
+            f"{type(config).__name__}; allowed: the field with the width of the model, one of "
+            f"{', '.join(sorted(numbers))}, or PART.FIELD. Correct Side(dim=...)."
         ) from None
     return build_position_encoder(
         config.position_settings(row.field),

@@ -17,8 +17,8 @@ class CheckedSettings(dict):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
-            f"the settings {dict(self)} cannot be changed one by one: a model that is built "
-            "does not change with them; set the whole field of a configuration before that: "
+            f"the settings {dict(self)} cannot be changed one by one, because a built model "
+            "would not change. Set the whole field of a configuration before a model is built, "
             f'config.{FIELD} = {{"type": ..., ...}}, or load the model again by '
             f"from_pretrained(..., {FIELD}={{...}})."
         )
