@@ -202,7 +202,7 @@ class TargetStack(TextStack):
         **kwargs: Any,
     ) -> Any:
         """See transformers; `draw` as in :meth:`SourceStack.forward`. `position_ids` ``[B or 1,
-        T]`` are the positions, which may be numbers of any size."""
+        T]`` may be integers of any size."""
         content = content_of_call(input_ids, inputs_embeds, "decoder_")
         length, device = content.shape[1], content.device
         cache = find_cache(*kwargs.values())

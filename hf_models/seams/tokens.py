@@ -53,7 +53,7 @@ class TokenEmbeddings(Bound, PositionHost):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """See transformers; `position_ids` are the positions, which may be numbers of any size."""
+        """See transformers; `position_ids` may be integers of any size."""
         content = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = content.shape[:2], content.device
         mask, draw = self.bound or (None, None)

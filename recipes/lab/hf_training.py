@@ -225,7 +225,7 @@ def _begin_anew(trainer: Trainer) -> None:
 
 def train(trainer: Trainer, folder: Path, trains: bool = True) -> None:
     """Trains the model, unless it is finished, and loads the saved model. Without updates, saves
-    the model as it is."""
+    the model unchanged."""
     run_args = trainer.args
     duration = {key: getattr(run_args, key) for key in DURATION}
     if not trains:
