@@ -105,37 +105,37 @@ def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) 
     Raises:
         ValueError: for another model type, or settings that the family refuses.
     """
-    known = GENERATED.get(model_type)
+    known_row = GENERATED.get(model_type)
     proofs: list[Proof] = []
     try:
         for stock in tiny_stock_models(model_type):
-            proofs.append(_proof(model_type, known, stock, position_embedding))
+            proofs.append(_proof(model_type, known_row, stock, position_embedding))
             if len(proofs[-1].checks) > 1:  # switched, so this class decides
                 return proofs[-1]
     except NoStockModel as reason:
         name = "model type" if isinstance(reason, NoModelType) else STOCK_MODEL
         proofs.append(Proof(model_type, None, "", [Check(name, SKIPPED, str(reason))]))
-    if known is None and model_type in REASONS:
+    if known_row is None and model_type in REASONS:
         return Proof(model_type, None, proofs[0].stock, [_no_seam(REASONS[model_type])])
     return proofs[0]
 
 
 def _proof(
     model_type: str,
-    known: GeneratedRow | None,
+    known_row: GeneratedRow | None,
     stock: StockModel,
     position_embedding: Mapping[str, Any] | None,
 ) -> Proof:
-    """The proof of a model with the `known` row of its type. Without a known row: the proof with
+    """The proof of a model with the `known_row` of its type. Without such a row: the proof with
     the first candidate that passes, or with the most similar row if no candidate passes."""
     name = type(stock.model).__name__
     owner = type(stock.model).config_class.model_type
     if owner != model_type:  # another model type has the class
         text = f"its {name} is the class of the model type {owner}"
         return Proof(model_type, None, name, [Check("class", SKIPPED, text)])
-    if known is not None:
-        checks = _checks(stock, known.stock, position_embedding)
-        return Proof(model_type, known, name, checks)
+    if known_row is not None:
+        checks = _checks(stock, known_row.stock, position_embedding)
+        return Proof(model_type, known_row, name, checks)
     if is_model(PARTS.get(type(stock.model))):  # a family with a file
         checks = _checks(stock, _file_type(stock.model), position_embedding)
         return Proof(model_type, None, name, checks)

@@ -217,51 +217,51 @@ def _growth(model: PreTrainedModel, size: str) -> _Growth:
         )
     number = int(match["first"])
     pixels = (number, int(match["second"])) if match["second"] else number
-    of_tokens = [table for table in tables if table.grid is None]
-    wanted = of_tokens if match["second"] is None and of_tokens else tables
-    wanted = tables if match["field"] else wanted
-    growths, resisting = [], {}
+    token_tables = [table for table in tables if table.grid is None]
+    candidates = token_tables if match["second"] is None and token_tables else tables
+    candidates = tables if match["field"] else candidates
+    growths, other_weights = [], {}
     for field, value in _fields(model.config):
         if match["field"] not in (None, field):
             continue
-        for new_value, of_grid in _new_values(value, pixels, wanted):
+        for new_value, of_grid in _new_values(value, pixels, candidates):
             new, others = _new_shapes(model, _with_field(model.config, field, new_value), tables)
             is_kind = all((table.grid is not None) == of_grid for table in new.values())
             is_long = of_grid or all(table.positions == number for table in new.values())
-            if new and is_kind and is_long and new.keys() <= {table.name for table in wanted}:
+            if new and is_kind and is_long and new.keys() <= {table.name for table in candidates}:
                 if others:
-                    resisting[field] = others
+                    other_weights[field] = others
                 else:
                     growths.append(_Growth(field, new_value, new))
     if len(growths) == 1:
         return growths[0]
-    raise ValueError(_refusal(model, size, wanted, growths, resisting))
+    raise ValueError(_refusal(model, size, candidates, growths, other_weights))
 
 
 def _refusal(
     model: PreTrainedModel,
     size: str,
-    wanted: list[_Table],
+    candidates: list[_Table],
     growths: list[_Growth],
-    resisting: dict[str, list[str]],
+    other_weights: dict[str, list[str]],
 ) -> str:
     """Why :func:`_growth` found no field, or more than one."""
-    beginning = f"--position-table-size {size} is not allowed for {type(model).__name__}"
+    start = f"--position-table-size {size} is not allowed for {type(model).__name__}"
     if growths:
         fields = " or ".join(growth.field for growth in growths)
-        return f"{beginning}, where it could be {fields}; give one of these as FIELD={size}."
-    if resisting:
-        field, others = next(iter(resisting.items()))
+        return f"{start}, where it could be {fields}; give one of these as FIELD={size}."
+    if other_weights:
+        field, others = next(iter(other_weights.items()))
         return (
-            f"{beginning}: {field} also sets the size of {', '.join(others[:3])}, which are no "
+            f"{start}: {field} also sets the size of {', '.join(others[:3])}, which are no "
             "position tables. Use a type that needs no table, such as cape."
         )
     sizes = ", ".join(
         f"{table.name} of {_by(table.grid) + ' patches' if table.grid else table.positions}"
-        for table in wanted
+        for table in candidates
     )
     return (
-        f"{beginning}, whose tables are {sizes}; allowed: more tokens than now, or another size of "
+        f"{start}, whose tables are {sizes}; allowed: more tokens than now, or another size of "
         f"images or sounds: {_ALLOWED}."
     )
 
