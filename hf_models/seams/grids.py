@@ -174,6 +174,7 @@ class TakesAnySize(Seam):
         patch_grid: The module that gives the embeddings.
     """
 
+    adds = True
     table_name: str
     drops_table: bool
     patch_grid: PatchGrid

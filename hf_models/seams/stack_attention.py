@@ -23,6 +23,7 @@ from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam
 from hf_models.host import cached_tokens, find_cache
 from hf_models.seams.attention import (
+    PositionAttention,
     RunTimeMixin,
     add_positions_to_attention,
     has_heads,
@@ -126,7 +127,9 @@ def add_to_layers(model: nn.Module, path: str, seam: Seam, only_adds: bool) -> N
     causal = bool(getattr(modules[0], "is_causal", False))
     seam.layer_key = path
     seam.stack_positions = add_positions_to_attention(modules, settings, seam.positions, causal)
-    for layer_path, paths in _by_layer(model, stack_path, attentions).items():
+    # settings may leave layers without positions
+    in_layers = [item for item in attentions if isinstance(item[1], PositionAttention)]
+    for layer_path, paths in _by_layer(model, stack_path, in_layers).items():
         layer = model.get_submodule(layer_path)
         layer.attention_paths, layer.stack = tuple(paths), path
         layer.__class__ = mixed(PositionLayer, type(layer))
