@@ -108,9 +108,10 @@ class GeneratedModel(PositionHost, PositionModelMixin):
         """
         seams = self.seams()
         call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
-        scope = Scope(self.argument_names, dict(call), scope_of(seams), draw)
+        # an encoder that is a model has layers, but not always a seam
+        bound = [*seams, *(self.get_submodule(path) for path in self.layer_paths)]
+        scope = Scope(self.argument_names, dict(call), scope_of(bound), draw)
         for seam in seams:
             seam.adapt_call(self, call)
-        layers = [self.get_submodule(path) for path in self.layer_paths]
-        with OpenScope([*seams, *layers], scope):
+        with OpenScope(bound, scope):
             return super().forward(**call)

@@ -128,6 +128,6 @@ def _rebuilt(seam: type[Seam], stock: type[nn.Module], keywords: Iterable[Any]) 
     return cls.__new__(cls)
 
 
-def scope_of(seams: Iterable[Seam]) -> Scope | None:
-    """The scope that is bound to the seams of a model; None outside of a forward."""
-    return next((seam.bound for seam in seams), None)
+def scope_of(modules: Iterable[Bound]) -> Scope | None:
+    """The scope that is bound to the seams and layers of a model; None outside of a forward."""
+    return next((module.bound for module in modules), None)

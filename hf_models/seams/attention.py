@@ -317,6 +317,8 @@ def _relative_forward(
     width = query.shape[-1]
     if scaling not in (None, width**-0.5):  # Whisper has scaled its queries already: 1
         query = query * (scaling * width**0.5)  # relative_attention scales, too
+    if (groups := query.shape[1] // key.shape[1]) > 1:  # heads share keys and values
+        key, value = (shared.repeat_interleave(groups, dim=1) for shared in (key, value))
     query_offset, patches, _ = module.bound
     length, num_keys = query.shape[2], key.shape[2]
     if query_offset is None:

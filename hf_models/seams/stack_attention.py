@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cape_plugins import AttentionPositions, Draw, Positions
@@ -118,6 +119,12 @@ def add_to_layers(model: nn.Module, path: str, seam: Seam, only_adds: bool) -> N
             f"{beginning} {type(computing[0]).__name__} does not look its attention function up as "
             f"transformers' other models do; {remedy}"
         )
+    around = _model_around(model, path)
+    if model.can_generate() and around is not model and type(model).part_for(around) is None:
+        raise ValueError(
+            f"{beginning} generation of {type(model).__name__} calls the stock "
+            f"{type(around).__name__} alone, which knows no positions; {remedy}"
+        )
     if not attentions:
         raise ValueError(
             f"{beginning} {type(model).__name__} has no attention with heads that are known; "
@@ -178,6 +185,16 @@ def _self_attentions(model: nn.Module, path: str) -> tuple[str, list[tuple[str, 
         if found:
             return path, found
     return path, []
+
+
+def _model_around(model: nn.Module, path: str) -> nn.Module:
+    """The innermost model of transformers around a module."""
+    while path:
+        path = path.rpartition(".")[0]
+        around = model.get_submodule(path) if path else model
+        if isinstance(around, PreTrainedModel):
+            return around
+    return model
 
 
 def _looks_up_function(module: nn.Module) -> bool:
