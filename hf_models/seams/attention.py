@@ -253,6 +253,12 @@ def _attention_forward(
             f"{type(module).__name__} got no positions; allowed: a call through the whole stack, "
             "which computes them. Call the model, or hand attention_positions to the layer."
         )
+    if positions.query.shape[1] > query.shape[2]:
+        raise ValueError(
+            f"{type(module).__name__} got {query.shape[2]} tokens for "
+            f"{positions.query.shape[1]} positions, because the model hides tokens from its "
+            "layers; allowed here: types that add to the content, such as 'cape'."
+        )
     implementation = module.config.model_config._attn_implementation
     if module.layer_bias is not None or positions.bias is not None:
         _check_attention(module, query)
