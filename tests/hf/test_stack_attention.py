@@ -196,9 +196,16 @@ def test_relative_distances_of_patches_are_those_of_a_family_with_a_file():
 def test_sources_and_targets_have_positions_in_self_attention_only(name, family):
     model = switched(test_sinusoids.build(family), name)
     ids = torch.randint(5, 60, (2, 9))
-    generate = {"max_new_tokens": 6, "do_sample": False, "num_beams": 2, "pad_token_id": PAD}
-    cached = model.generate(input_ids=ids, **generate)
-    assert torch.equal(cached, model.generate(input_ids=ids, use_cache=False, **generate))
+    model.generation_config.eos_token_id = None
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": PAD}
+    cached = model.generate(input_ids=ids, num_beams=2, **options)
+    again = model.generate(input_ids=ids, num_beams=2, use_cache=False, **options)
+    assert torch.equal(cached, again)
+    out = model.generate(
+        input_ids=ids, output_logits=True, return_dict_in_generate=True, **options
+    )  # fmt: skip
+    forced = model(input_ids=ids, decoder_input_ids=out.sequences[:, :-1]).logits
+    torch.testing.assert_close(torch.stack(out.logits, 1), forced, atol=1e-4, rtol=1e-4)
     for path, module in model.named_modules():
         has_positions = hasattr(module, "layer_bias")
         assert has_positions == (path.split(".")[-1] == "self_attn"), path
