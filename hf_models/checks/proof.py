@@ -37,6 +37,7 @@ from cape_plugins.doctor.check import (
 )
 from hf_models.checks.calls import SIDES, Batch, padded, unpadded
 from hf_models.checks.generation import from_padded, generate
+from hf_models.checks.in_attention import attention_checks
 from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of, tensors_of
 from hf_models.checks.samples import Samples
@@ -190,6 +191,9 @@ def _checks(
         checks = list(_stock_checks(stock, stock_type))
         if not checks[0].failed:  # the model can be switched
             checks += _training_checks(stock, stock_type, position_embedding)
+            twin = _switched(stock.model, {"type": stock_type})
+            if isinstance(twin, GeneratedModel) and any(seam.adds for seam in twin.seams()):
+                checks += attention_checks(stock.model, stock.inputs, _switched, _same_checkpointed)
     return checks
 
 

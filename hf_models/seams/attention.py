@@ -37,6 +37,8 @@ NAME = "cape_positions"
 # Functions of transformers with masks ``[B, 1, T, S]`` that relative attention and biases can use.
 # The masks of other functions are not causal, or are no tensors.
 ALLOWED = ("eager", "sdpa")
+_HEADS = ("num_heads", "num_attention_heads", "n_heads")
+_HEAD_WIDTHS = ("head_dim", "attention_head_size")
 
 
 class _AttentionConfig:
@@ -97,11 +99,18 @@ class PositionAttention(RunTimeMixin, Bound):
         Returns:
             The output of the stock module.
         """
+        if self.bound is not None:  # by a layer whose stock code hands on no positions
+            patches, attention_positions = self.bound
         cache, offset = find_cache(*args, *kwargs.values()), None
         if cache is not None:  # + 0 copies the number, because a static cache counts in place
             offset = cached_tokens(cache, self.layer_idx) + 0
         with self.using((offset, patches, attention_positions)):
             return super().forward(hidden_states, *args, **kwargs)
+
+
+def has_heads(module: nn.Module) -> bool:
+    """Whether a module has the sizes of attention heads under one of the known names."""
+    return all(any(hasattr(module, n) for n in names) for names in (_HEADS, _HEAD_WIDTHS))
 
 
 def _first_attribute(module: nn.Module, *names: str) -> Any:
@@ -130,8 +139,8 @@ def add_positions_to_attention(
     unit = 1.0 if encoder is None else encoder.unit
     stack_positions = None
     for index, attention in enumerate(attentions):
-        heads = _first_attribute(attention, "num_heads", "num_attention_heads")
-        head_dim = _first_attribute(attention, "head_dim", "attention_head_size")
+        heads = _first_attribute(attention, *_HEADS)
+        head_dim = _first_attribute(attention, *_HEAD_WIDTHS)
         if stack_positions is None:
             stack_positions = build_stack_positions(config, head_dim, heads, unit)
         if not config.in_layer(index):
@@ -224,6 +233,7 @@ def _attention_forward(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention in the signature of transformers: ``[B, H, T, d]`` to ``[B, T, H, d]``
@@ -233,13 +243,22 @@ def _attention_forward(
         ValueError: if the model has another attention function than :data:`ALLOWED`, or learned
             positions are offloaded.
     """
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if module.relative is not None:
-        return _relative_forward(module, query, key, value, attention_mask, dropout, scaling)
+        return _relative_forward(
+            module, query, key, value, attention_mask, dropout, scaling, causal
+        )
     offset, _, positions = module.bound
     if positions is None:
         raise ValueError(
             f"{type(module).__name__} got no positions; allowed: a call through the whole stack, "
             "which computes them. Call the model, or hand attention_positions to the layer."
+        )
+    if positions.query.shape[1] > query.shape[2]:
+        raise ValueError(
+            f"{type(module).__name__} got {query.shape[2]} tokens for "
+            f"{positions.query.shape[1]} positions, because the model hides tokens from its "
+            "layers; allowed here: types that add to the content, such as 'cape'."
         )
     implementation = module.config.model_config._attn_implementation
     if module.layer_bias is not None or positions.bias is not None:
@@ -247,8 +266,10 @@ def _attention_forward(
     query, key = positions.turn(query, key)
     bias = positions.bias_of(module.layer_bias, query, key)
     if bias is not None:
-        visible = _visible_keys(module, attention_mask, query, key, offset)
+        visible = _visible_keys(causal, attention_mask, query, key, offset)
         attention_mask = _biased_mask(bias, visible)
+    if is_causal is not None:  # CLIP's text says so in each call
+        kwargs["is_causal"] = is_causal
     return _stock_function(module, implementation)(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
@@ -262,7 +283,7 @@ def _stock_function(module: nn.Module, implementation: str) -> Any:
 
 
 def _visible_keys(
-    module: nn.Module,
+    causal: bool,
     attention_mask: Tensor | None,
     query: Tensor,
     key: Tensor,
@@ -270,7 +291,7 @@ def _visible_keys(
 ) -> Tensor | None:
     """The mask of a call, or the causal mask, bool ``[T, S]``, that stock functions would make."""
     length, num_keys = query.shape[2], key.shape[2]
-    if attention_mask is not None or not getattr(module, "is_causal", False) or length == 1:
+    if attention_mask is not None or not causal or length == 1:
         return attention_mask
     # counted from the cache, which may have room for more keys
     index = torch.arange(max(length, num_keys), device=query.device)
@@ -295,12 +316,16 @@ def _relative_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float,
-    scaling: float,
+    scaling: float | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`_attention_forward` with relative keys."""
     implementation = _check_attention(module, query)
-    if scaling == 1.0:  # Whisper has scaled its queries already; relative_attention scales, too
-        query = query * query.shape[-1] ** 0.5
+    width = query.shape[-1]
+    if scaling not in (None, width**-0.5):  # Whisper has scaled its queries already: 1
+        query = query * (scaling * width**0.5)  # relative_attention scales, too
+    if (groups := query.shape[1] // key.shape[1]) > 1:  # heads share keys and values
+        key, value = (shared.repeat_interleave(groups, dim=1) for shared in (key, value))
     query_offset, patches, _ = module.bound
     length, num_keys = query.shape[2], key.shape[2]
     if query_offset is None:
@@ -311,7 +336,7 @@ def _relative_forward(
                 "a tested one; `cape-plugins doctor` names them."
             )
         query_offset = 0
-    attention_mask = _visible_keys(module, attention_mask, query, key, query_offset)
+    attention_mask = _visible_keys(causal, attention_mask, query, key, query_offset)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         # the least number rather than -inf: a query on padding may have no key at all
         least = torch.finfo(query.dtype).min

@@ -26,6 +26,7 @@ from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam, seam_class
 from hf_models.seams.rotary import arguments_of
 from hf_models.seams.rows import is_position_table
+from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions
 
 _LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
@@ -49,6 +50,7 @@ class PatchGrid(Seam):
         keeps_table: Whether the stock table stays, with all that stock code does with it.
     """
 
+    adds = True
     kernel: tuple[int, int]
     stride: tuple[int, int]
     grid: tuple[int, int]
@@ -126,6 +128,7 @@ class PatchGrid(Seam):
     ) -> Tensor | None:
         """``[1 or B, rows * columns, C]`` in the precision of `like`; None if nothing is added."""
         positions = patch_positions(rows, columns, device=like.device)
+        leave_for_layers(self, self.bound, positions, draw, patches=(rows, columns))
         return embed_positions(self.positions, positions, draw, like)
 
     def patches(self, height: int, width: int) -> tuple[int, int]:
@@ -171,6 +174,7 @@ class TakesAnySize(Seam):
         patch_grid: The module that gives the embeddings.
     """
 
+    adds = True
     table_name: str
     drops_table: bool
     patch_grid: PatchGrid

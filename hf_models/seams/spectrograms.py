@@ -36,6 +36,7 @@ class SpectrogramTable(ParameterOwner):
         bands: Sinusoids of the rows of patches.
     """
 
+    adds = False  # of a band nothing but what is added tells which it is
     bands: Sinusoid
 
     @classmethod
