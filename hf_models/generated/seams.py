@@ -9,6 +9,7 @@ from hf_models.seams.rotary import RotaryAngles
 from hf_models.seams.rows import RowTable
 from hf_models.seams.sinusoids import SinusoidTable
 from hf_models.seams.spectrograms import SpectrogramTable
+from hf_models.seams.video import VideoPositions
 
 SEAMS: dict[str, type[Seam]] = {
     "angles": RotaryAngles,
@@ -17,4 +18,5 @@ SEAMS: dict[str, type[Seam]] = {
     "grid": PatchGrid,
     "spectrogram": SpectrogramTable,
     "patch angles": PatchAngles,
+    "video": VideoPositions,
 }
