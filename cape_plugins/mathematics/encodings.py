@@ -287,9 +287,8 @@ def warn_of_coarse_grid(
         return
     share, paper_share = (100 * number / sinusoid.dim for number in (count, paper_count))
     shape, paper_shape = (" x ".join(map(str, sides)) for sides in (size, paper_size))
-    largest_gamma = min(
-        (n - 1) / (m - 1) for n, m in zip(size, paper_size, strict=True) if min(n, m) > 1
-    )
+    sides = list(zip(size, paper_size, strict=True))[seconds is not None :]
+    largest_gamma = min((n - 1) / (m - 1) for n, m in sides if min(n, m) > 1)
     warnings.warn(
         f"{count} of {sinusoid.dim} channels ({share:.0f} %) of the position "
         f"embedding alias on a grid of {shape} patches (gamma={gamma:g}): their phase moves by "

@@ -103,7 +103,7 @@ class PatchGrid(Seam):
                 f"behind at most {_MOST_SPECIAL_TOKENS} rows for special tokens."
             )
         settings = self.settings_in(config)
-        self.keeps_table = settings.type == config.stock_type(self.side)
+        self.keeps_table = settings.encoding.counts
         self.positions = self.build_encoder(settings)
         if self.keeps_table:
             self.positions.encoding = None

@@ -1,8 +1,8 @@
 """Models of videos that add positions to tubelets, patches of a few frames, for all such families:
 videos of more frames and of other sizes.
 
-There are three forms: a learned table for all tubelets, as in ViViT; fixed sinusoids that are no
-parameter, as in VideoMAE, whose decoder has a second table; and a table for the patches of a frame
+There are three forms: a learned table for all tubelets, as in ViViT; a fixed table that is no
+parameter, as in VideoMAE, whose decoder has a second one; and a table for the patches of a frame
 beside another for the frames, as in TimeSformer.
 """
 
@@ -178,11 +178,11 @@ class FrameTable(TubeletGrid, ParameterOwner):
 
 
 class FixedTable(TubeletGrid, nn.Module):
-    """Takes the place of fixed sinusoids that a stock model holds as a plain tensor ``[1, tubelets,
+    """Takes the place of a fixed table that a stock model holds as a plain tensor ``[1, tubelets,
     C]``, and has the methods of the tensor that stock code calls.
 
     Attributes:
-        table: The sinusoids, which the stock type resizes to the video.
+        table: The rows, which the stock type resizes to the video.
     """
 
     table: Tensor
@@ -208,18 +208,7 @@ class FixedTable(TubeletGrid, nn.Module):
         return (cls,), keywords
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`.
-
-        Raises:
-            ValueError: for a learned table, which stock code would keep from gradients.
-        """
-        settings = self.settings_in(config)
-        if settings.encoding.adds and settings.encoding.learned:
-            raise ValueError(
-                f"position_embedding={settings.type!r} is not allowed for {type(owner).__name__}: "
-                "its positions are fixed, and its stock code hides them from gradients, so a table "
-                "would not learn; allowed: types without a table. Choose one."
-            )
+        """See :class:`~hf_models.generated.seam.Seam`."""
         self.measure(owner, self.table, config)
         setattr(owner, path.rpartition(".")[2], self)
 

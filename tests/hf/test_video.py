@@ -41,18 +41,18 @@ def timesformer(**fields):
     return transformers.TimesformerConfig(**SIZES, patch_size=PATCH, **fields)
 
 
-# the class, its configuration, its stock type and the frames of a position
+# the class, its configuration, and the frames of a position
 MODELS = {
-    "videomae": (transformers.VideoMAEForVideoClassification, videomae, "sinpos", 2),
-    "vivit": (transformers.VivitForVideoClassification, vivit, "abspos", 2),
-    "timesformer": (transformers.TimesformerForVideoClassification, timesformer, "abspos", 1),
+    "videomae": (transformers.VideoMAEForVideoClassification, videomae, 2),
+    "vivit": (transformers.VivitForVideoClassification, vivit, 2),
+    "timesformer": (transformers.TimesformerForVideoClassification, timesformer, 1),
 }
 EACH = pytest.mark.parametrize("name", MODELS)
 CAPE = {"type": "cape", "max_global_shift": 2.0, "max_global_scale": 1.5}
 
 
 def build(name, **fields):
-    model_class, config, *_ = MODELS[name]
+    model_class, config, _ = MODELS[name]
     return drawn(model_class(config(**fields)))
 
 
@@ -114,7 +114,7 @@ def coordinates(frames, rows, columns, seconds):
 @EACH
 def test_stock_type_is_the_stock_model_bit_for_bit(name):
     stock, inputs = build(name), videos()
-    model = switched(stock, type=MODELS[name][2])
+    model = switched(stock, type="abspos")
     outputs = [each_model(inputs).logits for each_model in (model, stock)]
     assert torch.equal(*outputs)
     for each_output in outputs:
@@ -137,16 +137,16 @@ def test_a_model_without_a_table_of_frames_is_refused():
 
 
 def test_masked_stock_type_is_the_stock_model_bit_for_bit():
-    stock, model = build_masked(), switched(build_masked(), type="sinpos")
+    stock, model = build_masked(), switched(build_masked(), type="abspos")
     mask = masked(8)
     expected, actual = stock(videos(), bool_masked_pos=mask), model(videos(), bool_masked_pos=mask)
     assert torch.equal(actual.loss, expected.loss)
     assert torch.equal(actual.logits, expected.logits)
 
 
-def test_fixed_sinusoids_are_resized_to_the_video():
+def test_a_fixed_table_is_resized_to_the_video():
     stock = build("videomae")
-    model = switched(stock, type="sinpos")
+    model = switched(stock, type="abspos")
     seam, seen = model.videomae.embeddings.position_embeddings, []
     rows = seam.rows
     seam.rows = lambda: seen.append(rows()) or seen[0]
@@ -161,10 +161,8 @@ def test_fixed_sinusoids_are_resized_to_the_video():
 
 @EACH
 def test_tubelets_stand_at_their_seconds(name):
-    frames_of_one = MODELS[name][3]
-    actual = added(
-        switched(build(name), type="sinpos" if name != "videomae" else "shape"), videos()
-    )
+    frames_of_one = MODELS[name][2]
+    actual = added(switched(build(name), type="sinpos"), videos())
     seconds = frames_of_one * 4 / 30  # every fourth frame of 30 a second
     expected = sinusoids(coordinates(FRAMES // frames_of_one, 2, 2, seconds), 24)
     torch.testing.assert_close(actual[0], expected, rtol=0, atol=1e-4)
@@ -172,8 +170,8 @@ def test_tubelets_stand_at_their_seconds(name):
 
 @EACH
 def test_more_frames_reach_further_and_keep_their_seconds(name):
-    frames_of_one = MODELS[name][3]
-    model = switched(build(name), type="shape", seconds_per_frame=0.5)
+    frames_of_one = MODELS[name][2]
+    model = switched(build(name), type="sinpos", seconds_per_frame=0.5)
     short, long = added(model, videos()), added(model, videos(3 * FRAMES))
     assert long.shape[1] == 3 * short.shape[1]
     first = short.shape[1]  # the same middle
@@ -185,7 +183,7 @@ def test_more_frames_reach_further_and_keep_their_seconds(name):
 
 @EACH
 def test_without_a_rate_each_video_spans_one_square(name):
-    model = switched(build(name), type="shape", seconds_per_frame=0)
+    model = switched(build(name), type="sinpos", seconds_per_frame=0)
     actual = added(model, videos(3 * FRAMES))
     frames = actual.shape[1]
     expected = sinusoids(coordinates(frames, 2, 2, 2 / (frames - 1)), 24)
@@ -194,7 +192,7 @@ def test_without_a_rate_each_video_spans_one_square(name):
 
 @EACH
 def test_a_draw_moves_time_in_seconds(name):
-    frames_of_one = MODELS[name][3]
+    frames_of_one = MODELS[name][2]
     model = switched(build(name), **CAPE, max_local_shift=0.0).train()
     shift = torch.tensor([[[0.0, 0.0, 0.0]], [[0.1, -0.2, 1.5]]])
     draw = Draw(shift, torch.tensor([1.0, 1.2]).view(2, 1, 1), batch_size=2)
@@ -208,8 +206,9 @@ def test_a_draw_moves_time_in_seconds(name):
 # ---- any video -----------------------------------------------------------------------------------
 
 
-# without the stock tables, for which stock code decides
+# without the stock tables of ViViT and TimeSformer, for which stock code decides
 TYPES = [(name, kind) for name in MODELS for kind in ("cape", "shape", "nopos", "sinpos")]
+TYPES.append(("videomae", "abspos"))
 
 
 @pytest.mark.parametrize(("name", "type_name"), TYPES)
@@ -228,17 +227,12 @@ def test_a_video_without_a_tubelet_is_refused(name):
     model = switched(build(name), **CAPE)
     with pytest.raises(ValueError, match=r"4 frames of 7 x 16 pixels is smaller than a tubelet"):
         model(videos(height=7))
-    if MODELS[name][3] > 1:
+    if MODELS[name][2] > 1:
         with pytest.raises(ValueError, match=r"video of 1 frames .* Give more frames"):
             model(videos(1))
 
 
-def test_a_table_that_would_not_learn_is_refused():
-    with pytest.raises(ValueError, match=r"'abspos' is not allowed.* types without a table"):
-        switched(build("videomae"), type="abspos")
-
-
-@pytest.mark.parametrize("name", ["vivit", "timesformer"])
+@EACH
 @pytest.mark.parametrize("type_name", ["relpos", "rope", "alibi", "fire"])
 def test_positions_in_attention_are_refused(name, type_name):
     with pytest.raises(ValueError, match="no layer takes them"):
@@ -268,7 +262,7 @@ def test_layers_of_divided_attention_see_the_frames_of_the_video(type_name):
 def test_checkpointed_layers_see_the_frames_of_the_video():
     gradients = []
     for is_on in (False, True):
-        model = switched(build("timesformer"), type="shape").train()
+        model = switched(build("timesformer"), type="sinpos").train()
         if is_on:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model(videos(6), draw=Draw(batch_size=2)).logits.square().sum().backward()
@@ -288,7 +282,7 @@ def masked(tubelets, number=2):
 
 def test_a_masked_tubelet_has_its_place_in_encoder_and_decoder():
     """The decoder has visible tubelets first, each with the position of its place in the video."""
-    model, inputs, mask = switched(build_masked(), type="shape"), videos(8), masked(16)
+    model, inputs, mask = switched(build_masked(), type="sinpos"), videos(8), masked(16)
     encoded, decoded = [], []
     model.videomae.encoder.register_forward_pre_hook(lambda _, args: encoded.append(args[0]))
     model.decoder.register_forward_pre_hook(lambda _, args: decoded.append(args[0]))
