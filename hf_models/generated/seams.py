@@ -10,6 +10,7 @@ from hf_models.seams.rows import RowTable
 from hf_models.seams.sinusoids import SinusoidTable
 from hf_models.seams.spectrograms import SpectrogramTable
 from hf_models.seams.video import VideoPositions
+from hf_models.seams.video_angles import VideoAngles
 
 SEAMS: dict[str, type[Seam]] = {
     "angles": RotaryAngles,
@@ -19,4 +20,5 @@ SEAMS: dict[str, type[Seam]] = {
     "spectrogram": SpectrogramTable,
     "patch angles": PatchAngles,
     "video": VideoPositions,
+    "video angles": VideoAngles,
 }

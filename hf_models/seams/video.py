@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig, PositionEncoder, patch_positions, resize_grid
+from cape_plugins.mathematics.binding import Bound
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam
 from hf_models.seams.grids import (
@@ -27,7 +28,8 @@ from hf_models.seams.grids import (
 from hf_models.seams.rows import is_position_table
 from hf_models.switching.modeling import embed_positions
 
-_PIXELS = "pixel_values"  # [B, frames, channels, height, width]
+# [B, frames, channels, height, width], by name
+_PIXELS, _VIDEO_PIXELS = "pixel_values", "pixel_values_videos"
 _IMAGE_SIZE = "image_size"  # attribute that stock code compares with the size of its input
 _TIME_TABLE = re.compile(r"^(time|temporal)_(pos|emb)")  # [1, frames, C]
 _FRAMES = "frames"  # key of the embeddings of a forward
@@ -253,7 +255,31 @@ class _Sizes(NamedTuple):
     patch_size: int
 
 
-class TimedLayer(Seam):
+class InformedLayer(Seam):
+    """Base of mixins over stock layers: a layer is told of the inputs of the model by an argument,
+    because what is bound is gone when gradient checkpointing calls the layer again."""
+
+    def information(self, scope: Scope) -> Any:
+        """What the layer has to know of a forward; None for nothing."""
+        raise NotImplementedError
+
+    @property
+    def informed(self) -> Bound:
+        """The part of the layer that the information is bound to while the layer runs."""
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See transformers."""
+        told = None if self.bound is None else self.information(self.bound)
+        return super().__call__(*args, **kwargs, told=told)
+
+    def forward(self, *args: Any, told: Any = None, **kwargs: Any) -> Any:
+        """See transformers; `told` is the :meth:`information`."""
+        with self.informed.using(told):
+            return super().forward(*args, **kwargs)
+
+
+class TimedLayer(InformedLayer):
     """Mixin over a stock layer that takes its tokens apart into frames by the configuration: takes
     videos of any number of frames. The stock layer would mix up frames and patches."""
 
@@ -261,23 +287,10 @@ class TimedLayer(Seam):
         """See :class:`~hf_models.generated.seam.Seam`."""
         self.patch_size = config.patch_size
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Hands the sizes on as an argument, because what is bound is gone when gradient
-        checkpointing calls the layer again."""
-        size = None if self.bound is None else video_size(self.bound)
-        return super().__call__(*args, **kwargs, video=None if size is None else size[1:])
-
-    def forward(self, *args: Any, video: tuple[int, int, int] | None = None, **kwargs: Any) -> Any:
-        """See transformers.
-
-        Args:
-            *args: As the stock layer.
-            video: Frames, height and width; None for those of the configuration.
-            **kwargs: As the stock layer.
-        """
-        sizes = None if video is None else _Sizes(video[0], video[2], self.patch_size)
-        with self.using(sizes):
-            return super().forward(*args, **kwargs)
+    def information(self, scope: Scope) -> _Sizes | None:
+        """The sizes of the videos of a forward."""
+        size = video_size(scope)
+        return None if size is None else _Sizes(size[1], size[3], self.patch_size)
 
     @property
     def config(self) -> Any:
@@ -288,7 +301,7 @@ class TimedLayer(Seam):
 
 def video_size(scope: Scope) -> tuple[int, int, int, int] | None:
     """Number, frames, height and width of the videos of a forward; None if it has none."""
-    size = scope.size(_PIXELS)
+    size = scope.size(_PIXELS, _VIDEO_PIXELS)
     return None if size is None else (*size[:2], *size[-2:])
 
 
