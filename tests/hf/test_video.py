@@ -387,3 +387,11 @@ def test_a_stock_checkpoint_is_loaded_without_a_warning(name, tmp_path, capsys):
     )
     assert torch.equal(model.eval()(videos(6)).logits, switched(stock, **CAPE)(videos(6)).logits)
     assert "UNEXPECTED" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [*MODELS, "masked"])
+def test_a_users_model_is_compared_with_its_stock_model(name):
+    rows = hf_models.check_family(build_masked() if name == "masked" else build(name))
+    assert not [row for row in rows if row.failed]
+    names = {row.name: row.status for row in rows}
+    assert names["cape: training draws positions"] == "ok"

@@ -196,3 +196,9 @@ def test_a_classifier_is_saved_copied_and_pickled(tmp_path):
         assert torch.equal(other(videos(8)).logits, expected)
         moved = other.train()(videos(), draw=SCALE).logits
         assert not torch.allclose(moved[0], moved[1], atol=1e-3)
+
+
+def test_a_users_model_is_compared_with_its_stock_model():
+    rows = hf_models.check_family(build())
+    assert not [row for row in rows if row.failed]
+    assert {row.name for row in rows} > {"cape: training draws positions"}
