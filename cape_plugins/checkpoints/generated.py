@@ -58,6 +58,8 @@ _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
 _TOWER = GeneratedRow("grid", "abspos", "vision", "image", "encoder")
 _SPECTROGRAM = ("spectrogram", "abspos", "encoder", "audio", "encoder")
+_VIDEO = ("video", "abspos", "encoder", "video", "encoder")
+_TURNED_VIDEO = ("video angles", "rope", "encoder", "video", "rotary")
 _TURNED_IMAGE = ("patch angles", "rope", "encoder", "image", "rotary")
 _ENCODER_OF_ROWS = ("rows", "abspos", "encoder", "text", "encoder")
 _DECODER_OF_ROWS = ("rows", "abspos", "decoder", "text", "decoder")
@@ -105,6 +107,10 @@ _IMAGES = """
 """
 # Models of sounds with a table of patches of a spectrogram.
 _SPECTROGRAMS = "audio-spectrogram-transformer"
+# Models of videos with a table of tubelets, learned or fixed, or of patches and of frames.
+_VIDEOS = "timesformer videomae vivit"
+# Models of videos that turn queries and keys by frame, row and column.
+_TURNED_VIDEOS = "vjepa2"
 # Models of images that turn queries and keys by the centres of patches.
 _TURNED_IMAGES = "dinov3_vit"
 # Models with a learned table that read text, to both sides, and that write text.
@@ -141,6 +147,8 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_ENCODER, _ENCODERS),
     **_rows(_IMAGE, _IMAGES),
     **_rows(_SPECTROGRAM, _SPECTROGRAMS),
+    **_rows(_VIDEO, _VIDEOS),
+    **_rows(_TURNED_VIDEO, _TURNED_VIDEOS),
     **_rows(_TURNED_IMAGE, _TURNED_IMAGES),
     **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
     **_rows(_ENCODER_OF_ROWS, _TEXTS_AND_IMAGES, tower=_TOWER),

@@ -125,5 +125,6 @@ BY_TYPE: dict[str, dict[str, Any]] = {
     },
     "nystromformer": {"num_landmarks": 4, "segment_means_seq_len": 8},
     "time_series_transformer": _SERIES,
+    "vjepa2": {"crop_size": 32, "pred_num_attention_heads": 4, "num_pooler_layers": 1},
     "xlnet": {"d_inner": 64},
 }

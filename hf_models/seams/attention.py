@@ -82,7 +82,7 @@ class PositionAttention(RunTimeMixin, Bound):
         self,
         hidden_states: Tensor,
         *args: Any,
-        patches: tuple[int, int] | None = None,
+        patches: tuple[int, ...] | None = None,
         attention_positions: AttentionPositions | None = None,
         **kwargs: Any,
     ) -> Any:

@@ -64,10 +64,11 @@ class SpectrogramTable(ParameterOwner):
         return build_position_encoder(settings, self.width - self.width // 2, start=centre)
 
     def embed_patches(
-        self, rows: int, columns: int, draw: Draw | None, like: Tensor
+        self, grid: tuple[int, ...], draw: Draw | None, like: Tensor
     ) -> Tensor | None:
         """``[1 or B, rows * columns, C]`` in the precision of `like`; None if nothing is added.
         Patches above each other have one time, so they share the local shift too."""
+        rows, columns = grid
         number = torch.arange(columns, dtype=torch.float32, device=like.device).view(1, -1, 1)
         times = Positions(number, self.stride[1] * HOP_SECONDS, in_steps=True, first=0)
         time = embed_positions(self.positions, times, draw, like)

@@ -46,7 +46,7 @@ class ForLayers(NamedTuple):
         positions: Positions of the stack; None if relative keys need none.
     """
 
-    patches: tuple[int, int] | None
+    patches: tuple[int, ...] | None
     positions: AttentionPositions | None
 
 
@@ -148,7 +148,7 @@ def leave_for_layers(
     positions: Positions,
     draw: Draw | None,
     length: int | None = None,
-    patches: tuple[int, int] | None = None,
+    patches: tuple[int, ...] | None = None,
 ) -> None:
     """Computes the positions of a stack, and leaves them in the scope.
 

@@ -37,13 +37,13 @@ class _Table(NamedTuple):
         name: Name of the parameter.
         weight: ``[..., special rows + positions, C]``.
         special: Rows before the first position.
-        grid: Rows and columns of patches; None for a table of tokens.
+        grid: Sizes of the axes of patches; None for a table of tokens.
     """
 
     name: str
     weight: Tensor
     special: int
-    grid: tuple[int, int] | None
+    grid: tuple[int, ...] | None
 
     @property
     def positions(self) -> int:
@@ -197,8 +197,9 @@ def _tables(model: nn.Module) -> Iterator[_Table]:
             weight, special, grid = module.table, len(module.special_tokens), module.table_size
         elif isinstance(module, PatchGrid) and module.keeps_table:
             is_module = isinstance(module, PatchTable)
-            weight = module.weight if is_module else getattr(module, module.table_name)
-            special, grid = module.special_tokens, module.grid
+            name = "weight" if is_module else getattr(module, "table_name", "")
+            weight = getattr(module, name, None)
+            special, grid = module.special_tokens, module.grid_of_table
         if id(weight) in names:  # fixed tables are no parameters
             yield _Table(names[id(weight)], weight, special, grid)
 
@@ -358,12 +359,13 @@ def _longer(trained: Tensor, positions: int, kind: str, keep: int) -> Tensor:
     return torch.where(part == 0, first, between.to(trained.dtype))
 
 
-def _repeated(trained: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
-    """``[new rows * new columns, C]``: the grid beside itself, from the first row and column on."""
-    row = torch.arange(new_grid[0], device=trained.device)[:, None] % grid[0]
-    column = torch.arange(new_grid[1], device=trained.device) % grid[1]
-    return F.embedding((row * grid[1] + column).flatten(), trained)
+def _repeated(trained: Tensor, grid: tuple[int, ...], new_grid: tuple[int, ...]) -> Tensor:
+    """``[new cells, C]``: the grid beside itself, from the first cell of each axis on."""
+    cells = trained.unflatten(0, grid)
+    for axis, (size, new_size) in enumerate(zip(grid, new_grid, strict=True)):
+        cells = cells.index_select(axis, torch.arange(new_size, device=cells.device) % size)
+    return cells.flatten(0, len(grid) - 1)
 
 
-def _by(grid: tuple[int, int] | None) -> str:
+def _by(grid: tuple[int, ...] | None) -> str:
     return " x ".join(map(str, grid or ()))
