@@ -6,12 +6,14 @@ installed hosts."""
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cape_plugins.checkpoints.families import find_family
 from cape_plugins.corpus.advise import add_advise_args, advice
 from cape_plugins.corpus.alpha import TokenCounts, by_tokenizer, count_binarized, count_text_files
 from cape_plugins.demo.command import add_demo_args, run_demo
@@ -22,7 +24,7 @@ from cape_plugins.settings.arguments import Parser, text_in_flags
 from cape_plugins.settings.config import PositionConfig, applies, option_fields
 from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.options import unit_of
-from cape_plugins.settings.registry import DEFAULT_TYPE, types_of
+from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY, types_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     summary = "print the type and settings for the lengths of a corpus and the longest input in use"
     advise = commands.add_parser("advise", help=summary, description=summary)
     add_advise_args(advise)
-    advise.set_defaults(run=advice)
+    advise.set_defaults(run=_advice)
 
     flags = commands.add_parser("flags", help="print the table of all options in Markdown")
     flags.add_argument(
@@ -100,6 +102,24 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help=summary, description=summary)
     add_doctor_args(doctor)
     return parser
+
+
+def _advice(args: argparse.Namespace) -> str:
+    """See :func:`advice`; the folder of a tokenizer tells what kind of model it belongs to."""
+    args.rotary = args.rotary or bool(args.tokenizer and _turns_queries(args.tokenizer))
+    return advice(args)
+
+
+def _turns_queries(model: str) -> bool:
+    """Whether a folder holds a model of transformers that turns queries and keys by their
+    positions; False for names of the hub, and for a tokenizer alone."""
+    try:
+        saved = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    family = find_family(saved.get("model_type", "")) if isinstance(saved, dict) else None
+    sides = () if family is None else family.sides.values()
+    return any(side.architecture == ROTARY for side in sides)
 
 
 def _add_alpha_args(parser: argparse.ArgumentParser) -> None:

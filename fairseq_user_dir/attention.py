@@ -312,6 +312,12 @@ def add_positions_to_attention(
         ValueError: for kinds of attention in which such positions are not defined.
     """
     stack_attention = None
+    if config.in_attention and not any(map(config.in_layer, range(len(layers)))):
+        raise SettingsError(
+            f"--position-layers {config.layers} names no layer of a stack of {len(layers)} layers, "
+            f"so {config.type} would have no positions in attention; allowed: all, first, or "
+            f"every:N and not:N with layers among 1 to {len(layers)}. Choose other layers."
+        )
     # by index: iterating over a stack with layer drop skips layers at random
     for index in range(len(layers)):
         if not config.in_layer(index):

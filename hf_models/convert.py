@@ -37,6 +37,7 @@ from cape_plugins.settings.options import COUNTED
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 from hf_models.counting import alpha_of_argument
 from hf_models.generated.families import make_if_known
+from hf_models.generated.model import how_to_check
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.processors.limits import follow_in_folder, follow_table_in_folder
 from hf_models.seams.images import PatchEmbeddings
@@ -110,12 +111,12 @@ def own_class(source: str, config: Any) -> Any:
     make_if_known(config.model_type)
     cape_class = hf_models.MODELS.get(f"Cape{stored_class.removeprefix('Cape')}")
     if cape_class is None or config.model_type not in cape_class.config_class.model_types():
-        stock = filter(None, map(stock_class, hf_models.MODELS.values()))
         raise ValueError(
             f"{source} holds a {stored_class or 'model without architecture'} (model type "
-            f"{config.model_type!r}), which has no cape counterpart. Give a model that has one, or "
-            "register its family by hf_models.register_family; allowed: "
-            f"{', '.join(sorted(model.__name__ for model in stock))}."
+            f"{config.model_type!r}), which has no cape counterpart; allowed: the model types that "
+            "docs/families.md lists. "
+            f"{how_to_check(config.model_type)} Give such a model, or register its family by "
+            "hf_models.register_family."
         )
     return cape_class
 

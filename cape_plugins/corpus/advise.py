@@ -3,8 +3,8 @@ the lengths of a corpus.
 
 The rule. Let T be the length that one training input in twenty reaches, N the longest input in use.
 
-* N <= T: no position is new, and nothing has to be augmented. `sinpos` for text, `relpos` for
-  speech, `abspos` for images, `rope` for rotary models (docs/choosing.md, Which type).
+* N <= T: no position is new, and nothing has to be augmented. `relpos` for text and speech,
+  `abspos` for images, `rope` for rotary models (docs/choosing.md, Which type).
 * N > T, sequences: `relpos`; or `cape`, for tasks that are solved by positions alone. Training with
   `cape` must see the positions of an input of length N, so the shift covers the difference (CAPE
   section 5.2: "covers 60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0 reach T
@@ -99,7 +99,7 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
         "--rotary",
         action="store_true",
         help="the model turns queries and keys by their positions, as llama, qwen2 and modernbert "
-        "do",
+        "do (default: as the config.json in the folder of --tokenizer says)",
     )
     parser.add_argument(
         "--longest",
@@ -168,7 +168,7 @@ def choose(
     if corpus.longest <= corpus.reached:
         if trained:
             return {"type": trained}, "nothing in use is longer than what training sees often"
-        type_name = "abspos" if domain.grid else "sinpos" if domain.spacing is None else "relpos"
+        type_name = "abspos" if domain.grid else "relpos"
         reason = "nothing in use is longer than what training sees often: no augmentation is needed"
         return {"type": "rope" if rotary else type_name}, f"{reason} ({PAGE}, Which type)."
     if rotary:

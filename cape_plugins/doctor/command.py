@@ -120,7 +120,10 @@ def _print_passed(model: str, rows: Sequence[Check]) -> None:
 
 def _summary(checks: int, failed: int) -> str:
     if not checks:
-        return "nothing was compared: see the lines above"
+        return (
+            "nothing was compared, for the reasons above; docs/families.md lists the model types "
+            "that can have another position embedding"
+        )
     if not failed:
         return (
             f"no difference in {checks} checks: the models compute what they should with these "

@@ -178,7 +178,7 @@ def _parse_extension(extension: str) -> tuple[str, int]:
     is_number = number.isdecimal() and kind == "stretch" if colon else True
     if kind not in EXTENSIONS[1:] or not is_number:
         raise ValueError(
-            f"--position-table-extension {extension} is not allowed; allowed: copy, stretch, or "
+            f"table extension {extension!r} is not allowed; allowed: copy, stretch, or "
             f"stretch:K with the number K of rows that stay (stretch alone keeps {KEPT_ROWS})."
         )
     return kind, int(number) if colon else KEPT_ROWS
@@ -209,12 +209,13 @@ def _growth(model: PreTrainedModel, size: str) -> _Growth:
     tables of positions get the new size and all other weights keep their shape."""
     match = _SIZE.fullmatch(size)
     if match is None:
-        raise ValueError(f"--position-table-size {size} is not allowed; allowed: {_ALLOWED}.")
+        raise ValueError(f"table size {size!r} is not allowed; allowed: {_ALLOWED}.")
     tables = list(_tables(model))
     if not tables:
         raise ValueError(
-            f"{type(model).__name__} has no learned position table that --position-table-size "
-            f"{size} could extend. Choose a type with a table, --position-embedding abspos."
+            f"{type(model).__name__} has no learned position table of this package that table size "
+            f"{size} could extend. Give the model a type with a table: "
+            'hf_models.switch(model, {"type": "abspos"}), or --position-embedding abspos.'
         )
     number = int(match["first"])
     pixels = (number, int(match["second"])) if match["second"] else number
@@ -247,7 +248,7 @@ def _refusal(
     other_weights: dict[str, list[str]],
 ) -> str:
     """Why :func:`_growth` found no field, or more than one."""
-    start = f"--position-table-size {size} is not allowed for {type(model).__name__}"
+    start = f"table size {size} is not allowed for {type(model).__name__}"
     if growths:
         fields = " or ".join(growth.field for growth in growths)
         return f"{start}, where it could be {fields}; give one of these as FIELD={size}."
@@ -347,7 +348,7 @@ def _longer(trained: Tensor, positions: int, kind: str, keep: int) -> Tensor:
         return F.embedding(row % count, trained)
     if keep > count - 2:
         raise ValueError(
-            f"--position-table-extension stretch:{keep} leaves nothing to interpolate in a table "
+            f"table extension stretch:{keep} leaves nothing to interpolate in a table "
             f"of {count} rows; allowed: at most {count - 2}."
         )
     old_row = keep + (row - keep).double() * (count - keep) / (positions - keep)

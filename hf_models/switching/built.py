@@ -279,10 +279,9 @@ def _refusal(model: Any) -> str:
             f"model is a {name}. The row of {model_type!r} is known, but its models have no "
             "classes: register classes by hf_models.register_family(FamilyClasses(...))."
         )
-    switchable = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
     return (
-        f"model is a {name}, whose positions cannot be switched. {how_to_check(model_type)} Give "
-        f"a model of such a type, or of one of the classes: {', '.join(switchable)}."
+        f"model is a {name}, whose positions cannot be switched; allowed: the model types that "
+        f"docs/families.md lists. {how_to_check(model_type)} Give a model of such a type."
     )
 
 

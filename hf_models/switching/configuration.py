@@ -195,7 +195,21 @@ class PositionEmbeddingMixin:
                 if isinstance(changes, Mapping) and "type" not in changes and stored_settings:
                     changes = {**stored_settings, **changes}
                 config_dict = {**config_dict, name: changes}
+        if not config_dict.get(FIELD) and cls._has_other_part(config_dict):
+            main_side = next(iter(find_family(cls.model_type).sides))
+            stock_type = find_family(cls.model_type).stock_type(config_dict, main_side)
+            config_dict = {**config_dict, FIELD: {"type": stock_type}}
         return super().from_dict(config_dict, **kwargs)
+
+    @classmethod
+    def _has_other_part(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether settings choose the positions of a part of another domain than the main one, such
+        as the images beside texts. Who chooses these alone wants the texts as they were."""
+        main_domain, _ = cls.position_fields[FIELD]
+        others = (
+            name for name, (domain, _) in cls.position_fields.items() if domain != main_domain
+        )
+        return any(settings.get(name) for name in others)
 
     @classmethod
     def of_stock(cls, config: Any, **fields: Any) -> Any:
@@ -223,7 +237,12 @@ class PositionEmbeddingMixin:
                 f"{field}={settings!r} is not allowed; allowed: a dict with 'type' and options, "
                 'such as {"type": "cape", "max_global_shift": 5.0}.'
             )
-        return PositionConfig.from_dict(settings, *cls.position_fields[field])
+        try:
+            return PositionConfig.from_dict(settings, *cls.position_fields[field])
+        except ValueError as error:
+            if field == FIELD or not str(error).startswith(f"{FIELD}="):
+                raise
+            raise ValueError(f"{field}{str(error).removeprefix(FIELD)}") from None
 
     @classmethod
     def _complete(cls, field: str, settings: Any) -> dict[str, Any]:

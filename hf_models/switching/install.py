@@ -242,9 +242,8 @@ def install(model: nn.Module, trained: bool = False) -> None:
     if in_attention and not has_attention and type(model) in PARTS.values():
         raise ValueError(
             f"positions in attention, in layers={in_attention[0].layers!r}, have no effect on "
-            f"{type(model).__name__}: no layer takes them. Choose other layers or a type without "
-            "such positions, or let a part of the family call "
-            "hf_models.seams.attention.add_positions_to_attention."
+            f"{type(model).__name__}: no layer takes them. Choose a type that adds to the content, "
+            "such as 'cape', or other layers where the model has layers that take them."
         )
 
 

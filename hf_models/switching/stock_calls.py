@@ -54,12 +54,11 @@ def _embeddings_among(arguments: Mapping[str, Any], configs: Collection[Any]) ->
     return sorted(_fields(configs) & arguments.keys())
 
 
-def _no_effect(field: str, value: Any, checkpoint: Any, model_type: str, configs: Any) -> str:
-    model_types = sorted({name for config_class in configs for name in config_class.model_types()})
+def _no_effect(field: str, value: Any, checkpoint: Any, model_type: str) -> str:
     return (
-        f"{field}={value!r} has no effect on {checkpoint}, a model of type {model_type!r}; model "
-        f"types with a position embedding to choose: {', '.join(model_types)}, and those that are "
-        f"made at first use. {how_to_check(model_type)} Leave it out, or give such a model."
+        f"{field}={value!r} has no effect on {checkpoint}, a model of type {model_type!r}; "
+        f"allowed: the model types that docs/families.md lists. {how_to_check(model_type)} Leave "
+        f"{field} out, or give such a model."
     )
 
 
@@ -86,7 +85,7 @@ def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[An
                     kwargs.pop(name, None)
                 return config_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
         path, model_type = pretrained_model_name_or_path, config.model_type
-        raise ValueError(_no_effect(fields[0], kwargs[fields[0]], path, model_type, configs))
+        raise ValueError(_no_effect(fields[0], kwargs[fields[0]], path, model_type))
 
     return from_pretrained
 
@@ -111,7 +110,7 @@ def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
         if family is not None:
             raise ValueError(without_head(cls.__name__, family))
         field = fields[0]
-        raise ValueError(_no_effect(field, kwargs[field], cls.__name__, model_type, configs))
+        raise ValueError(_no_effect(field, kwargs[field], cls.__name__, model_type))
 
     return build
 

@@ -26,7 +26,9 @@ BLOCK = 200_000  # number of rows in memory: a pool would read all its input at 
 
 
 def unreadable(option: str, path: Path, error: Exception) -> CommandError:
-    reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+    reason = f"cannot be read ({error})"
+    if isinstance(error, FileNotFoundError):
+        reason = "is a folder" if path.is_dir() else "no such file"
     return CommandError(f"{option} {path}: {reason}; name a plain or .gz text file")
 
 

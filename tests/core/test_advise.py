@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from cape_plugins import DOMAINS, PositionConfig
+from cape_plugins import DOMAINS, PositionConfig, cli
 from cape_plugins.cli import main
 from cape_plugins.settings.arguments import Parser, add_position_args, given_settings
 
@@ -78,7 +78,7 @@ def test_coarse_grids_have_a_table(advise):
 @pytest.mark.parametrize(
     ("domain", "sizes", "name"),
     [
-        ("text", [9, 10], "sinpos"),
+        ("text", [9, 10], "relpos"),
         ("audio", [9, 10], "relpos"),
         ("image", ["9x10", "10"], "abspos"),
     ],
@@ -200,3 +200,13 @@ def test_a_tokenizer_without_text_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["advise", "--longest", "9", "--train-lengths", "x", "--tokenizer", "y"])
     assert "--tokenizer y belongs to --train-text" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_tokenizer_tells_that_its_model_is_rotary(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    assert cli._turns_queries(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    assert not cli._turns_queries(str(tmp_path))
+    (tmp_path / "config.json").write_text("[]")
+    assert not cli._turns_queries(str(tmp_path))
+    assert not cli._turns_queries("name/of-the-hub")

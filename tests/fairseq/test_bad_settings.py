@@ -40,6 +40,9 @@ NOT_BUILT = {
     f"{GIVEN} --no-token-positional-embeddings": (
         r"--no-token-positional-embeddings contradicts --position-embedding cape; leave the flag"
     ),
+    "--position-embedding alibi --position-layers every:9": (
+        r"--position-layers every:9 names no layer of a stack of \d+ layers.*Choose other layers"
+    ),
     "": r"--position-source-scale auto .*no-such-folder.*--position-source-scale 1.03",
     f"{GIVEN} --admin-init": r"--admin-init .*'no-such-folder'.*give the folder of the binarised",
     f"{GIVEN} --admin-init --encoder-normalize-before": (

@@ -174,7 +174,8 @@ def test_a_model_type_without_a_seam_gets_the_reason(capsys):
     assert status == 0
     assert lines[-2:] == [
         f"skip wav2vec2: seam: {REASONS['wav2vec2']}",
-        "nothing was compared: see the lines above",
+        "nothing was compared, for the reasons above; docs/families.md lists the model types "
+        "that can have another position embedding",
     ]
 
 
@@ -223,7 +224,7 @@ def test_families_that_cannot_have_the_wished_type_are_left_out(capsys, monkeypa
     ("arguments", "told"),
     [
         (["./missing"], "./missing: no such folder"),
-        (["bloom"], "no cape counterpart. Give a model that has one"),
+        (["bloom"], "no cape counterpart; allowed: the model types"),
         (["bert", "--position-embedding", "sinpos"], "dimension 33 is not"),
         (["empty"], "config.json"),
         (

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import hf_models
-from tests.hf import test_grids, test_rows, test_sinusoids
+from tests.hf import test_grids, test_rows, test_sinusoids, test_video
 from tests.hf.test_rows import PAD, output, texts
 
 MOVED = {"max_local_shift": 0.5, "max_global_scale": 2.0}
@@ -231,3 +231,35 @@ def test_layers_without_positions_see_none():
     outputs = [output(model, ids) for model in (first, none, every)]
     assert not torch.allclose(outputs[0], outputs[1])
     assert not torch.allclose(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("type_name", ["rope", "alibi"])
+def test_positions_in_attention_depend_on_distances_alone(type_name):
+    """More frames before and behind are further tubelets, which keep the others where they are; two
+    tubelets that change places change the output."""
+    model = test_video.switched(test_video.build("vivit"), type=type_name)
+    clip = test_video.videos(8)
+    expected = model(clip).logits
+    swapped = clip.clone()
+    swapped[:, :2], swapped[:, 4:6] = 2 * clip[:, 4:6], clip[:, :2]
+    both = clip.clone()
+    both[:, :2], both[:, 4:6] = clip[:, :2], 2 * clip[:, 4:6]
+    assert not torch.allclose(model(swapped).logits, model(both).logits, atol=1e-5)
+    assert expected.isfinite().all()
+    seam = model.seams()[0]
+    few, many = (positions_of(model, seam, test_video.videos(frames)) for frames in (4, 8))
+    middle = many.shape[1] // 2 - few.shape[1] // 2
+    inner = many[:, middle : middle + few.shape[1]]
+    assert torch.equal(few, inner)  # seconds from the middle
+
+
+def positions_of(model, seam, clip):
+    """``[1, tubelets, 3]``, the coordinates that the layers get."""
+    layer = model.get_submodule(model.layer_paths[0])
+    seen = []
+    handle = layer.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["for_layers"].positions.key), with_kwargs=True
+    )
+    model(clip)
+    handle.remove()
+    return seen[0]

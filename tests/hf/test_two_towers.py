@@ -152,3 +152,17 @@ def test_a_setting_without_a_tower_is_refused():
     model = hf_models.switch(classifier, STOCK, vision_position_embedding=CAPE).train()
     logits = model(inputs()["pixel_values"]).logits
     assert not torch.allclose(logits[0], logits[1], atol=1e-3)
+
+
+def test_positions_of_images_alone_leave_the_texts_as_they_were(tmp_path):
+    stock, batch = build(), inputs()
+    stock.save_pretrained(tmp_path)
+    model = transformers.AutoModel.from_pretrained(tmp_path, vision_position_embedding=CAPE)
+    assert model.config.position_embedding["type"] == "abspos"
+    text, _ = embeddings(model.eval(), batch)
+    assert torch.equal(text, embeddings(stock, batch)[0])
+
+
+def test_an_error_names_the_field_of_the_images():
+    with pytest.raises(ValueError, match="vision_position_embedding='cpe' is unknown"):
+        hf_models.switch(build(), STOCK, vision_position_embedding={"type": "cpe"})
