@@ -188,7 +188,7 @@ def _cape_model(
         if change := difference(shorter, model, table[1]):
             if neutral:
                 raise ValueError(
-                    f"--neutral cannot make {source} compute what it does: {change}. Choose "
+                    f"--neutral cannot keep the outputs of {source}: {change}. Choose "
                     "--position-table-extension copy, or leave out --neutral and fine-tune."
                 )
             changes["table"] = change
@@ -205,7 +205,7 @@ def _cape_model(
             if settings["type"] in types:
                 remedy = "Leave out the options for this"
             raise ValueError(
-                f"--neutral cannot make {settings['type']!r} compute what {source} does: "
+                f"--neutral cannot keep the outputs of {source} with {settings['type']!r}: "
                 f"{'; '.join(changes.values())}. {remedy}, or leave out --neutral and fine-tune."
             )
     for key in new:
@@ -214,10 +214,10 @@ def _cape_model(
     if not hasattr(config, "position_fields") and model.config.stock_difference:
         notes.append(model.config.stock_difference)
     if notes:
-        print("until it is fine-tuned, this model computes otherwise than the one it comes from:")
+        print(f"until it is fine-tuned, the new model gives other outputs than {source}:")
         print("\n".join(f"  {text}" for text in notes))
     else:
-        print("until it is fine-tuned, this model computes what the one it comes from does")
+        print(f"until it is fine-tuned, the new model gives the same outputs as {source}")
     return model
 
 
@@ -263,7 +263,7 @@ def _loaded(
 
 
 def _new_weights(stock: Mapping[str, torch.Tensor], model: PreTrainedModel) -> list[str]:
-    """Names of weights in a switched model that the stock model has under no name."""
+    """Names of weights in a switched model that the stock model lacks."""
     stock_addresses = {tensor.data_ptr() for tensor in stock.values()}
     weights = model.state_dict().items()
     return sorted(

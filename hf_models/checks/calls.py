@@ -27,7 +27,7 @@ class _Model(NamedTuple):
 
     Attributes:
         config: Configuration of the model.
-        form: Number of the form of inputs that have several forms.
+        form: Form to make of inputs that have several forms, from 0 on.
         generator: Random numbers.
     """
 
@@ -36,8 +36,8 @@ class _Model(NamedTuple):
     generator: torch.Generator
 
     def part(self, *names: str) -> Any:
-        """Configuration of the first part of the model with one of these names, else of the
-        model."""
+        """Configuration of the first of these parts that the model has; without one, the
+        configuration of the whole model."""
         parts = (getattr(self.config, name, None) for name in names)
         return next(filter(None, parts), self.config)
 
@@ -181,7 +181,7 @@ _MAKERS: dict[str, Callable[[_Model], Tensor | None]] = {
         model.config.prediction_length, model.config.num_time_features
     ),
 }
-# Inputs with a default that a model with the other input needs.
+# Arguments with a default that a model needs nevertheless, and the main inputs of such models.
 _COMPANIONS = {
     "decoder_input_ids": {"input_ids", "input_features", "input_values"},
     "bbox": {"input_ids"},

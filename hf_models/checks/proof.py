@@ -60,7 +60,7 @@ _NEW_TABLES = 0.5  # standard deviation of new tables, which must show a wrong d
 STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
 SEAM = "seam"  # check that is skipped where no seam is found
 _NO_POSITIONS = {"type": "nopos"}
-_UNKNOWN = "no module of the model is one that is known to bring positions in"
+_UNKNOWN = "no known kind of module in the model adds or turns positions"
 
 
 class Proof(NamedTuple):
@@ -110,7 +110,7 @@ def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) 
     try:
         for stock in tiny_stock_models(model_type):
             proofs.append(_proof(model_type, known, stock, position_embedding))
-            if len(proofs[-1].checks) > 1:  # it could be switched: no other class is an excuse
+            if len(proofs[-1].checks) > 1:  # a class that could be switched decides
                 return proofs[-1]
     except NoStockModel as reason:
         name = "model type" if isinstance(reason, NoModelType) else STOCK_MODEL
@@ -266,15 +266,15 @@ def _switchable(model: Any, stock_type: str) -> str:
 
 
 def _same(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
-    """Compares tensors bit for bit; numbers that are none in both are equal, as in attention of
-    padding to nothing."""
+    """Compares tensors bit for bit; NaN equals NaN, because a query on padding that sees no key
+    gives NaN in both models."""
     if unshared := expected.keys() ^ got.keys():
-        raise Mismatch(f"{', '.join(sorted(unshared))} in one of both only")
+        raise Mismatch(f"only one of the models has {', '.join(sorted(unshared))}")
     for name, numbers in expected.items():
         if numbers.shape != got[name].shape:
             raise Mismatch(f"{name} has shape {tuple(got[name].shape)}, not {tuple(numbers.shape)}")
         if not torch.equal(numbers.nan_to_num(), got[name].nan_to_num()):
-            raise Mismatch(f"{name} by {relative_difference(numbers, got[name]):.2g}")
+            raise Mismatch(f"{name} differs by {relative_difference(numbers, got[name]):.2g}")
     return f"{len(expected)} equal"
 
 
@@ -294,7 +294,7 @@ def _same_padded(model: Any, other: Any, side: str, inputs: Mapping[str, Tensor]
     """Compares padded batches; models of this package that count from the first token, unlike the
     stock model, have to equal the stock model on each sample alone."""
     if (batch := padded(model, inputs, side)) is None:
-        raise NotApplicable("its forward takes no tokens with a mask")
+        raise NotApplicable("the forward of the model takes no tokens with a mask")
     try:
         return _same(_seeded_outputs(model, batch), _seeded_outputs(other, batch))
     except Mismatch:
@@ -305,7 +305,7 @@ def _same_generation(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> fl
     """Compares greedy generation with a cache from texts with padding on the left, as
     :func:`_same_padded` does."""
     if not model.can_generate():
-        raise NotApplicable("it does not generate")
+        raise NotApplicable("the model does not generate")
     batch: Batch = padded(model, inputs, "left") or dict(inputs)
     results = []
     for generating in (model, other):
@@ -338,10 +338,11 @@ def _updated(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _same_checkpointed(model: Any, inputs: Mapping[str, Tensor]) -> float:
     """Largest difference of gradients with and without gradient checkpointing, which runs layers
-    once more in the backward pass: positions that are drawn inside a layer differ there. Relative
-    to the largest gradient of all, as those of biases of keys are rounding alone."""
+    once more in the backward pass: positions that are drawn inside a layer would differ there. The
+    difference is relative to the largest gradient of all parameters, because some gradients, such
+    as gradients of biases of keys, are nothing but rounding."""
     if not model.supports_gradient_checkpointing:
-        raise NotApplicable("it has no gradient checkpointing")
+        raise NotApplicable("the model has no gradient checkpointing")
     gradients = []
     for is_on in (False, True):
         copy = deepcopy(model).train()
@@ -367,12 +368,12 @@ def _pickled(model: Any) -> Any:
 def _same_copy(copied: Callable[[Any], Any], model: Any, inputs: Mapping[str, Tensor]) -> str:
     copy = copied(model)
     if type(copy) is not type(model):
-        raise Mismatch(f"gives a {type(copy).__name__}")
+        raise Mismatch(f"the copy is a {type(copy).__name__}")
     return _same(_seeded_outputs(model, inputs), _seeded_outputs(copy, inputs))
 
 
 def _without_positions(model: Any, inputs: Mapping[str, Tensor]) -> str:
-    """Shows that the seam that was found is one that the output depends on."""
+    """Shows that the output depends on the seam that was found."""
     other = _switched(model, _NO_POSITIONS)
     try:
         _same(_seeded_outputs(model, inputs), _seeded_outputs(other, inputs))

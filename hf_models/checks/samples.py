@@ -87,9 +87,9 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
         targets = _TARGETS
     else:
         raise ValueError(
-            f"the main input of {type(model).__name__} is {name!r}; made here are input_ids, "
-            "pixel_values and input_features. Give inputs=hf_models.checks.samples.Samples(rows, "
-            "padding)."
+            f"the main input of {type(model).__name__} is {name!r}; allowed without inputs: "
+            "input_ids, pixel_values and input_features. Give "
+            "inputs=hf_models.checks.samples.Samples(rows, padding)."
         )
     if config.is_encoder_decoder and takes_targets(model):
         for row, length in zip(rows, targets, strict=True):

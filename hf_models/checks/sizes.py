@@ -56,7 +56,7 @@ KEPT = re.compile(
 )
 WIDTHS = re.compile(r"(hidden_sizes|embed_dims?|dims|conv_dim|channels|neck_hidden_sizes)$")
 DEPTHS = re.compile(r"depths|layers$")
-# What the last step of the ladder keeps of the small values.
+# Fields that the last step of `small_configs` makes small; other fields keep their defaults.
 NEEDED = re.compile(r"layer|vocab|token|image_size|depth")
 TOKEN = re.compile(r"token_(id|index|idx)$|_token$|_id$")
 # Small tokens with a meaning, for those outside of the small vocabulary; others count down from

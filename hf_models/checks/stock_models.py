@@ -99,7 +99,8 @@ def tiny_stock_models(model_type: str) -> Iterator[StockModel]:
 
 
 def _first_that_runs(stock: Any, auto: Any, reasons: list[str]) -> StockModel | None:
-    """The model with the first small configuration that it runs with; adds why others do not."""
+    """The model with the first small configuration that works; adds to `reasons` why others
+    fail."""
     try:
         for step, make in small_configs(stock.config_class):
             try:

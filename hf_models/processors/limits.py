@@ -30,8 +30,8 @@ _UNIT = "tokens"  # of domains whose inputs a tokenizer makes
 
 
 def limit_of(config: Any) -> int | None:
-    """Tokens that a model with another position embedding than the stock model may be given: as
-    many as memory holds, or those that training draws positions for. None where the stock limit
+    """Largest number of tokens for a model with another position embedding than the stock model: as
+    many as memory holds, or as many as training draws positions for. None where the stock limit
     stays: in stock models, with stock types and tables, in models whose input is no text, and in
     models that turn queries and keys, where the limit is the length of training.
 
@@ -68,8 +68,8 @@ def follow(settings: dict[str, Any], config: Any) -> None:
 
 
 def _lengths_of_table(config: Any) -> set[int]:
-    """Numbers of tokens for which a stock model has rows: all rows, or those behind the padding
-    token."""
+    """Numbers of tokens for which a stock model has rows: all rows, or the rows after the row of
+    the padding token."""
     rows = _rows_of_table(config)
     padding = getattr(config.get_text_config(), "pad_token_id", None)
     return set() if rows is None else {rows, rows - (padding or 0) - 1}

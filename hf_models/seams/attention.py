@@ -55,7 +55,7 @@ class _AttentionConfig:
 class RunTimeMixin:
     """Base of mixins that :func:`mixed` puts over stock classes."""
 
-    def __reduce__(self) -> Any:  # pickle cannot find a class by name that is made at run time
+    def __reduce__(self) -> Any:  # pickle cannot find a class that is made at run time
         return _unpickle, type(self).__bases__, self.__dict__
 
 
@@ -88,8 +88,8 @@ class PositionAttention(RunTimeMixin, Bound):
         Args:
             hidden_states: B x T x C.
             patches: Rows and columns of the image, where tokens are patches.
-            attention_positions: What the stack computed for this forward; None without positions
-                that the stack computes, as with relative embeddings.
+            attention_positions: Positions that the stack computed for this forward; None if the
+                stack computes no positions, as with relative embeddings.
             *args: As the stock module; a cache among them says how many positions came before.
             **kwargs: As the stock module.
 
@@ -150,7 +150,7 @@ def positions_for_layers(
     generator: Any,
     query_positions: Positions | None = None,
 ) -> dict[str, AttentionPositions]:
-    """The argument that a stack hands on to its layers; none if the layers need none.
+    """The keyword argument that a stack hands on to its layers; empty if the layers need none.
 
     Args:
         stack_positions: From :func:`add_positions_to_attention`.
@@ -175,7 +175,7 @@ def keys_and_queries(
     Args:
         positions: Positions of the tokens that the decoder is given, or of all tokens.
         length: Number of tokens given.
-        past: Number of tokens in the cache; a tensor if the host may not read the number.
+        past: Number of tokens in the cache; a tensor if the cache has a fixed size.
         cache: Cache of the decoder.
     """
     if cache is None:
@@ -187,7 +187,7 @@ def keys_and_queries(
     if isinstance(past, Tensor) or getattr(cache, "is_compileable", False):
         size = cache.layers[0].max_cache_len  # room for more keys, which the mask hides
     keys = token_position_at(0, device, size)
-    # the keys are counted as the last query is: from the first token behind padding on the left
+    # keys and queries are both counted from the first token after padding on the left
     index = torch.arange(length, device=device) + past
     lead = index[-1] - positions.elements(positions.rows)[:, -1:]
     return Positions(keys.rows - lead, in_steps=True), positions
@@ -209,7 +209,7 @@ def _check_attention(module: nn.Module, query: Tensor) -> str:
             "the relative embeddings or learned biases are on device 'meta', as accelerate "
             "offloads them (device_map, cpu_offload); allowed: the device of the queries, "
             f"{query.device}. Load the model without offloading, or "
-            "choose a type that learns nothing in attention."
+            "choose a type without learned parameters in attention."
         )
     return implementation
 
@@ -267,11 +267,11 @@ def _visible_keys(
     key: Tensor,
     offset: int | Tensor | None,
 ) -> Tensor | None:
-    """The mask of a call; a causal mask, bool ``[T, S]``, where stock functions make their own."""
+    """The mask of a call, or a causal mask, bool ``[T, S]``, if the stock function makes one."""
     length, num_keys = query.shape[2], key.shape[2]
     if attention_mask is not None or not getattr(module, "is_causal", False) or length == 1:
         return attention_mask
-    # counted from the cache, which may have room for more keys
+    # queries are counted from the cached tokens: a static cache has room for more keys
     index = torch.arange(max(length, num_keys), device=query.device)
     return index[:num_keys] <= index[:length, None] + (0 if offset is None else offset)
 

@@ -50,8 +50,7 @@ def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stri
 
 
 def attention_arguments(stack: Any, frames: Frames, length: int, stride: int) -> dict[str, Any]:
-    """The argument of the layers of a stack with positions in attention; for the arguments see
-    :func:`add_positions`.
+    """The keyword argument that the layers of a stack with positions in attention take.
 
     Args:
         stack: Encoder with `positions` and `stack_positions`.
@@ -73,7 +72,7 @@ def _positions_and_draw(
         frames.lengths, length, stride, frames.hop_seconds, frames.nanoseconds
     )
     draw = frames.draw
-    if draw is None and not encoder.training:  # for types that draw in evaluation, too
+    if draw is None and not encoder.training:  # some types draw in evaluation, too
         # not len, which would fix the size in exported programs
         draw = encoder.draw(frames.lengths.shape[0], frames.lengths.device, process_generator)
     return positions, draw
@@ -96,8 +95,8 @@ def check_seconds(config: Any, *names: str) -> None:
 
 def values_to_check(values: Tensor, training: bool) -> np.ndarray | None:
     """Values of an input, to be checked. None in a compiled program, which has no values, and in
-    training on a GPU, because each step would wait: a GPU trains on a wrong mask until the first
-    evaluation."""
+    training on a GPU, because each step would wait for the GPU: there a wrong mask is found in the
+    first evaluation."""
     if torch.compiler.is_compiling() or (training and not values.is_cpu):
         return None
     # float(), because numpy has no bfloat16; on a CPU no other operation has to wait
@@ -134,8 +133,8 @@ def hop_in_seconds(
         training: Whether a step of training runs; see :func:`values_to_check`.
 
     Raises:
-        ValueError: unless `hop_nanoseconds` is an integer that can be a hop: people think in
-            seconds.
+        ValueError: unless `hop_nanoseconds` is an integer from :data:`MIN_HOP` to :data:`MAX_HOP`;
+            a caller may have given seconds.
     """
     if hop_nanoseconds is None:
         return default

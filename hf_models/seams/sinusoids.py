@@ -68,14 +68,14 @@ class SinusoidTable(CountedRows):
             self.weights = nn.Buffer(rows, persistent=False)
 
     def get_embedding(self, num_embeddings: int, *args: Any, **kwargs: Any) -> Tensor:
-        """The table ``[num_embeddings, C]`` that the stock code asks for: sinusoids, or
-        ``[num_embeddings or more, 1]`` long, the numbers of the rows."""
+        """The table ``[num_embeddings, C]`` of sinusoids that the stock code asks for, or the
+        numbers of its rows, ``[num_embeddings or more, 1]`` int64."""
         if getattr(self, "keeps_table", True):
             return super().get_embedding(num_embeddings, *args, **kwargs)
         return torch.arange(max(num_embeddings, _LEAST_ROWS))[:, None]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The embeddings of the stock module ``[B, T, C]``, or those of the positions that it
-        counts, ``[B or 1, T, C]``; takes the arguments of the stock forward."""
+        """Sinusoids of the stock module ``[B, T, C]``, or embeddings ``[B or 1, T, C]`` of the
+        positions that the stock module counts; takes the arguments of the stock forward."""
         embedding_or_rows = super().forward(*args, **kwargs)
         return embedding_or_rows if self.keeps_table else self.embed(embedding_or_rows[..., 0])

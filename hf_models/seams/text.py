@@ -48,7 +48,7 @@ class TextStack(Bound, PositionHost, InitializesPositions):
 
     Attributes:
         side: "encoder" or "decoder".
-        limit: Attribute with the rows of the stock table.
+        limit: Attribute of the stock module with the number of rows of its table.
         padding_by_id: Whether padding tokens are not counted if a caller gives no mask, as in the
             stock model; else all tokens are counted.
     """

@@ -212,9 +212,8 @@ def _difference(graph: Graph, session: Any, sizes: dict[str, int], padding: str 
         difference = _distance(ours, theirs)
         if not difference <= TOLERANCE:  # NaN, too
             raise ValueError(
-                f"the {case}, gives a {name} that differs from that of the model by {difference}; "
-                f"allowed: {TOLERANCE}. Please report this with the config.json; the model itself "
-                "is right."
+                f"the {case}, gives a {name} that differs by {difference} from the model; allowed: "
+                f"{TOLERANCE}. Please report this with the config.json; the model itself is right."
             )
         largest = max(largest, difference)
     return largest

@@ -185,8 +185,8 @@ def _refuse_in_attention(cape: PreTrainedModel, stock_type: type) -> None:
             context = settings.relative_context
             more = f" with relative_context={context}" if context else ""
             raise ValueError(
-                f"{field} {settings.type!r}{more} cannot be that of a {stock_type.__name__}, whose "
-                "attention has no such positions; allowed: what is added to the content. "
+                f"{field} {settings.type!r}{more} is impossible in a {stock_type.__name__}, whose "
+                "attention has no such positions; allowed: types that add to the content. "
                 "`cape-plugins export onnx` takes it, and `python -m hf_models.convert "
                 "--self-contained` writes its code beside it."
             )
@@ -240,12 +240,12 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     except (IndexError, RuntimeError) as error:
         difference, reason = math.inf, f" ({str(error).splitlines()[0]})"
     else:
-        reason = f": its outputs differ by {difference:.3g}"
+        reason = f" (difference {difference:.3g})"
     if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
         raise ValueError(
-            f"{type(stock).__name__} computes otherwise for inputs of shape {shape}{reason}; "
-            "allowed: sizes that the stock class takes, of some classes square images only, and "
-            "heads that a caller can give the BOS hint to. Use another size, or serve it by "
+            f"{type(stock).__name__} gives other outputs for inputs of shape {shape}{reason}; "
+            "allowed: sizes that the stock class takes (some classes take only square images), and "
+            "heads that a caller can give the BOS hint to. Use another size, or serve the model by "
             "`cape-plugins export onnx`."
         )
     return difference

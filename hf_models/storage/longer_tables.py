@@ -109,12 +109,12 @@ def extend_table(
 
 
 def difference(model: PreTrainedModel, longer: PreTrainedModel, extension: str) -> str:
-    """What a model with a longer table computes otherwise than before, in words; empty if nothing
-    up to the old length.
+    """Why the outputs of a model with a longer table differ, in words; empty if outputs up to the
+    old length are the same.
 
     Args:
         model: Model before :func:`extend_table`.
-        longer: Model after it.
+        longer: Model that :func:`extend_table` returned.
         extension: As for :func:`extend_table`.
     """
     kind, keep = _parse_extension(extension)

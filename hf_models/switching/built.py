@@ -49,10 +49,10 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     parameters, which the caller has to add to an optimizer.
 
     Args:
-        model: The outermost model of transformers, of a known family, stock or switched already. A
-            part such as ``classifier.bert`` would be switched without the classifier: the part
-            does not show the classifier, which would be saved and loaded as a stock model. A
-            model that was switched already needs a second copy of the weights for a moment,
+        model: The outermost model of transformers, of a known family, stock or switched already.
+            Do not give a part such as ``classifier.bert``: the classifier around the part would
+            keep its stock class, and would be saved and loaded as a stock model. Switching a model
+            for the second time takes the memory of a second copy of the weights for a moment,
             because a stock model is built to see what has to be undone.
         position_embedding: ``{"type": ..., option: value}``.
         fields: Further fields of the configuration, such as ``hop_seconds``; a model that was
@@ -147,7 +147,7 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
     twin = stock(stock_config).to(model.device)
     stock_modules = [(module, type(module), _contents(module)) for module in twin.modules()]
     new_parameters = set(twin.parameters())
-    with warnings.catch_warnings():  # about settings that this call removes
+    with warnings.catch_warnings():  # the settings that would warn are removed by this call
         warnings.simplefilter("ignore")
         _switch(twin, stock_config, model.config, trained=False)
     in_model = _counterparts(twin, model, stock_modules)
@@ -166,10 +166,10 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
     for name, module in model.named_modules():
         if isinstance(module, (Bound, PositionHost, SwitchedModel)):
             raise ValueError(
-                f"{type(module).__name__} {name!r} is none of the parts that the configuration "
-                "asks for, as if layers or wrappers were added by hand, so its position "
-                "embedding cannot be exchanged; allowed: such changes of a model that is switched "
-                "once. Switch the stock model, or switch before the change."
+                f"the configuration of the model describes no {type(module).__name__} {name!r}; "
+                "perhaps layers or wrappers were added by hand. The position embedding of this "
+                "module cannot be exchanged; allowed: to switch a changed stock model once. Switch "
+                "the stock model, or switch before the change."
             )
     return new_parameters.isdisjoint(model.parameters())
 
@@ -247,7 +247,7 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
         if not torch.equal(loaded[name], weight.to(loaded[name])):  # overwritten by another weight
             raise ValueError(
                 f"{name} differs from the weight that the configuration ties it to, so a "
-                f"{stock.__name__} would hold one of them only; allowed: equal weights, or a "
+                f"{stock.__name__} would hold only one of the two; allowed: equal weights, or a "
                 "configuration that does not tie them. Set config.tie_word_embeddings = False "
                 "before the model is saved."
             )
@@ -277,8 +277,8 @@ def _refusal(model: Any) -> str:
             return without_head(name, part.config_class)
     if find_family(model_type) is not None:
         return (
-            f"model is a {name}. The row of {model_type!r} is known, but no class of its models "
-            "is: register them by hf_models.register_family(FamilyClasses(...))."
+            f"model is a {name}. The family {model_type!r} has a row but no registered model "
+            "classes: register classes by hf_models.register_family(FamilyClasses(...))."
         )
     switchable = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
     return (
@@ -296,10 +296,10 @@ def without_head(name: str, config: Any) -> str:
     """
     models = (part for part in PARTS.values() if is_model(part) and part.config_class is config)
     return (
-        f"{name} stands for no class of {config.model_type!r}, which has "
-        f"{', '.join(sorted(model.__name__ for model in models))}. Take one of them, or write a "
-        "class for this head and make it known by hf_models.register_family: two lines, in "
-        "docs/huggingface.md under Other heads."
+        f"{name} has no counterpart in {config.model_type!r}, which has "
+        f"{', '.join(sorted(model.__name__ for model in models))}. Take one of these classes, or "
+        "register a class for this head by hf_models.register_family; docs/huggingface.md shows "
+        "the two lines under Other heads."
     )
 
 
@@ -310,8 +310,8 @@ def _refuse_hooks(model: nn.Module) -> None:
             raise ValueError(
                 f"{type(module).__name__} {name!r} has a forward that was set on it, as by "
                 "accelerate (device_map, dispatch_model, Accelerator.prepare), which would run "
-                "instead of the forward of its new class; allowed: modules without one. Switch the "
-                "model before, or load it by "
+                "instead of the forward of its new class; allowed: modules with the forward of "
+                "their class. Switch the model before, or load it by "
                 f"from_pretrained(..., {FIELD}={{...}}, device_map=...)."
             )
 

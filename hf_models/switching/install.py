@@ -153,8 +153,8 @@ def _check_part(part: type) -> None:
         )
     if issubclass(part, PositionHost) and part.install_positions is PositionHost.install_positions:
         raise ValueError(
-            f"the part {part.__name__} is a PositionHost whose install_positions is inherited from "
-            "it and does nothing; allowed: a method install_positions(self, config, trained) in "
+            f"the part {part.__name__} inherits install_positions from PositionHost, which does "
+            "nothing there; allowed: a method install_positions(self, config, trained) in "
             "the class or in a mixin before PositionHost. Define it, or leave out PositionHost."
         )
 

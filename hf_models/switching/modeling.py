@@ -285,8 +285,8 @@ def build_positions(
         numbers = (name for name, value in stored.items() if type(value) is int)
         raise ValueError(
             f"dim={row.dim!r} of the {side} in the row of {config.model_type!r} names no field of "
-            f"{type(config).__name__}; allowed: the one with the width of the model, of "
-            f"{', '.join(sorted(numbers))}, or behind a dot in a part. Correct Side(dim=...)."
+            f"{type(config).__name__}; allowed: the field with the width of the model, one of "
+            f"{', '.join(sorted(numbers))}, or PART.FIELD. Correct Side(dim=...)."
         ) from None
     return build_position_encoder(
         config.position_settings(row.field),
@@ -344,7 +344,7 @@ def decoder_positions(
             makes a mask ``[B, 1, T, S]``, bool or added to scores: the keys that a query sees, up
             to its own place, are counted.
         device: Device of the tokens.
-        position_ids: ``[T]`` or ``[B or 1, T]``, the caller's positions, which come first.
+        position_ids: ``[T]`` or ``[B or 1, T]``, the caller's positions, used instead of the mask.
 
     Returns:
         Positions, of which the last T belong to the tokens given now.

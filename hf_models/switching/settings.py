@@ -17,9 +17,9 @@ class CheckedSettings(dict):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
-            f"the settings {dict(self)} cannot be changed one by one: a model that is built "
-            "does not change with them; set the whole field of a configuration before that: "
-            f'config.{FIELD} = {{"type": ..., ...}}, or load the model again by '
+            f"the settings {dict(self)} cannot be changed one by one: a built model would not "
+            "change; allowed: to set the whole field before a model is built, "
+            f'config.{FIELD} = {{"type": ..., ...}}. Load a built model again by '
             f"from_pretrained(..., {FIELD}={{...}})."
         )
 
@@ -46,8 +46,8 @@ def require_own_config(config: Any, model: str) -> None:
     # isinstance may fail: transformers can load the code of a self-contained folder twice
     if not hasattr(config, "position_fields"):
         raise ValueError(
-            f"config is a {type(config).__name__}, which has no {FIELD}; {model} takes its "
-            "config_class. Make one by from_dict(config.to_dict(), "
+            f"config is a {type(config).__name__}, which has no {FIELD}; allowed: the config_class "
+            f"of {model}. Make one by from_dict(config.to_dict(), "
             f"{FIELD}={{...}}), or give {FIELD}={{...}} to from_pretrained or from_config."
         )
     for field in config.position_fields:

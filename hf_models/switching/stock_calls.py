@@ -57,9 +57,9 @@ def _embeddings_among(arguments: Mapping[str, Any], configs: Collection[Any]) ->
 def _no_effect(field: str, value: Any, checkpoint: Any, model_type: str, configs: Any) -> str:
     model_types = sorted({name for config_class in configs for name in config_class.model_types()})
     return (
-        f"{field}={value!r} has no effect on {checkpoint}, a model of type {model_type!r}; model "
-        f"types with a position embedding to choose: {', '.join(model_types)}, and those that are "
-        f"made at first use. {how_to_check(model_type)} Leave it out, or give such a model."
+        f"{field}={value!r} has no effect on {checkpoint}, a model of type {model_type!r}; allowed "
+        f"model types: {', '.join(model_types)}, and the generated families of docs/families.md. "
+        f"{how_to_check(model_type)} Leave {field} out, or give a model of an allowed type."
     )
 
 

@@ -196,8 +196,8 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ((), "computes what the one it comes from does"),
-        (("--neutral",), "computes what the one it comes from does"),
+        ((), "gives the same outputs as"),
+        (("--neutral",), "gives the same outputs as"),
         (("--position-table-extension", "stretch:5"), "from row 5 on"),
     ],
     ids=str,
