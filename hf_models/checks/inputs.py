@@ -101,8 +101,6 @@ def _image(stock: Any, samples: Samples) -> Inputs:
 
 def _labels(stock: Any, samples: Samples) -> Inputs:
     """Inputs with labels in the shape of the model's outputs."""
-==
-    """
     row = dict(samples.rows[0])
     if {"start_positions", "end_positions"} <= _names(stock):
         return {**row, "start_positions": torch.tensor([1]), "end_positions": torch.tensor([2])}
@@ -120,7 +118,7 @@ def _labels(stock: Any, samples: Samples) -> Inputs:
 
 
 def _words(stock: Any, logits: Tensor, length: int) -> Tensor:
-    """``[1, length]`` labels of a model of words, or of a model that puts tokens into classes."""
+    """``[1, length]`` labels for a model that predicts words or classifies tokens."""
     generator = torch.Generator().manual_seed(2)
     if logits.shape[-1] == getattr(stock.config, "vocab_size", 0):
         return tokens(stock.config, length, generator)
