@@ -41,7 +41,7 @@ def add_switch_args(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help="trains this type first, then goes on with each type of --compare (default: "
         f"{DEFAULT_TYPE}) for the numbers of updates of --switch-updates; shows beside these the "
-        "first type as it is, the first type trained on for as long, and each type trained from "
+        "first type unchanged, the first type trained on for as long, and each type trained from "
         "scratch for as long as both trainings together",
     )
     percents = " ".join(SWITCH_UPDATES).replace("%", "%%")
@@ -132,7 +132,7 @@ def _rate(text: str) -> float:
 
 
 def number_of_updates(text: str, first_updates: int) -> int:
-    """Updates after the switch, from a number or from a share of the first training.
+    """Number of updates after the switch, from a number or from a share of the first training.
 
     Raises:
         ValueError: for any other text.

@@ -153,11 +153,11 @@ def load(source: Path, data: str | None) -> Trained:
 
 
 def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
-    """Positions of "source" and "target" to write: `limit`, or as many as in a stock model with
-    these settings.
+    """Numbers of positions to write for "source" and "target": `limit`, or as many as a stock model
+    with these settings has.
 
     Raises:
-        ValueError: for more positions than fit.
+        ValueError: for more positions than memory can hold.
     """
     args, sides = trained.cfg["model"], ("source", "target")
     names = {side: f"max_{side}_positions" for side in sides}

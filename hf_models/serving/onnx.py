@@ -101,7 +101,7 @@ def load(source: Path) -> Any:
                 "allowed: models whose positions are fixed there. Take that setting out of its "
                 "config.json."
             )
-    # torch exports attention otherwise if a learned bias among its arguments wants a gradient
+    # torch exports attention differently if a learned bias among its arguments needs a gradient
     return model.float().eval().requires_grad_(False)
 
 

@@ -267,7 +267,7 @@ def _first(output: Any) -> Tensor:
 
 
 def _longest(stock: PreTrainedModel, parts: list[Part], limit: str) -> int:
-    """Tokens for which the table of a stock model has rows."""
+    """Number of tokens for which the table of a stock model has rows."""
     (part, *_) = (part for part in parts if part.table)
     if isinstance(part.module, RowTable):
         return len(stock.get_parameter(part.table)) - part.module.first_row

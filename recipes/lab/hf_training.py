@@ -225,7 +225,7 @@ def _begin_anew(trainer: Trainer) -> None:
 
 def train(trainer: Trainer, folder: Path, trains: bool = True) -> None:
     """Trains the model, unless it is finished, and loads the saved model. Without updates, saves
-    the model as it is."""
+    the model unchanged."""
     run_args = trainer.args
     duration = {key: getattr(run_args, key) for key in DURATION}
     if not trains:
@@ -299,9 +299,10 @@ def report(
 ) -> None:
     """Writes scores in the main process, at the end of a program.
 
-    The process group is released here, after the trainer has released DistributedDataParallel: a
-    wrapper that holds the last reference to the group frees it while it holds Python's lock, for
-    which a thread of gloo may wait. The program then never ends (torch 2.13, seen once).
+    The process group is released here, after the trainer has released DistributedDataParallel. If
+    that wrapper held the last reference, it would free the group while it holds Python's lock; a
+    thread of gloo may wait for the same lock, and then the program never ends (torch 2.13, seen
+    once).
     """
     state = accelerate.PartialState()
     main_process = state.is_main_process

@@ -26,7 +26,7 @@ DOCUMENT = ROOT / "docs" / "families.md"
 _RESULTS = (PROVED, NO_ROW, FAILS, NO_SEAM, PART, NOT_RUN)
 _WHY = 120  # characters of a reason
 _SHOWN = {
-    "outputs": "with the stock type all outputs equal those of the stock class bit for bit",
+    "outputs": "with the stock type all outputs equal the outputs of the stock class bit for bit",
     "padding": "the same in batches with padding on the right and on the left, where the forward "
     "takes a mask; a model that counts from the first token equals the stock model on each sample "
     "alone",
