@@ -1,4 +1,4 @@
-"""Average the model parameters of several fairseq checkpoints (``cape-average-checkpoints``).
+"""Averages the model parameters of several fairseq checkpoints (``cape-average-checkpoints``).
 
 The usual last step of a translation recipe: the mean of the last N epochs translates better than
 any single epoch. fairseq's script for this average is not in the wheel of fairseq, and cannot load
@@ -83,7 +83,7 @@ def _updates(state: Mapping[str, Any]) -> int:
 
 
 def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
-    """Average the parameters of checkpoints.
+    """Averages the parameters of checkpoints.
 
     Floating-point tensors (any shape) become the mean over the files, summed in float64 so that
     neither the order nor half precision matters, and cast back to their dtype. Integer and boolean

@@ -221,7 +221,7 @@ _children: set[subprocess.Popen] = set()
 
 
 def stop_children() -> None:
-    """Kills the processes of :func:`run_module` in other threads; :func:`run_module` then raises."""
+    """Kills the processes of :func:`run_module` in other threads, where the call then raises."""
     for process in tuple(_children):
         process.kill()
 
