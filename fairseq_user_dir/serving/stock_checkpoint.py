@@ -109,7 +109,7 @@ def load(source: Path, data: str | None) -> Trained:
         ValueError: for a model without a stock form, and for missing dictionaries.
     """
     model, cfg, task = load_trained(source, data)
-    stock = next((name for name, own in CLASSES.items() if type(model) is own), None)
+    stock = next((name for name, cape_class in CLASSES.items() if type(model) is cape_class), None)
     config = position_config(model)
     if stock is None and config is None:
         raise ValueError(

@@ -44,8 +44,8 @@ from hf_models.checks.stock_models import (
     NoModelType,
     NoStockModel,
     StockModel,
+    one_line,
     tiny_stock_models,
-    told,
 )
 from hf_models.checks.storage import storage_checks
 from hf_models.checks.without_seam import REASONS
@@ -96,7 +96,7 @@ def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) 
     """Compares a tiny model with its stock model, and trains it with another position embedding.
 
     A model type without a row is tried with the rows of other model types that have the same seam;
-    a row that is proved stays known to this process.
+    a row that is proved stays registered in this process.
 
     Args:
         model_type: A model type of the installed transformers.
@@ -105,24 +105,24 @@ def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) 
     Raises:
         ValueError: for another model type, or settings that the family refuses.
     """
-    known = GENERATED.get(model_type)
+    known_row = GENERATED.get(model_type)
     proofs: list[Proof] = []
     try:
         for stock in tiny_stock_models(model_type):
-            proofs.append(_proof(model_type, known, stock, position_embedding))
+            proofs.append(_proof(model_type, known_row, stock, position_embedding))
             if len(proofs[-1].checks) > 1:  # a class that could be switched decides
                 return proofs[-1]
     except NoStockModel as reason:
         name = "model type" if isinstance(reason, NoModelType) else STOCK_MODEL
         proofs.append(Proof(model_type, None, "", [Check(name, SKIPPED, str(reason))]))
-    if known is None and model_type in REASONS:
+    if known_row is None and model_type in REASONS:
         return Proof(model_type, None, proofs[0].stock, [_no_seam(REASONS[model_type])])
     return proofs[0]
 
 
 def _proof(
     model_type: str,
-    known: GeneratedRow | None,
+    known_row: GeneratedRow | None,
     stock: StockModel,
     position_embedding: Mapping[str, Any] | None,
 ) -> Proof:
@@ -133,9 +133,9 @@ def _proof(
     if owner != model_type:  # the counterpart of the class has the other configuration
         text = f"its {name} is the class of the model type {owner}"
         return Proof(model_type, None, name, [Check("class", SKIPPED, text)])
-    if known is not None:
-        checks = _checks(stock, known.stock, position_embedding)
-        return Proof(model_type, known, name, checks)
+    if known_row is not None:
+        checks = _checks(stock, known_row.stock, position_embedding)
+        return Proof(model_type, known_row, name, checks)
     if is_model(PARTS.get(type(stock.model))):  # a family with a file
         checks = _checks(stock, _file_type(stock.model), position_embedding)
         return Proof(model_type, None, name, checks)
@@ -234,7 +234,7 @@ def _training_checks(
     except Exception as error:
         if position_embedding is not None:  # the wish of a user may be at fault
             raise
-        yield Check(f"{name}: switch", FAILED, told(error))
+        yield Check(f"{name}: switch", FAILED, one_line(error))
         return
     old = {name for name, _ in model.named_parameters()}
     with torch.no_grad():

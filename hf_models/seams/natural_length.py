@@ -69,8 +69,8 @@ class NaturalLengthSettings:
     @property
     def stock_difference(self) -> str:
         """See :class:`~hf_models.switching.configuration.PositionEmbeddingMixin`."""
-        words = "padding: masked where a mask is given, and no longer added up to 30 s"
-        return words if self.at_natural_length else ""
+        difference = "padding: masked where a mask is given, and no longer added up to 30 s"
+        return difference if self.at_natural_length else ""
 
 
 class NaturalLengthEncoder(PositionHost, InitializesPositions):

@@ -69,10 +69,10 @@ def export_recognition(
     report += precision_notes(args.quantization, ctranslate2.get_supported_compute_types("cpu"))
     if args.check is not None:
         waveform = read_audio(args.check, extractor.sampling_rate)
-        given = extractor(
+        inputs = extractor(
             waveform.numpy(), sampling_rate=extractor.sampling_rate, return_tensors="pt"
         )
-        features = _fitted(given["input_features"], model, rows["source"])
+        features = _fitted(inputs["input_features"], model, rows["source"])
         report.append(check(recognition, folder, features, args.quantization))
     text = _readme(recognition, f"{source.resolve().name}: {title}", rows, args.quantization)
     return Exported(text, "\n".join(report))

@@ -218,24 +218,24 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     generator = torch.Generator().manual_seed(1)
     shape = shape_of_inputs(stock)
     if stock.main_input_name == "input_ids":
-        given = torch.randint(_words(stock), shape, generator=generator)
-        given[:, -1] = _eos(stock)  # some models classify the state of this token
+        inputs = torch.randint(_vocabulary_size(stock), shape, generator=generator)
+        inputs[:, -1] = _eos(stock)  # some models classify the state of this token
     else:
-        given = torch.rand(shape, generator=generator)
-    more = {}
+        inputs = torch.rand(shape, generator=generator)
+    other_inputs = {}
     parameters = inspect.signature(stock.forward).parameters
     if stock.main_input_name == "input_ids" and "pixel_values" in parameters:
-        more["pixel_values"] = torch.rand(shape_of_images(stock), generator=generator)
+        other_inputs["pixel_values"] = torch.rand(shape_of_images(stock), generator=generator)
     if "decoder_input_ids" in parameters:
-        more["decoder_input_ids"] = torch.randint(
-            _words(stock), (1, SHORTEST - 1), generator=generator
+        other_inputs["decoder_input_ids"] = torch.randint(
+            _vocabulary_size(stock), (1, SHORTEST - 1), generator=generator
         )
-    with_hint, hint = given, hint_of(cape)
+    with_hint, hint = inputs, hint_of(cape)
     if hint is not None:
-        with_hint = torch.cat((given.new_full((1, 1), hint), given), dim=1)
-    expected = _first(cape(**{cape.main_input_name: given}, **more))
+        with_hint = torch.cat((inputs.new_full((1, 1), hint), inputs), dim=1)
+    expected = _first(cape(**{cape.main_input_name: inputs}, **other_inputs))
     try:
-        got = _first(stock(**{stock.main_input_name: with_hint}, **more))
+        got = _first(stock(**{stock.main_input_name: with_hint}, **other_inputs))
         difference = (expected - got).abs().max().item()
     except (IndexError, RuntimeError) as error:
         difference, reason = math.inf, f" ({str(error).splitlines()[0]})"
@@ -251,7 +251,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     return difference
 
 
-def _words(model: PreTrainedModel) -> int:
+def _vocabulary_size(model: PreTrainedModel) -> int:
     return model.config.get_text_config().vocab_size
 
 

@@ -218,30 +218,31 @@ def _growth(model: PreTrainedModel, size: str) -> _Growth:
     number = int(match["first"])
     pixels = (number, int(match["second"])) if match["second"] else number
     of_tokens = [table for table in tables if table.grid is None]
-    wanted = of_tokens if match["second"] is None and of_tokens else tables
-    wanted = tables if match["field"] else wanted
+    chosen_tables = of_tokens if match["second"] is None and of_tokens else tables
+    chosen_tables = tables if match["field"] else chosen_tables
+    chosen_names = {table.name for table in chosen_tables}
     growths, resisting = [], {}
     for field, value in _fields(model.config):
         if match["field"] not in (None, field):
             continue
-        for new_value, of_grid in _new_values(value, pixels, wanted):
+        for new_value, of_grid in _new_values(value, pixels, chosen_tables):
             new, others = _new_shapes(model, _with_field(model.config, field, new_value), tables)
             is_kind = all((table.grid is not None) == of_grid for table in new.values())
             is_long = of_grid or all(table.positions == number for table in new.values())
-            if new and is_kind and is_long and new.keys() <= {table.name for table in wanted}:
+            if new and is_kind and is_long and new.keys() <= chosen_names:
                 if others:
                     resisting[field] = others
                 else:
                     growths.append(_Growth(field, new_value, new))
     if len(growths) == 1:
         return growths[0]
-    raise ValueError(_refusal(model, size, wanted, growths, resisting))
+    raise ValueError(_refusal(model, size, chosen_tables, growths, resisting))
 
 
 def _refusal(
     model: PreTrainedModel,
     size: str,
-    wanted: list[_Table],
+    chosen_tables: list[_Table],
     growths: list[_Growth],
     resisting: dict[str, list[str]],
 ) -> str:
@@ -258,7 +259,7 @@ def _refusal(
         )
     sizes = ", ".join(
         f"{table.name} of {_by(table.grid) + ' patches' if table.grid else table.positions}"
-        for table in wanted
+        for table in chosen_tables
     )
     return (
         f"{beginning}, whose tables are {sizes}; allowed: more tokens than now, or another size of "

@@ -198,7 +198,7 @@ def auto_models(config: type) -> dict[Any, type]:
         models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
         # looks up one configuration: listing all would import every model of transformers
         model = None if models is None else models.get(config, None)
-        if model is not None:  # of several models the one that is loaded
+        if model is not None:  # the first of several models is loaded
             loading[auto] = model[0] if isinstance(model, tuple) else model
     return loading
 
