@@ -78,7 +78,7 @@ def make_model(setup: Setup, task: Any, name: str) -> nn.Module:
 
 
 def translation_steps(setup: Setup) -> dict[str, Callable[[], dict[str, Step]]]:
-    """By case, a function that makes the models and their steps."""
+    """Maps each case to a function that makes the models and their steps."""
 
     def make(batch: int, length: int) -> dict[str, Step]:
         task = hosts.make_task(1000 if setup.quick else VOCABULARY)

@@ -205,7 +205,7 @@ def _cape_model(
             if settings["type"] in types:
                 remedy = "Leave out the options for this"
             raise ValueError(
-                f"--neutral cannot keep the outputs of {source} with {settings['type']!r}: "
+                f"--neutral cannot give {settings['type']!r} the outputs of {source}: "
                 f"{'; '.join(changes.values())}. {remedy}, or leave out --neutral and fine-tune."
             )
     for key in new:
@@ -214,10 +214,10 @@ def _cape_model(
     if not hasattr(config, "position_fields") and model.config.stock_difference:
         notes.append(model.config.stock_difference)
     if notes:
-        print(f"until it is fine-tuned, the new model gives other outputs than {source}:")
+        print(f"until it is fine-tuned, this model has other outputs than {source}:")
         print("\n".join(f"  {text}" for text in notes))
     else:
-        print(f"until it is fine-tuned, the new model gives the same outputs as {source}")
+        print(f"until it is fine-tuned, this model has the same outputs as {source}")
     return model
 
 
@@ -329,8 +329,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--neutral",
         action="store_true",
-        help="begin with a model that computes what SRC does: alpha, BOS hint and "
-        "mean-normalisation come from SRC unless given, relative embeddings begin at zero",
+        help="begin with the outputs of SRC: alpha, BOS hint and mean-normalisation come from SRC "
+        "unless given, relative embeddings begin at zero",
     )
     add_table_args(parser)
     add_position_args(parser, "image", without=("source_scale",), types={**ROTARY_TYPES, **TYPES})

@@ -158,8 +158,8 @@ def _type_checks(model_type: str, settings: Mapping[str, Any] | None) -> Rows:
         yield model_type, row
     if proof.is_proved and proof.is_new:
         text = (
-            f"all checks passed, but the table of families has no row for {model_type!r}; to use "
-            "this family, call cape_plugins.checkpoints.families.add_generated_row("
+            "all checks pass with this release, but the table of families has no row for it; to "
+            "use it, call cape_plugins.checkpoints.families.add_generated_row("
             f"{model_type!r}, {proof.row}) after the import of hf_models"
         )
         yield model_type, Check("family", NOTE, text)

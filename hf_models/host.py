@@ -117,7 +117,7 @@ def _name(forward: Any, meaning: str, annotation: str) -> str:
 
 
 _REMEDY = (
-    "Its positions would be silently wrong. Install a tested release of transformers; "
+    "Positions would be silently wrong. Install a tested release of transformers; "
     "`cape-plugins doctor` names them."
 )
 

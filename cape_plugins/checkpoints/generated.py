@@ -22,6 +22,8 @@ class GeneratedRow:
         architecture: Architecture of the :class:`~cape_plugins.PositionConfig`.
         keeps_borders: Whether the model attends to both sides and lets packed texts see each other,
             so this package has to keep them apart.
+        only_adds: Whether the model hides or reorders tokens behind the place where positions are
+            added, so positions cannot act in attention.
         checked: Whether ``cape-plugins doctor`` without a model checks the family.
         tower: Row of a part with a position embedding that is set separately, as the images of
             CLIP. Its `side` is a name for the part, and begins the name of the field of
@@ -34,6 +36,7 @@ class GeneratedRow:
     domain: str
     architecture: str
     keeps_borders: bool = False
+    only_adds: bool = False
     checked: bool = False
     tower: GeneratedRow | None = None
 
@@ -55,6 +58,8 @@ _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
 _TOWER = GeneratedRow("grid", "abspos", "vision", "image", "encoder")
 _SPECTROGRAM = ("spectrogram", "abspos", "encoder", "audio", "encoder")
+_VIDEO = ("video", "abspos", "encoder", "video", "encoder")
+_TURNED_VIDEO = ("video angles", "rope", "encoder", "video", "rotary")
 _TURNED_IMAGE = ("patch angles", "rope", "encoder", "image", "rotary")
 _ENCODER_OF_ROWS = ("rows", "abspos", "encoder", "text", "encoder")
 _DECODER_OF_ROWS = ("rows", "abspos", "decoder", "text", "decoder")
@@ -98,10 +103,14 @@ _ENCODERS = """
 # Models of images with a table of patches.
 _IMAGES = """
     aimv2_vision_model chinese_clip_vision_model clip_vision_model dpt ijepa internvl_vision
-    mgp-str pixio qianfan_ocr_vision tipsv2_vision_model vision-encoder-decoder vit_mae vit_msn
+    mgp-str pixio qianfan_ocr_vision tipsv2_vision_model vision-encoder-decoder vit_msn
 """
 # Models of sounds with a table of patches of a spectrogram.
 _SPECTROGRAMS = "audio-spectrogram-transformer"
+# Models of videos with a table of tubelets, learned or fixed, or of patches and of frames.
+_VIDEOS = "timesformer videomae vivit"
+# Models of videos that turn queries and keys by frame, row and column.
+_TURNED_VIDEOS = "vjepa2"
 # Models of images that turn queries and keys by the centres of patches.
 _TURNED_IMAGES = "dinov3_vit"
 # Models with a learned table that read text, to both sides, and that write text.
@@ -138,6 +147,8 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_ENCODER, _ENCODERS),
     **_rows(_IMAGE, _IMAGES),
     **_rows(_SPECTROGRAM, _SPECTROGRAMS),
+    **_rows(_VIDEO, _VIDEOS),
+    **_rows(_TURNED_VIDEO, _TURNED_VIDEOS),
     **_rows(_TURNED_IMAGE, _TURNED_IMAGES),
     **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
     **_rows(_ENCODER_OF_ROWS, _TEXTS_AND_IMAGES, tower=_TOWER),
@@ -146,6 +157,7 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_DECODER_OF_SINUSOIDS, _DECODERS_OF_SINUSOIDS),
     **_rows(_PAIR_OF_SINUSOIDS, _PAIRS_OF_SINUSOIDS),
     # rows that are odd, and a few that `cape-plugins doctor` checks
+    "vit_mae": GeneratedRow(*_IMAGE, only_adds=True),
     "llama": GeneratedRow(*_DECODER, checked=True),
     "qwen2": GeneratedRow(*_DECODER, checked=True),
     "modernbert": GeneratedRow(*_ENCODER, keeps_borders=True, checked=True),

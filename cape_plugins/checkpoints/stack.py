@@ -79,7 +79,7 @@ class Stack:
     def positions(self, size: Size) -> Positions:
         """Raw positions of an input of `size` tokens, frames or patches, without padding; B = 1."""
         if self.domain.grid:
-            return patch_positions(*size)
+            return patch_positions(*size, seconds=self.config.seconds_per_frame or None)
         return frame_positions(torch.tensor([size]), self.spacing, size)
 
 

@@ -243,7 +243,8 @@ def aliasing(domain_name: str, side: int) -> float:
     """Share of the channels that alias on a grid of `side` positions on each axis."""
     domain = DOMAINS[domain_name]
     sinusoid = Sinusoid(domain.dim, domain.frequencies)
-    return sinusoid.aliased(*[side] * len(domain.grid)) / domain.dim
+    seconds = domain.defaults["seconds_per_frame"] if domain.timed else None
+    return sinusoid.aliased(*[side] * len(domain.grid), seconds=seconds) / domain.dim
 
 
 def _flags(settings: Mapping[str, Any]) -> str:

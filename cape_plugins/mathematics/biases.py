@@ -20,7 +20,7 @@ STEEPER = 8.0  # factor between the slopes of a head to either side, if slopes a
 def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
     """Slopes of the heads ``[H]``, ``2^(-8 h / H)``. If H is no power of two: the slopes of the
     next smaller power of two, then every other slope of the next larger power of two, as in the
-    code of ALiBi. They are computed on the device, because a copy to a GPU waits for it."""
+    code of ALiBi. The slopes are computed on the device, because a copy to a GPU would wait."""
     power = 2 ** int(math.log2(num_heads))
     head = torch.arange(num_heads, device=device, dtype=torch.float32)
     share = torch.where(head < power, (head + 1) / power, (head - power + 0.5) / power)

@@ -86,5 +86,6 @@ def build_position_encoder(
             max_position=config.max_position,
         )
     if domain.grid and not isinstance(table_size, int) and isinstance(encoding, Sinusoid):
-        warn_of_coarse_grid(encoding, table_size, domain.table_size, config.gamma)
+        seconds = config.seconds_per_frame or None
+        warn_of_coarse_grid(encoding, table_size, domain.table_size, config.gamma, seconds)
     return PositionEncoder(config, encoding, side, start, unit)

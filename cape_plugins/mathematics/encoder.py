@@ -222,8 +222,8 @@ class PositionEncoder(nn.Module):
             dtype: Precision of the result.
             generator: Source of the local shift, as in :meth:`draw`.
             random: Whether a draw is required and local shifts are drawn; default in training. An
-                injected `draw` or `local_shift` moves positions in any case. Hosts that generate
-                text with a model in training mode give False, because each step must see the same
+                injected `draw` or `local_shift` always moves positions. Hosts that generate text
+                with a model in training mode give False, because each step must see the same
                 positions.
 
         Returns:

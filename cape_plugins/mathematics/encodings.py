@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from cape_plugins.settings.domains import each_domain
 
 Frequencies = Callable[[int, torch.device], Tensor]
+_GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it are spread evenly over [0, 1], modulo 1
 
 
 def text_frequencies(dim: int, device: torch.device) -> Tensor:
@@ -36,6 +37,17 @@ def image_frequencies(dim: int, device: torch.device) -> Tensor:
     """``[2, K/2]``, pi 10^(2k/K) (cos k, sin k) for x and y, k = 1 .. K/2 (CAPE Eq. 3 and 4)."""
     k = torch.arange(1, dim // 2 + 1, dtype=torch.float32, device=device)
     return math.pi * torch.pow(10.0, k * (2 / dim)) * torch.stack((k.cos(), k.sin()))
+
+
+def video_frequencies(dim: int, device: torch.device) -> Tensor:
+    """``[3, K/2]`` for x, y and time: the lengths of :func:`image_frequencies` in directions that
+    are spread over the sphere, k rad around the axis of time and evenly along it. Time is half as
+    fast, because a second has fewer frames than half a side has patches."""
+    k = torch.arange(1, dim // 2 + 1, dtype=torch.float32, device=device)
+    height = 2.0 * torch.frac(k * _GOLDEN) - 1.0
+    radius = (1.0 - height.square()).sqrt()
+    directions = torch.stack((radius * k.cos(), radius * k.sin(), 0.5 * height))
+    return math.pi * torch.pow(10.0, k * (2 / dim)) * directions
 
 
 def fairseq_frequencies(dim: int, device: torch.device) -> Tensor:
@@ -59,6 +71,7 @@ FREQUENCIES: dict[str, Frequencies] = {
     "text": text_frequencies,
     "audio": audio_frequencies,
     "image": image_frequencies,
+    "video": video_frequencies,
     "fairseq": fairseq_frequencies,
     "marian": marian_frequencies,
 }
@@ -128,7 +141,7 @@ class Sinusoid(nn.Module):
         function = FREQUENCIES[self.frequencies] if by_name else self.frequencies
         return function(self.dim, device)
 
-    def aliased(self, *sizes: int, gamma: float = 1.0) -> int:
+    def aliased(self, *sizes: int, gamma: float = 1.0, seconds: float | None = None) -> int:
         """Number of the K channels that alias on a grid. The phase of such a channel moves by more
         than pi from one cell to the next along some axis, so it appears to turn more slowly or
         backwards.
@@ -137,10 +150,13 @@ class Sinusoid(nn.Module):
             sizes: Cells along each axis, the slowest first, as for
                 :func:`~cape_plugins.patch_positions`.
             gamma: Factor on the grid.
+            seconds: Distance of neighbours along the slowest axis, if this axis is time.
         """
         # on the CPU, even if the model is built on "meta"; an axis of one cell has no neighbours
-        distance = [2.0 * gamma / (size - 1) if size > 1 else 0.0 for size in reversed(sizes)]
-        step = torch.tensor(distance, dtype=torch.float32, device="cpu")[:, None]
+        distance = [2.0 * gamma / (size - 1) if size > 1 else 0.0 for size in sizes]
+        if seconds is not None:
+            distance[0] = gamma * seconds
+        step = torch.tensor(distance[::-1], dtype=torch.float32, device="cpu")[:, None]
         weights, _ = self._frequencies_and_phases(step)
         return int((weights.abs() * step > math.pi).any(0).sum())
 
@@ -247,7 +263,11 @@ def _in_graph_capture(tensor: Tensor) -> bool:
 
 
 def warn_of_coarse_grid(
-    sinusoid: Sinusoid, size: Sequence[int], paper_size: Sequence[int], gamma: float
+    sinusoid: Sinusoid,
+    size: Sequence[int],
+    paper_size: Sequence[int],
+    gamma: float,
+    seconds: float | None = None,
 ) -> None:
     """Warns if more channels alias on a grid of this size than on the grid of the papers, on which
     12 to 16 % of the channels alias already.
@@ -257,17 +277,18 @@ def warn_of_coarse_grid(
         size: Size of the model's inputs, the slowest axis first.
         paper_size: Size of the inputs in the papers.
         gamma: Factor on the grid of the model.
+        seconds: Distance of neighbours along the slowest axis, if this axis is time.
     """
     if type(sinusoid.weights(torch.device("cpu"))) is not torch.Tensor:
         return  # a model of fake tensors, which have no values
-    count, paper_count = sinusoid.aliased(*size, gamma=gamma), sinusoid.aliased(*paper_size)
+    count = sinusoid.aliased(*size, gamma=gamma, seconds=seconds)
+    paper_count = sinusoid.aliased(*paper_size, seconds=seconds)
     if count <= paper_count:
         return
     share, paper_share = (100 * number / sinusoid.dim for number in (count, paper_count))
     shape, paper_shape = (" x ".join(map(str, sides)) for sides in (size, paper_size))
-    largest_gamma = min(
-        (n - 1) / (m - 1) for n, m in zip(size, paper_size, strict=True) if min(n, m) > 1
-    )
+    sides = list(zip(size, paper_size, strict=True))[seconds is not None :]
+    largest_gamma = min((n - 1) / (m - 1) for n, m in sides if min(n, m) > 1)
     warnings.warn(
         f"{count} of {sinusoid.dim} channels ({share:.0f} %) of the position "
         f"embedding alias on a grid of {shape} patches (gamma={gamma:g}): their phase moves by "

@@ -32,6 +32,7 @@ class Positions(NamedTuple):
             dimensions if the host may not read the number (caches of fixed size). None if
             positions are not counted.
         patches: Sizes of the axes of a grid; for an image (height, width) in patches.
+        timed: Whether the slowest axis of a grid is time in seconds, instead of spanning [-1, 1].
     """
 
     rows: Tensor
@@ -40,6 +41,7 @@ class Positions(NamedTuple):
     index: Tensor | None = None
     first: int | Tensor | None = None
     patches: tuple[int, ...] | None = None
+    timed: bool = False
 
     @property
     def valid(self) -> Tensor | None:
@@ -89,11 +91,14 @@ class Positions(NamedTuple):
     def at_centres(self) -> Positions:
         """The grid on which the cells span [-1, 1], instead of the outermost centres. A distance
         then covers the same part of an image at each resolution, for types that depend on distances
-        only (DINOv3).
+        only (DINOv3). A second stays a second.
         """
+        shares = [(size - 1) / size for size in self.patches]
+        if self.timed:
+            shares[0] = 1.0
         factors = [
-            torch.full((), (size - 1) / size, dtype=torch.float32, device=self.rows.device)
-            for size in reversed(self.patches)
+            torch.full((), share, dtype=torch.float32, device=self.rows.device)
+            for share in reversed(shares)
         ]
         return self._replace(rows=self.rows * torch.stack(factors))
 
@@ -226,8 +231,11 @@ def timed_frame_positions(
     return Positions(rows, step, index=valid, first=0)
 
 
-def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Positions:
-    """Centres of the patches of an image, row by row, each axis spanning [-1, 1] end to end.
+def patch_positions(
+    *sizes: int, device: torch.device | str | None = None, seconds: float | None = None
+) -> Positions:
+    """Centres of the patches of an image, row by row, each axis spanning [-1, 1] end to end; of a
+    clip, frame by frame, with time in seconds from the middle of the clip.
 
     CAPE Appendix A has the same grid; an axis of a single patch is at 0. The step is 2 / N on an
     axis of N patches, slightly less than the distance 2 / (N - 1) between neighbours, so a local
@@ -236,12 +244,15 @@ def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Po
     Args:
         sizes: Number of patches along each axis, the slowest first: height and width of images.
         device: Device of the positions.
+        seconds: Distance of neighbours along the slowest axis, if this axis is time. A longer clip
+            then reaches further, instead of spanning [-1, 1].
 
     Returns:
-        Positions with coords ``[1, height * width, 2]``, x (column) first, then y (row).
+        Positions with coords ``[1, height * width, 2]``, x (column) first, then y (row); of a clip
+        ``[1, frames * height * width, 3]``, time last.
 
     Raises:
-        ValueError: if a size is not positive.
+        ValueError: if a size or the distance is not positive.
     """
     names = ("height", "width") if len(sizes) == 2 else [f"size {i}" for i in range(len(sizes))]
     for name, value in zip(names, sizes, strict=True):
@@ -250,13 +261,19 @@ def patch_positions(*sizes: int, device: torch.device | str | None = None) -> Po
                 f"{name}={value} is not allowed; allowed: > 0 and finite. A patch grid needs at "
                 "least one patch on each axis: is the image smaller than the patch?"
             )
-    axes = torch.meshgrid(*(_axis(size, device) for size in sizes), indexing="ij")
-    grid = torch.stack(axes[::-1], dim=-1).flatten(0, -2)
+    axes = [_axis(size, device) for size in sizes]
+    steps = [2.0 / size for size in sizes]
+    if seconds is not None:
+        if not 0 < seconds < float("inf"):
+            raise ValueError(
+                f"seconds={seconds} is not allowed; allowed: > 0, such as 0.27 for two frames of "
+                "7.5 a second."
+            )
+        axes[0], steps[0] = _centred(sizes[0], device) * seconds, seconds
+    grid = torch.stack(torch.meshgrid(*axes, indexing="ij")[::-1], dim=-1).flatten(0, -2)
     # filled on the device: copying from the CPU would synchronise
-    step = [
-        torch.full((), 2.0 / size, dtype=torch.float32, device=device) for size in reversed(sizes)
-    ]
-    return Positions(grid[None], torch.stack(step), patches=sizes)
+    step = [torch.full((), step, dtype=torch.float32, device=device) for step in reversed(steps)]
+    return Positions(grid[None], torch.stack(step), patches=sizes, timed=seconds is not None)
 
 
 def coordinate_positions(
@@ -296,8 +313,12 @@ def coordinate_positions(
 def _axis(size: int, device: torch.device | str | None) -> Tensor:
     # symmetric and exact at both ends; torch.linspace would fix the size in exported programs, and
     # so would a branch for a size of 1
-    number = torch.arange(size, dtype=torch.float32, device=device)
-    return (number - (size - 1) / 2) / (torch.sym_max(size - 1, 1) / 2)
+    return _centred(size, device) / (torch.sym_max(size - 1, 1) / 2)
+
+
+def _centred(size: int, device: torch.device | str | None) -> Tensor:
+    """Numbers of the cells of an axis, from its middle."""
+    return torch.arange(size, dtype=torch.float32, device=device) - (size - 1) / 2
 
 
 def _per_sample(name: str, value: Tensor | float, num_frames: Tensor) -> Tensor | float:

@@ -20,6 +20,7 @@ from cape_plugins.settings.options import (
     OptionFields,
     applies,
     choose,
+    exists_in,
     option_fields,
     parse_option,
 )
@@ -47,7 +48,7 @@ class PositionConfig(OptionFields):
     Args:
         type: One of :data:`TYPES`, or of :data:`~cape_plugins.settings.registry.ROTARY_TYPES`.
         domain: One of :data:`~cape_plugins.DOMAINS`: "text" (unit: tokens), "audio"
-            (seconds) or "image" (the [-1, 1] square).
+            (seconds), "image" (the [-1, 1] square) or "video" (the same and seconds).
         architecture: "encoder", "decoder" (causal), "seq2seq" (both) or "rotary" (queries and keys
             are turned).
 
@@ -102,6 +103,8 @@ class PositionConfig(OptionFields):
         is_grid = bool(DOMAINS[self.domain].grid)
         if option.name == "max_position" and (is_grid or not self._draws_positions):
             return option.metadata["off"]
+        if not exists_in(option, DOMAINS[self.domain]):
+            return option.metadata["off"]
         return default_of(self.domain, option.name) if value is DOMAIN_DEFAULT else value
 
     def _check_applicable(self) -> None:
@@ -141,7 +144,6 @@ class PositionConfig(OptionFields):
                 allowed="false; true with architecture 'encoder'",
                 remedy="Leave it out.",
             )
-        grids = " or ".join(repr(name) for name, row in DOMAINS.items() if row.grid)
         for option in option_fields():
             value, needed = getattr(self, option.name), option.metadata.get("architecture")
             if value == option.metadata["off"]:
@@ -155,10 +157,12 @@ class PositionConfig(OptionFields):
                     remedy="Leave it out.",
                 )
             if option not in option_fields(self.domain):
+                domains = [repr(name) for name, row in DOMAINS.items() if exists_in(option, row)]
                 raise OptionError(
                     option.name,
                     value,
-                    f"needs a grid (domain {grids}), the domain is {self.domain!r}",
+                    f"needs a grid{' with time' if option.metadata.get('timed') else ''} (domain "
+                    f"{' or '.join(domains)}), the domain is {self.domain!r}",
                     remedy="Leave it out.",
                 )
             if option.name.startswith("relative_") and not self.relative_context:

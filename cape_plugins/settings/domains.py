@@ -18,6 +18,8 @@ from typing import Any
 HOP_SECONDS = 0.01
 WINDOW_SECONDS = 0.025
 _PAPER_SIZES = (160 / 224, 1, 384 / 224)  # pixels, CAPE Figure 9
+# VideoMAE and ViViT read clips of about 2 s: every fourth or second frame of 30 a second.
+_FRAME_SECONDS = 4 / 30
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Domain:
 
     Positions are a sequence or the cells of a grid. A learned table of a sequence has a row for
     each number, and begins again at its first row after the last. Each axis of a grid spans [-1,
-    1], and a learned table is resized to the grid.
+    1], except for time, and a learned table is resized to the grid.
 
     Attributes:
         frequencies: Frequency matrix of sinusoids, ``[D, K/2]``: a key of
@@ -37,6 +39,8 @@ class Domain:
         axis: Label of an axis of positions in pictures.
         grid: Names of the D axes of a grid, the slowest first. Coordinates have the fastest first:
             x, then y. Empty for a sequence, D = 1. Relative tables have these names.
+        timed: Whether the slowest axis of a grid is time in seconds from the middle, instead of
+            spanning [-1, 1]; the option ``seconds_per_frame`` is the distance of frames.
         rotary_speed: Radians per `unit` by which the fastest pair of channels is turned (rope).
         defaults: Defaults of options that types leave to the domain.
         architecture: Architecture of the papers' models for this domain.
@@ -56,6 +60,7 @@ class Domain:
     steps: str
     axis: str
     grid: tuple[str, ...] = ()
+    timed: bool = False
     rotary_speed: float = 1.0
     defaults: Mapping[str, Any] = field(default_factory=dict)
     architecture: str = "encoder"
@@ -66,7 +71,7 @@ class Domain:
     sizes: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # pictures and the count of aliased channels assume that every axis of a grid spans [-1, 1]
+        # a grid has no distance of neighbours but that in seconds, which is an option
         if self.grid and self.spacing is not None:
             raise ValueError(
                 f"spacing={self.spacing} of a domain with grid={self.grid} is not allowed: each "
@@ -83,7 +88,8 @@ class Domain:
         """Distance in `unit` that biases of attention count as 1: neighbours at default sizes."""
         if not self.grid:
             return self.spacing or 1.0
-        size = self.table_size if isinstance(self.table_size, int) else min(self.table_size)
+        sizes = (self.table_size,) if isinstance(self.table_size, int) else self.table_size
+        size = min(sizes[1:] if self.timed else sizes)
         return 2 / size
 
     def default_sizes(self, picture: str) -> Sequence[float]:
@@ -163,6 +169,26 @@ DOMAINS: dict[str, Domain] = {
             "coverage": (1,),
             "test": _PAPER_SIZES,
         },
+    ),
+    "video": Domain(
+        frequencies="video",
+        unit="half the image side and seconds",
+        steps="tubelets",
+        axis="position (normalised)",
+        grid=("frames", "rows", "columns"),
+        timed=True,
+        rotary_speed=2 * math.pi,
+        defaults={  # as images: half the side and a second are alike in clips of 2 s
+            "max_global_shift": 0.5,
+            "max_global_scale": 1.4,
+            "mean_normalize": False,
+            "relative_context": 15,
+            "rotary_base": 100.0,
+            "seconds_per_frame": _FRAME_SECONDS,
+        },
+        dim=768,
+        table_size=(8, 14, 14),
+        sizes={"test": _PAPER_SIZES},
     ),
 }
 

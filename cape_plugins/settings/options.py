@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-from cape_plugins.settings.domains import DOMAINS, each_domain
+from cape_plugins.settings.domains import DOMAINS, Domain, each_domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY, types_of
 
 # Words for a ratio that is counted in the training data, each with whether end-of-sentence tokens
@@ -73,7 +73,8 @@ def option_field(
         unit: Unit of the value, for help texts; see :func:`unit_of`.
         help: The consequence of the value.
         limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``grid`` if
-            the option exists for grids only; ``training`` if the option acts in training only;
+            the option exists for grids only, ``timed`` if for those with an axis of time only;
+            ``training`` if the option acts in training only;
             ``architecture`` if models of other architectures refuse the option.
     """
     if form == "bool":
@@ -193,6 +194,14 @@ class OptionFields:
         low=1e-6,
         grid=True,
     )
+    seconds_per_frame: float | None = option_field(
+        "float",
+        0.0,
+        "seconds",
+        "time between the frames that a model of videos is given; 0 lets each video span [-1, 1] "
+        "in time, too, whatever its duration; videos only",
+        timed=True,
+    )
     synchronize: bool | None = option_field(
         "bool",
         False,
@@ -276,8 +285,14 @@ FORMER_NAMES = {"relative_layers": "layers"}
 def option_fields(domain: str | None = None) -> tuple[Any, ...]:
     """The dataclass fields of the options (type, domain and architecture are not options): all
     fields, or the fields that exist in `domain`."""
-    grid = domain is None or DOMAINS[domain].grid
-    return tuple(o for o in OPTION_FIELDS.values() if grid or not o.metadata.get("grid"))
+    options = tuple(OPTION_FIELDS.values())
+    return options if domain is None else tuple(o for o in options if exists_in(o, DOMAINS[domain]))
+
+
+def exists_in(option: Any, domain: Domain) -> bool:
+    """Whether an option exists for positions of a domain."""
+    needs_grid, needs_time = map(option.metadata.get, ("grid", "timed"))
+    return not (needs_grid and not domain.grid) and not (needs_time and not domain.timed)
 
 
 def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:

@@ -87,6 +87,8 @@ class PositionType:
     learned: str = ""
 
 
+_TIME_OPTIONS = {"seconds_per_frame": DOMAIN_DEFAULT}
+_GRID_OPTIONS = {"gamma": 1.0, **_TIME_OPTIONS}
 _ALIGN_OPTIONS = {"source_scale": "1", "synchronize": False}
 _AUGMENT_OPTIONS = {"augment_probability": 1.0}
 _DRAW_OPTIONS = {"max_position": DOMAIN_DEFAULT, "random_evaluation": False, **_AUGMENT_OPTIONS}
@@ -102,7 +104,7 @@ _DISTANCE_OPTIONS = {
 TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "no position embedding"),
     "sinpos": PositionType(
-        "sinusoid", {"gamma": 1.0, **_ALIGN_OPTIONS}, "sinusoids (Vaswani et al.)"
+        "sinusoid", {**_GRID_OPTIONS, **_ALIGN_OPTIONS}, "sinusoids (Vaswani et al.)"
     ),
     "abspos": PositionType("table", {}, "learned table; wraps around (1-D), is resized (grids)"),
     "relpos": PositionType(
@@ -112,26 +114,28 @@ TYPES: dict[str, PositionType] = {
     ),
     "rope": PositionType(
         "rotary",
-        {"rotary_base": DOMAIN_DEFAULT, "gamma": 1.0, **_DISTANCE_OPTIONS},
+        {"rotary_base": DOMAIN_DEFAULT, **_GRID_OPTIONS, **_DISTANCE_OPTIONS},
         "queries and keys turned by their positions (RoPE)",
     ),
     "alibi": PositionType(
         "linear",
-        {"directed": False, **_DISTANCE_OPTIONS},
+        {"directed": False, **_TIME_OPTIONS, **_DISTANCE_OPTIONS},
         "a penalty on attention that grows with the distance (ALiBi)",
     ),
     "fire": PositionType(
-        "fire", _DISTANCE_OPTIONS, "a learned bias of the distance in attention (FIRE)"
+        "fire",
+        {**_TIME_OPTIONS, **_DISTANCE_OPTIONS},
+        "a learned bias of the distance in attention (FIRE)",
     ),
     "shape": PositionType(
         "sinusoid",
-        {"gamma": 1.0, "max_offset": 500, **_AUGMENT_OPTIONS, **_ALIGN_OPTIONS},
+        {**_GRID_OPTIONS, "max_offset": 500, **_AUGMENT_OPTIONS, **_ALIGN_OPTIONS},
         "sinusoids, random integer offset in training (SHAPE)",
     ),
     "cape": PositionType(
         "sinusoid",
         {
-            "gamma": 1.0,
+            **_GRID_OPTIONS,
             "max_global_shift": DOMAIN_DEFAULT,
             "max_local_shift": 0.5,
             "max_global_scale": DOMAIN_DEFAULT,

@@ -54,15 +54,15 @@ class Samples(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Layout of a format of chunks.
+    """Layout of a file format that consists of chunks, such as WAV.
 
     Attributes:
-        first: Beginning of the first chunk.
-        name: Bytes of the name of a chunk.
+        first: Byte at which the first chunk begins.
+        name: Number of bytes of the name of a chunk.
         packing: Format of the size of a chunk, for :mod:`struct`.
         multiple: Chunks begin at multiples of this number.
         counted_bytes: Bytes of the chunk's header that the size counts, too.
-        samples: Name of the chunk of samples.
+        samples: Name of the chunk that holds the samples.
     """
 
     first: int

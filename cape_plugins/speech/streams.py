@@ -190,7 +190,7 @@ def _stated_frames(data: bytes) -> int:
 
 
 def _with_xing(data: bytes, frames: int) -> bytes:
-    """The frames of `data` behind a frame with Xing's header."""
+    """A frame with a Xing header, then the frames of `data`."""
     start = _FRAME.search(data).start()
     # no checksum; without padding
     header = bytes([0xFF, data[start + 1] | 1, _WIDE | data[start + 2] & 0x0C, data[start + 3]])

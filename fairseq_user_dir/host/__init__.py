@@ -1,1 +1,1 @@
-"""Changes of fairseq that hold for every model."""
+"""Changes to fairseq that affect every model."""

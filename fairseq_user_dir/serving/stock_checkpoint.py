@@ -93,9 +93,9 @@ def _to_hugging_face(trained: Trained, folder: Path, limit: int | None) -> Expor
     dictionary = trained.task.target_dictionary
     if dictionary != trained.task.source_dictionary:
         raise ValueError(
-            "--to hugging-face has no stock class for two dictionaries; allowed: one of both "
-            "sides (fairseq-preprocess --joined-dictionary). Leave --to out for a stock checkpoint "
-            "of fairseq, or use `cape-plugins export ctranslate2`."
+            "--to hugging-face has no stock class for two dictionaries; allowed: one shared by "
+            "both sides (fairseq-preprocess --joined-dictionary). Leave --to out for a stock "
+            "checkpoint of fairseq, or use `cape-plugins export ctranslate2`."
         )
     rows = max(table_rows(trained, limit).values())
     plain = folded(trained.model, rows, rows)

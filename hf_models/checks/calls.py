@@ -15,7 +15,7 @@ from hf_models.checks.sizes import PATCHES
 BATCH, LENGTH, TARGETS = 2, 9, 5  # samples, tokens, tokens of the decoder
 PADDING = 3  # tokens of the second sample that are padding in a padded batch
 SIDES = ("right", "left")
-_WORDS = (10, 90)  # ids without a meaning in small configurations
+_WORDS = (10, 90)  # ids that are no special tokens in small configurations
 _FRAMES = 64
 _WAVE = 4000
 _IMAGE = 32
@@ -23,11 +23,11 @@ Batch = dict[str, Tensor]
 
 
 class _Model(NamedTuple):
-    """What inputs are made from.
+    """The sources of inputs for a model.
 
     Attributes:
         config: Configuration of the model.
-        form: Form to make of inputs that have several forms, from 0 on.
+        form: Number of the form, for inputs that have several forms.
         generator: Random numbers.
     """
 
@@ -49,9 +49,9 @@ class _Model(NamedTuple):
 
 
 def calls_of(model: Any) -> Iterator[Batch]:
-    """Inputs to try, in order: a stock model tells by its errors which it takes. First the main
-    input and arguments without a default, then all that can be made; sounds, images and series have
-    several forms."""
+    """Inputs to try, in order; an error of the stock model rejects inputs. The first inputs are the
+    main input and the arguments without a default, the later ones all known arguments. Sounds,
+    images and series have several forms."""
     arguments = dict(inspect.signature(type(model).forward).parameters)
     needed = [model.main_input_name]
     needed += [name for name, row in arguments.items() if row.default is row.empty]
@@ -181,7 +181,7 @@ _MAKERS: dict[str, Callable[[_Model], Tensor | None]] = {
         model.config.prediction_length, model.config.num_time_features
     ),
 }
-# Arguments with a default that a model needs nevertheless, and the main inputs of such models.
+# Inputs that a model with one of the other inputs needs, although they have a default.
 _COMPANIONS = {
     "decoder_input_ids": {"input_ids", "input_features", "input_values"},
     "bbox": {"input_ids"},

@@ -179,7 +179,7 @@ def _wish_checks(
     yield switched
     if switched.failed or switched.status == SKIPPED:
         return
-    with torch.no_grad():  # a table that is not trained must show a wrong distance
+    with torch.no_grad():  # large values in new tables show a wrong distance
         for name, table in cape_model.named_parameters():
             if name not in old_names:
                 table.normal_(std=_NEW_TABLES)

@@ -157,7 +157,7 @@ _METHODS: dict[str, dict[str, Any]] = {
 
 
 class _Generations:
-    """Results of generation from one sample, computed once a model, as two checks need them."""
+    """Results of generation from one sample, computed once for each model: two checks use them."""
 
     def __init__(self, row: Mapping[str, Tensor], **options: Any) -> None:
         self.row, self.options = row, options

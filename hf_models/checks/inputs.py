@@ -90,10 +90,11 @@ def _image(stock: Any, samples: Samples) -> Inputs:
     if stock.main_input_name != "pixel_values":
         raise NotApplicable("the model takes no images")
     sizes = getattr(stock.config, "vision_config", stock.config)
-    patch = sizes.patch_size
-    width = 2 * (patch if isinstance(patch, int) else patch[1])
-    image = samples.rows[0]["pixel_values"]
-    wider = {"pixel_values": torch.cat((image, image[..., :width].flip(2)), dim=3)}
+    patch = getattr(sizes, "patch_size", None) or sizes.tubelet_size
+    width = 2 * (patch if isinstance(patch, int) else patch[-1])
+    row = samples.rows[0]
+    image = row["pixel_values"]
+    wider = {**row, "pixel_values": torch.cat((image, image[..., :width].flip(-2)), dim=-1)}
     if "interpolate_pos_encoding" in _names(stock):
         wider["interpolate_pos_encoding"] = True
     return wider
@@ -118,7 +119,7 @@ def _labels(stock: Any, samples: Samples) -> Inputs:
 
 
 def _words(stock: Any, logits: Tensor, length: int) -> Tensor:
-    """``[1, length]`` labels for a model that predicts words or classifies tokens."""
+    """``[1, length]`` labels for a language model or a classifier of tokens."""
     generator = torch.Generator().manual_seed(2)
     if logits.shape[-1] == getattr(stock.config, "vocab_size", 0):
         return tokens(stock.config, length, generator)

@@ -151,7 +151,8 @@ def one_step(cape_model: Any, inputs: Mapping[str, Tensor], stock_names: set[str
     Args:
         cape_model: Model in evaluation mode and float32; changes.
         inputs: Inputs of its forward.
-        stock_names: Names of parameters that the stock model has; a gradient has to reach others.
+        stock_names: Names of parameters that the stock model has. Each other parameter has to get a
+            gradient.
     """
     shapes = {name: tuple(value.shape) for name, value in outputs_of(cape_model, inputs).items()}
     cape_model.train()

@@ -35,7 +35,7 @@ def largest(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> float:
     """Largest difference of tensors with the same name, relative to the largest number of a tensor.
 
     Raises:
-        Mismatch: for another name or shape.
+        Mismatch: if names or shapes differ.
     """
     if unshared := expected.keys() ^ got.keys():
         model_name = "the stock model" if unshared <= got.keys() else "the switched model"

@@ -1,5 +1,5 @@
-"""The proof of a generated family: what a tiny model of a model type has to show before its row may
-stand in :mod:`cape_plugins.checkpoints.generated`.
+"""The proof of a generated family: the checks that a tiny model of a model type has to pass before
+:mod:`cape_plugins.checkpoints.generated` gets a row for the type.
 
 Comparisons with the stock model are bit for bit, as the same operations run in the same order.
 """
@@ -37,6 +37,7 @@ from cape_plugins.doctor.check import (
 )
 from hf_models.checks.calls import SIDES, Batch, padded, unpadded
 from hf_models.checks.generation import from_padded, generate
+from hf_models.checks.in_attention import attention_checks
 from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of, tensors_of
 from hf_models.checks.samples import Samples
@@ -60,15 +61,15 @@ _NEW_TABLES = 0.5  # standard deviation of new tables, which must show a wrong d
 STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
 SEAM = "seam"  # check that is skipped where no seam is found
 _NO_POSITIONS = {"type": "nopos"}
-_UNKNOWN = "no known kind of module in the model adds or turns positions"
+_UNKNOWN = "no module of the model is known to add or turn positions"
 
 
 class Proof(NamedTuple):
-    """What was shown for a model type.
+    """The result of the checks of a model type.
 
     Attributes:
         model_type: Such as "mistral".
-        row: The row that was shown to be right, or the last that was tried; None if the stock
+        row: The row that was proved, or else the last row that was tried; None if the stock
             model does not run, has no known seam, or has a family with a file.
         stock: Name of the stock class; "" if none runs.
         checks: The comparisons, in order.
@@ -110,7 +111,7 @@ def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) 
     try:
         for stock in tiny_stock_models(model_type):
             proofs.append(_proof(model_type, known_row, stock, position_embedding))
-            if len(proofs[-1].checks) > 1:  # a class that could be switched decides
+            if len(proofs[-1].checks) > 1:  # switched, so this class decides
                 return proofs[-1]
     except NoStockModel as reason:
         name = "model type" if isinstance(reason, NoModelType) else STOCK_MODEL
@@ -126,11 +127,11 @@ def _proof(
     stock: StockModel,
     position_embedding: Mapping[str, Any] | None,
 ) -> Proof:
-    """The proof of a model of the type with its `known` row, or with the first of the rows that may
-    be right and is proved; if none is, with the most similar row."""
+    """The proof of a model with the `known_row` of its type. Without such a row: the proof with
+    the first candidate that passes, or with the most similar row if no candidate passes."""
     name = type(stock.model).__name__
     owner = type(stock.model).config_class.model_type
-    if owner != model_type:  # the counterpart of the class has the other configuration
+    if owner != model_type:  # another model type has the class
         text = f"its {name} is the class of the model type {owner}"
         return Proof(model_type, None, name, [Check("class", SKIPPED, text)])
     if known_row is not None:
@@ -190,6 +191,9 @@ def _checks(
         checks = list(_stock_checks(stock, stock_type))
         if not checks[0].failed:  # the model can be switched
             checks += _training_checks(stock, stock_type, position_embedding)
+            twin = _switched(stock.model, {"type": stock_type})
+            if isinstance(twin, GeneratedModel) and any(seam.adds for seam in twin.seams()):
+                checks += attention_checks(stock.model, stock.inputs, _switched, _same_checkpointed)
     return checks
 
 
@@ -232,7 +236,7 @@ def _training_checks(
     try:
         cape_model = _switched(model, wish)
     except Exception as error:
-        if position_embedding is not None:  # the wish of a user may be at fault
+        if position_embedding is not None:  # the user's settings may be wrong
             raise
         yield Check(f"{name}: switch", FAILED, one_line(error))
         return
@@ -266,10 +270,10 @@ def _switchable(model: Any, stock_type: str) -> str:
 
 
 def _same(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
-    """Compares tensors bit for bit; NaN equals NaN, because a query on padding that sees no key
-    gives NaN in both models."""
+    """Compares tensors bit for bit. NaN equals NaN: a query on padding without any key gives NaN in
+    both models."""
     if unshared := expected.keys() ^ got.keys():
-        raise Mismatch(f"only one of the models has {', '.join(sorted(unshared))}")
+        raise Mismatch(f"{', '.join(sorted(unshared))} in one model only")
     for name, numbers in expected.items():
         if numbers.shape != got[name].shape:
             raise Mismatch(f"{name} has shape {tuple(got[name].shape)}, not {tuple(numbers.shape)}")
@@ -318,7 +322,7 @@ def _same_generation(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> fl
 
 
 def _same_updates(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> str:
-    """Compares all parameters after some updates, which compare the gradients of each."""
+    """Compares all parameters after some updates, and so the gradients of all parameters."""
     expected, got = (_updated(deepcopy(twin), inputs) for twin in (model, other))
     return _same(expected, got)
 
@@ -338,9 +342,9 @@ def _updated(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _same_checkpointed(model: Any, inputs: Mapping[str, Tensor]) -> float:
     """Largest difference of gradients with and without gradient checkpointing, which runs layers
-    once more in the backward pass: positions that are drawn inside a layer would differ there. The
-    difference is relative to the largest gradient of all parameters, because some gradients, such
-    as gradients of biases of keys, are nothing but rounding."""
+    once more in the backward pass: positions that are drawn inside a layer differ there. The
+    difference is relative to the largest gradient of the model, because the gradients of key biases
+    are mere rounding."""
     if not model.supports_gradient_checkpointing:
         raise NotApplicable("the model has no gradient checkpointing")
     gradients = []
@@ -373,7 +377,7 @@ def _same_copy(copied: Callable[[Any], Any], model: Any, inputs: Mapping[str, Te
 
 
 def _without_positions(model: Any, inputs: Mapping[str, Tensor]) -> str:
-    """Shows that the output depends on the seam that was found."""
+    """Checks that the output depends on the seam that was found."""
     other = _switched(model, _NO_POSITIONS)
     try:
         _same(_seeded_outputs(model, inputs), _seeded_outputs(other, inputs))

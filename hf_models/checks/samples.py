@@ -16,6 +16,8 @@ LENGTHS = (9, 6)  # tokens of the two samples, if the table has enough rows
 FRAMES = (50, 34)
 _TARGETS = (7, 5)  # tokens of the transcripts
 _MAIN = ("input_ids", "input_features")  # inputs that can be padded
+_PICTURES = ("pixel_values", "pixel_values_videos")
+_HIDDEN = "bool_masked_pos"  # argument that tells which tubelets are hidden from a model
 
 
 class Samples(NamedTuple):
@@ -72,13 +74,13 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
         lengths = _text_lengths(config)
         rows = [{name: tokens(config, length, generator)} for length in lengths]
         padding, axis = {name: pad_token(config)}, 0
-        targets: Sequence[int] = lengths  # a classifier looks for EOS at the places of the source
-    elif name == "pixel_values":
-        sizes = getattr(config, "vision_config", config)
-        size = sizes.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        shape = (1, sizes.num_channels, height, width)
+        targets: Sequence[int] = lengths  # classifiers look for EOS at source positions
+    elif name in _PICTURES:
+        shape = _picture(getattr(config, "vision_config", config))
         rows = [{name: torch.randn(shape, generator=generator)} for _ in LENGTHS]
+        hidden = inspect.signature(type(model).forward).parameters.get(_HIDDEN)
+        if hidden is not None and hidden.default is hidden.empty:
+            rows = [{**row, _HIDDEN: _every_second_tubelet(config, shape)} for row in rows]
         return Samples(rows, {})
     elif name == "input_features":
         shapes, axis = _recordings(model, full_length)
@@ -87,8 +89,8 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
         targets = _TARGETS
     else:
         raise ValueError(
-            f"the main input of {type(model).__name__} is {name!r}; allowed without inputs: "
-            "input_ids, pixel_values and input_features. Give "
+            f"the main input of {type(model).__name__} is {name!r}; allowed: input_ids, "
+            f"{', '.join(_PICTURES)}, input_features. For another input give "
             "inputs=hf_models.checks.samples.Samples(rows, padding)."
         )
     if config.is_encoder_decoder and takes_targets(model):
@@ -97,6 +99,23 @@ def sample_inputs(model: Any, full_length: bool = True) -> Samples:
             row["decoder_input_ids"][:, 0] = start_token(config)
         padding["decoder_input_ids"] = pad_token(config)
     return Samples(rows, padding, axis)
+
+
+def _picture(sizes: Any) -> tuple[int, ...]:
+    """Shape of an image, or of a video where the configuration has a number of frames."""
+    size = getattr(sizes, "image_size", None) or sizes.crop_size
+    height, width = (size, size) if isinstance(size, int) else size
+    channels = getattr(sizes, "num_channels", None) or sizes.in_chans
+    frames = getattr(sizes, "num_frames", None) or getattr(sizes, "frames_per_clip", None)
+    return (1, *([frames] if frames else []), channels, height, width)
+
+
+def _every_second_tubelet(config: Any, shape: tuple[int, ...]) -> Tensor:
+    """``[1, tubelets]``, the tubelets of a video of this shape that a model has to guess."""
+    _, frames, _, height, width = shape
+    side = config.patch_size
+    tubelets = (frames // config.tubelet_size) * (height // side) * (width // side)
+    return (torch.arange(tubelets) % 2 == 1)[None]
 
 
 def _text_lengths(config: Any) -> tuple[int, int]:
@@ -128,7 +147,7 @@ def tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
     """``[1, length]`` ids of words, EOS last."""
     special_tokens = {pad_token(config), *_special_tokens(config).values()}
     word_tokens = [token for token in range(config.vocab_size) if token not in special_tokens]
-    word_tokens = word_tokens or [0]  # of a vocabulary of special tokens alone
+    word_tokens = word_tokens or [0]  # if all tokens are special
     ids = torch.randint(len(word_tokens), (1, length), generator=generator)
     ids = torch.tensor(word_tokens)[ids]
     if (end := _special_tokens(config).get("eos_token_id")) is not None:
@@ -137,14 +156,14 @@ def tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
 
 
 def _special_tokens(config: Any) -> Mapping[str, int | None]:
-    """Tokens with a meaning, by field; the first, if a field has several."""
+    """Ids of special tokens, by field; the first id of a field with several ids."""
     names = [name for name in vars(config) if name.endswith("_token_id")]
     values = {name: getattr(config, name) for name in names}
     return {name: v[0] if isinstance(v, list) and v else v for name, v in values.items()}
 
 
 def pad_token(config: Any) -> int:
-    """The padding token; without a padding token any token serves, because padding is masked."""
+    """The padding token. Without one the token 0, because padding is masked."""
     token = _special_tokens(config).get("pad_token_id")
     return 0 if token is None else token
 

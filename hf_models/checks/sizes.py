@@ -11,7 +11,7 @@ HEADS, KEY_HEADS, HEAD_WIDTH, WIDTH = 4, 2, 8, 32
 LAYERS = 2
 PATCHES = 4  # on each side of an image
 SCALED_LENGTH = 32  # trained length of scaled RoPE
-LARGE = 512  # a size, width or rank from here on is a width that no rule knows
+LARGE = 512  # a size, dim or rank without a rule is made small from this value on
 
 _RULES = (
     (VOCABULARY, r"(^|_)vocab_size(_|$)|_vocab_size|codebook_size|num_embeddings$|^num_buckets"),
@@ -56,14 +56,14 @@ KEPT = re.compile(
 )
 WIDTHS = re.compile(r"(hidden_sizes|embed_dims?|dims|conv_dim|channels|neck_hidden_sizes)$")
 DEPTHS = re.compile(r"depths|layers$")
-# Fields that the last step of `small_configs` makes small; other fields keep their defaults.
+# Fields that the step "layers only" of hf_models.checks.small makes small.
 NEEDED = re.compile(r"layer|vocab|token|image_size|depth")
 TOKEN = re.compile(r"token_(id|index|idx)$|_token$|_id$")
-# Small tokens with a meaning, for those outside of the small vocabulary; others count down from
-# its end.
+# Ids for special tokens whose id is outside of the small vocabulary. Special tokens that are not
+# listed get the last ids of the vocabulary.
 TOKENS = {"pad": 0, "bos": 1, "eos": 2, "decoder_start": 3, "sep": 4, "cls": 5}
 
-# Values for fields that are None by default, for models that cannot do without.
+# Values for fields that are None by default, for models that need a value.
 FILLED: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "num_attention_heads": HEADS,
@@ -125,5 +125,6 @@ BY_TYPE: dict[str, dict[str, Any]] = {
     },
     "nystromformer": {"num_landmarks": 4, "segment_means_seq_len": 8},
     "time_series_transformer": _SERIES,
+    "vjepa2": {"crop_size": 32, "pred_num_attention_heads": 4, "num_pooler_layers": 1},
     "xlnet": {"d_inner": 64},
 }

@@ -47,8 +47,8 @@ def small_configs(config_class: Any) -> Iterator[tuple[str, Any]]:
         config_class: A stock configuration class.
 
     Returns:
-        Name of the step, and a function without arguments that makes the configuration. Some
-        classes refuse values that other classes need.
+        Name of the step, and a function without arguments that makes the configuration. The call
+        may raise, because some classes refuse values that others need.
     """
     default = config_class()
     extra = BY_TYPE.get(config_class.model_type, {})
@@ -65,7 +65,7 @@ def small_configs(config_class: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _small_values(default: Any) -> dict[str, Any]:
-    """Small values for the fields to change; a dict for each part."""
+    """The fields to change; the value for a part is a dict."""
     values, small = dict(vars(default)), {}
     fields = (
         {f.name for f in dataclasses.fields(default)}

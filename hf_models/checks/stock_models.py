@@ -15,7 +15,7 @@ from hf_models.checks.outputs import outputs_of
 from hf_models.checks.small import small_configs
 from hf_models.checks.tiny import fill_zeros
 
-_LARGEST = 60_000_000  # parameters; larger models come from sizes that no rule knows
+_LARGEST = 60_000_000  # parameters; a larger model has a size without a rule
 # Auto classes in the order in which their models are tried, "" for AutoModel.
 _TASKS = (
     "MaskedLM",
@@ -39,7 +39,7 @@ class NoStockModel(Exception):
 
 
 class NoModelType(NoStockModel):
-    """Raised for a model type that is a part of others, or another name of one."""
+    """Raised for a model type that is a part of other models, or another name of a type."""
 
 
 class StockModel(NamedTuple):
@@ -99,8 +99,7 @@ def tiny_stock_models(model_type: str) -> Iterator[StockModel]:
 
 
 def _first_that_runs(stock: Any, auto: Any, reasons: list[str]) -> StockModel | None:
-    """The model with the first small configuration that works; adds to `reasons` why others
-    fail."""
+    """The model with the first small configuration that runs; adds the errors to `reasons`."""
     try:
         for step, make in small_configs(stock.config_class):
             try:
@@ -148,6 +147,6 @@ def _built(stock: Any, config: Any, auto: Any, step: str) -> StockModel:
         try:
             outputs_of(model, inputs)
             return StockModel(model, inputs, auto, step)
-        except Exception as error:  # see above
+        except Exception as error:  # stock code may raise any error
             errors.append(error)
     raise errors[0] if errors else ValueError(f"{model.main_input_name} is no known input")

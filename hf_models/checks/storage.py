@@ -77,7 +77,7 @@ def _load_difference(load: Callable[[], Any], cape_model: Any, samples: Samples)
         raise Mismatch(f"loaded a {type(model).__name__}, expected {type(cape_model).__name__}")
     expected, weights = cape_model.state_dict(), model.state_dict()
     if names := expected.keys() ^ weights.keys():
-        raise Mismatch(f"only one of the models has the weights {', '.join(sorted(names))}")
+        raise Mismatch(f"the weights {', '.join(sorted(names))} are in one of the two models only")
     changed = [name for name in expected if not torch.equal(expected[name], weights[name])]
     if changed:
         raise Mismatch(f"{len(changed)} weights differ from the saved ones, such as {changed[0]}")

@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
     "classifier_proj_size": 16,
     **dict.fromkeys(("init_std", "initializer_range"), 0.2),
 }
-# Tokens with a meaning, for stock configurations with tokens outside of the small vocabulary.
+# Ids for special tokens whose id is outside of the small vocabulary.
 _TOKENS = {"pad": 59, "bos": 1, "eos": 0, "cls": 1, "sep": 0, "decoder_start": 59}
 
 
@@ -39,7 +39,7 @@ def tiny_config(config_class: Any) -> Any:
 
 
 def tiny_sizes(config_class: Any) -> dict[str, Any]:
-    """The small sizes that a configuration has fields for; sizes of parts are dicts."""
+    """The small sizes that a configuration has fields for; the value for a part is a dict."""
     default = config_class()
     sizes = {name: value for name, value in SIZES.items() if name in vars(default)}
     if "vocab_size" in sizes:

@@ -1,5 +1,5 @@
-"""What model types without a known seam do instead of adding or turning positions, in plain words,
-as data: no error of a stock model says it."""
+"""How model types without a known seam encode positions, as data in plain words, because no error
+of a stock model tells this."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class CapeBeitModel(ImageModel, PositionModelMixin, BeitModel):
             raise ValueError(
                 f"an image size of {height} x {width} pixels is not allowed for "
                 f"{type(self).__name__} with relative position biases; allowed: height = width. "
-                "Take a square; forward takes images of any height and width all the same."
+                "Give a square; forward still takes images of any height and width."
             )
         super().resize_images(height, width)
         for table in tables:

@@ -244,7 +244,7 @@ class CapeSpeechForCTC(PositionModelMixin, PreTrainedModel):
             labels: ``[B, U]``, negative on padding.
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
                 to half precision; default from the configuration.
-            draw: Random numbers of this forward, to inject; default drawn in training.
+            draw: Random numbers for this forward; by default drawn in training.
             frame_nanoseconds: ``[B, T]`` integers, the centre of each frame since the beginning of
                 the recording, if frames were skipped (:mod:`cape_plugins.speech.batching`).
 

@@ -168,12 +168,10 @@ class CapeWhisperForConditionalGeneration(
         if (counts_frames and not stock_hop) or (timestamps and one_piece and pieces > 1):
             raise ValueError(
                 f"return_timestamps={bool(timestamps)} for {frames} frames, {hop} s apart, in "
-                f"{'one piece' if one_piece else 'segments'} is not allowed; timestamps and "
-                "segments need frames of 10 ms, because a timestamp is 0.02 s, which generation "
-                "takes for two frames, timestamps end at 30 s, and segments need a "
-                "generation_config that has timestamps (no_timestamps_token_id). Give "
-                "return_timestamps=False with one_piece=True, or frames of 10 ms and a model that "
-                "writes timestamps."
+                f"{'one piece' if one_piece else 'segments'} is not allowed: timestamps and "
+                "segments need frames of 10 ms, timestamps end at 30 s, and segments need "
+                "no_timestamps_token_id in the generation_config. Give return_timestamps=False "
+                "with one_piece=True, or frames of 10 ms and a model that writes timestamps."
             )
         lengths = [requested(name) or 0 for name in ("max_new_tokens", "max_length")]
         if "max_length" not in kwargs and lengths[1] == stock_view.max_target_positions:

@@ -13,6 +13,7 @@ from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.scope import OpenScope, Scope
 from hf_models.generated.seam import Seam, scope_of, seam_class
 from hf_models.generated.seams import SEAMS
+from hf_models.seams.stack_attention import PositionLayer, add_to_layers
 from hf_models.switching.install import PARTS, PositionHost
 from hf_models.switching.modeling import PositionModelMixin
 
@@ -33,11 +34,13 @@ class GeneratedModel(PositionHost, PositionModelMixin):
         takes_any_forward: The positions are found inside the model, whatever its forward takes.
         seam_paths: Paths of the seams below this model. Names, because replicas of a model hold
             other modules.
+        layer_paths: Paths of the layers below this model that take positions in attention.
     """
 
     argument_names: ClassVar[tuple[str, ...]]
     takes_any_forward: ClassVar[bool] = True
     seam_paths: tuple[str, ...] = ()
+    layer_paths: tuple[str, ...] = ()
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """Gives the stock modules that know positions the classes of the family's seams. Models
@@ -50,8 +53,12 @@ class GeneratedModel(PositionHost, PositionModelMixin):
                 module.side = side
                 owner = self.get_submodule(path.rpartition(".")[0])
                 module.prepare(owner, path, config, trained)
-        self.seam_paths = tuple(
-            path for path, module in self.named_modules() if isinstance(module, Seam)
+                if module.adds:
+                    knows_positions = getattr(module, "patch_grid", module)
+                    add_to_layers(self, path, knows_positions, row_of_side.only_adds)
+        self.seam_paths, self.layer_paths = (
+            tuple(path for path, module in self.named_modules() if isinstance(module, kind))
+            for kind in (Seam, PositionLayer)
         )
         # no warning about the tables of a stock checkpoint that this model does not have
         names = {re.escape(path.rpartition(".")[2]) for path in self.seam_paths}
@@ -101,8 +108,10 @@ class GeneratedModel(PositionHost, PositionModelMixin):
         """
         seams = self.seams()
         call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
-        scope = Scope(self.argument_names, dict(call), scope_of(seams), draw)
+        # an encoder that is a model has layers, but not always a seam
+        bound = [*seams, *(self.get_submodule(path) for path in self.layer_paths)]
+        scope = Scope(self.argument_names, dict(call), scope_of(bound), draw)
         for seam in seams:
             seam.adapt_call(self, call)
-        with OpenScope(seams, scope):
+        with OpenScope(bound, scope):
             return super().forward(**call)

@@ -31,6 +31,7 @@ class Scope:
     Attributes:
         draws: Whether seams may draw. Without gradients nothing is drawn, unless the settings ask
             for random evaluation: each step of generation must see the same positions.
+        for_layers: What the layers of a stack need, by a key of the stack.
         moved: What a seam has moved, by a key of the seam: stock models may ask for the same
             positions more than once, and must get the same answer. Each model inside a model has
             other arguments, and so its separate positions.
@@ -47,6 +48,7 @@ class Scope:
         self.draws = torch.is_grad_enabled() if outer is None else outer.draws
         self.injected = draw if draw is not None or outer is None else outer.injected
         self.drawn: dict[str, Draw | None] = {} if outer is None else outer.drawn
+        self.for_layers: dict[str, Any] = {} if outer is None else outer.for_layers
         self.moved: dict[Any, Any] = {}
 
     def argument(self, name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from cape_plugins import PositionConfig, PositionEncoder
+from cape_plugins import PositionConfig, PositionEncoder, StackPositions
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.binding import Bound
 from hf_models.generated.scope import Scope
@@ -37,10 +37,18 @@ class Seam(Bound):
         positions: Built by :meth:`prepare`.
         side: Side in the row of the family, such as "encoder" or "decoder", known before
             :meth:`prepare`.
+        adds: Whether the stock model adds positions to the content, so that positions in attention
+            are new to its layers; see :mod:`hf_models.seams.stack_attention`.
+        stack_positions: What computes positions in attention; None if nothing has to be computed.
+        layer_key: Key under which the layers find the positions in the scope; None if the type
+            does not act in attention.
     """
 
     positions: PositionEncoder
     side: str
+    adds: ClassVar[bool] = False
+    stack_positions: StackPositions | None  # no default: it would hide the submodule
+    layer_key: str | None = None
     recipe: ClassVar[tuple[Any, ...]]
 
     @classmethod
@@ -120,6 +128,6 @@ def _rebuilt(seam: type[Seam], stock: type[nn.Module], keywords: Iterable[Any]) 
     return cls.__new__(cls)
 
 
-def scope_of(seams: Iterable[Seam]) -> Scope | None:
-    """The scope that is bound to the seams of a model; None outside of a forward."""
-    return next((seam.bound for seam in seams), None)
+def scope_of(modules: Iterable[Bound]) -> Scope | None:
+    """The scope that is bound to the seams and layers of a model; None outside of a forward."""
+    return next((module.bound for module in modules), None)

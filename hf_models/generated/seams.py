@@ -9,6 +9,8 @@ from hf_models.seams.rotary import RotaryAngles
 from hf_models.seams.rows import RowTable
 from hf_models.seams.sinusoids import SinusoidTable
 from hf_models.seams.spectrograms import SpectrogramTable
+from hf_models.seams.video import VideoPositions
+from hf_models.seams.video_angles import VideoAngles
 
 SEAMS: dict[str, type[Seam]] = {
     "angles": RotaryAngles,
@@ -17,4 +19,6 @@ SEAMS: dict[str, type[Seam]] = {
     "grid": PatchGrid,
     "spectrogram": SpectrogramTable,
     "patch angles": PatchAngles,
+    "video": VideoPositions,
+    "video angles": VideoAngles,
 }

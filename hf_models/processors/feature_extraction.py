@@ -267,10 +267,11 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
 
 
 def choose_extractor(folder: Path, at_natural_length: bool) -> None:
-    """Names the extractor that fits a Whisper model, in those files of a folder that name one.
+    """Writes the name of the extractor that fits a Whisper model into the files of a folder.
 
     Args:
-        folder: Folder with the files of a feature extractor or processor; other extractors stay.
+        folder: Folder with the files of a feature extractor or processor; names of extractors of
+            other models stay.
         at_natural_length: Whether to name the extractor for natural lengths, or the stock
             extractor.
     """

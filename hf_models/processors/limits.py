@@ -1,4 +1,4 @@
-"""Lengths of texts to which tokenizers cut, beside models without the limit of a stock table.
+"""Limits of tokenizers for models that read longer texts than the stock table allows.
 
 A tokenizer stores the length of the stock table. Pipelines, and callers who ask for truncation,
 would cut texts that the model can read. A tokenizer that is saved beside a model takes the limit of
@@ -30,10 +30,10 @@ _UNIT = "tokens"  # of domains whose inputs a tokenizer makes
 
 
 def limit_of(config: Any) -> int | None:
-    """Largest number of tokens for a model with another position embedding than the stock model: as
-    many as memory holds, or as many as training draws positions for. None where the stock limit
-    stays: in stock models, with stock types and tables, in models whose input is no text, and in
-    models that turn queries and keys, where the limit is the length of training.
+    """Number of tokens that a model reads with another position embedding than the stock model: as
+    many as memory holds, or as many as training draws positions for. None if the stock limit stays:
+    in stock models, with stock types and tables, in models whose input is no text, and in models
+    that turn queries and keys, where the limit is the length of training.
 
     Args:
         config: Configuration of any model.
@@ -68,8 +68,8 @@ def follow(settings: dict[str, Any], config: Any) -> None:
 
 
 def _lengths_of_table(config: Any) -> set[int]:
-    """Numbers of tokens for which a stock model has rows: all rows, or the rows after the row of
-    the padding token."""
+    """Numbers of tokens for which a stock model has rows: all rows, or the rows behind the
+    padding token."""
     rows = _rows_of_table(config)
     padding = getattr(config.get_text_config(), "pad_token_id", None)
     return set() if rows is None else {rows, rows - (padding or 0) - 1}

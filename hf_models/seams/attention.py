@@ -1,8 +1,9 @@
 """Positions in attention modules of transformers: relative keys, turned queries and keys, biases.
 
-The modules keep their forward, parameters and caches. A module looks its attention function up by
-name. A module with positions gets another name, and what the function needs: the number of cached
-positions, because relative attention counts queries among the keys, and the positions of the stack.
+The modules keep their forward, parameters and caches. A module looks up its attention function by
+name. This package gives a module with positions the name of another function, and the values that
+this function needs: the positions of the stack, and the number of cached positions, because
+relative attention counts queries among the keys.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ NAME = "cape_positions"
 # Functions of transformers with masks ``[B, 1, T, S]`` that relative attention and biases can use.
 # The masks of other functions are not causal, or are no tensors.
 ALLOWED = ("eager", "sdpa")
+_HEADS = ("num_heads", "num_attention_heads", "n_heads")
+_HEAD_WIDTHS = ("head_dim", "attention_head_size")
 
 
 class _AttentionConfig:
@@ -79,7 +82,7 @@ class PositionAttention(RunTimeMixin, Bound):
         self,
         hidden_states: Tensor,
         *args: Any,
-        patches: tuple[int, int] | None = None,
+        patches: tuple[int, ...] | None = None,
         attention_positions: AttentionPositions | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -87,20 +90,27 @@ class PositionAttention(RunTimeMixin, Bound):
 
         Args:
             hidden_states: B x T x C.
-            patches: Rows and columns of the image, where tokens are patches.
+            patches: Rows and columns of patches, if the tokens are patches of an image.
             attention_positions: Positions that the stack computed for this forward; None if the
-                stack computes no positions, as with relative embeddings.
-            *args: As the stock module; a cache among them says how many positions came before.
-            **kwargs: As the stock module.
+                stack computes none, as for relative embeddings.
+            *args: Arguments of the stock module. A cache gives the number of earlier positions.
+            **kwargs: Keyword arguments of the stock module.
 
         Returns:
-            What the stock module returns.
+            The output of the stock module.
         """
+        if self.bound is not None:  # by a layer whose stock code hands on no positions
+            patches, attention_positions = self.bound
         cache, offset = find_cache(*args, *kwargs.values()), None
         if cache is not None:  # + 0 copies the number, because a static cache counts in place
             offset = cached_tokens(cache, self.layer_idx) + 0
         with self.using((offset, patches, attention_positions)):
             return super().forward(hidden_states, *args, **kwargs)
+
+
+def has_heads(module: nn.Module) -> bool:
+    """Whether a module has the sizes of attention heads under one of the known names."""
+    return all(any(hasattr(module, n) for n in names) for names in (_HEADS, _HEAD_WIDTHS))
 
 
 def _first_attribute(module: nn.Module, *names: str) -> Any:
@@ -129,8 +139,8 @@ def add_positions_to_attention(
     unit = 1.0 if encoder is None else encoder.unit
     stack_positions = None
     for index, attention in enumerate(attentions):
-        heads = _first_attribute(attention, "num_heads", "num_attention_heads")
-        head_dim = _first_attribute(attention, "head_dim", "attention_head_size")
+        heads = _first_attribute(attention, *_HEADS)
+        head_dim = _first_attribute(attention, *_HEAD_WIDTHS)
         if stack_positions is None:
             stack_positions = build_stack_positions(config, head_dim, heads, unit)
         if not config.in_layer(index):
@@ -150,7 +160,7 @@ def positions_for_layers(
     generator: Any,
     query_positions: Positions | None = None,
 ) -> dict[str, AttentionPositions]:
-    """The keyword argument that a stack hands on to its layers; empty if the layers need none.
+    """The keyword argument that a stack passes to its layers; no argument if the layers need none.
 
     Args:
         stack_positions: From :func:`add_positions_to_attention`.
@@ -223,6 +233,7 @@ def _attention_forward(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention in the signature of transformers: ``[B, H, T, d]`` to ``[B, T, H, d]``
@@ -232,13 +243,22 @@ def _attention_forward(
         ValueError: if the model has another attention function than :data:`ALLOWED`, or learned
             positions are offloaded.
     """
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if module.relative is not None:
-        return _relative_forward(module, query, key, value, attention_mask, dropout, scaling)
+        return _relative_forward(
+            module, query, key, value, attention_mask, dropout, scaling, causal
+        )
     offset, _, positions = module.bound
     if positions is None:
         raise ValueError(
             f"{type(module).__name__} got no positions; allowed: a call through the whole stack, "
             "which computes them. Call the model, or hand attention_positions to the layer."
+        )
+    if positions.query.shape[1] > query.shape[2]:
+        raise ValueError(
+            f"{type(module).__name__} got {query.shape[2]} tokens for "
+            f"{positions.query.shape[1]} positions, because the model hides tokens from its "
+            "layers; allowed here: types that add to the content, such as 'cape'."
         )
     implementation = module.config.model_config._attn_implementation
     if module.layer_bias is not None or positions.bias is not None:
@@ -246,8 +266,10 @@ def _attention_forward(
     query, key = positions.turn(query, key)
     bias = positions.bias_of(module.layer_bias, query, key)
     if bias is not None:
-        visible = _visible_keys(module, attention_mask, query, key, offset)
+        visible = _visible_keys(causal, attention_mask, query, key, offset)
         attention_mask = _biased_mask(bias, visible)
+    if is_causal is not None:  # CLIP's text says so in each call
+        kwargs["is_causal"] = is_causal
     return _stock_function(module, implementation)(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
@@ -261,15 +283,15 @@ def _stock_function(module: nn.Module, implementation: str) -> Any:
 
 
 def _visible_keys(
-    module: nn.Module,
+    causal: bool,
     attention_mask: Tensor | None,
     query: Tensor,
     key: Tensor,
     offset: int | Tensor | None,
 ) -> Tensor | None:
-    """The mask of a call, or a causal mask, bool ``[T, S]``, if the stock function makes one."""
+    """The mask of a call, or the causal mask, bool ``[T, S]``, that stock functions would make."""
     length, num_keys = query.shape[2], key.shape[2]
-    if attention_mask is not None or not getattr(module, "is_causal", False) or length == 1:
+    if attention_mask is not None or not causal or length == 1:
         return attention_mask
     # queries are counted from the cached tokens: a static cache has room for more keys
     index = torch.arange(max(length, num_keys), device=query.device)
@@ -294,23 +316,27 @@ def _relative_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float,
-    scaling: float,
+    scaling: float | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`_attention_forward` with relative keys."""
     implementation = _check_attention(module, query)
-    if scaling == 1.0:  # Whisper has scaled its queries already; relative_attention scales, too
-        query = query * query.shape[-1] ** 0.5
+    width = query.shape[-1]
+    if scaling not in (None, width**-0.5):  # Whisper has scaled its queries already: 1
+        query = query * (scaling * width**0.5)  # relative_attention scales, too
+    if (groups := query.shape[1] // key.shape[1]) > 1:  # heads share keys and values
+        key, value = (shared.repeat_interleave(groups, dim=1) for shared in (key, value))
     query_offset, patches, _ = module.bound
     length, num_keys = query.shape[2], key.shape[2]
     if query_offset is None:
         if num_keys != length:
             raise ValueError(
                 f"{type(module).__name__} has {num_keys} keys for {length} queries, but no cache "
-                "among its arguments; allowed: releases of transformers that hand it on. Install "
+                "among its arguments; allowed: releases of transformers that pass it. Install "
                 "a tested one; `cape-plugins doctor` names them."
             )
         query_offset = 0
-    attention_mask = _visible_keys(module, attention_mask, query, key, query_offset)
+    attention_mask = _visible_keys(causal, attention_mask, query, key, query_offset)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         # the least number rather than -inf: a query on padding may have no key at all
         least = torch.finfo(query.dtype).min

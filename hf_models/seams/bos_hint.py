@@ -79,7 +79,7 @@ def prepend_embedding(embeddings: Tensor, hint: Hint, vector: Tensor) -> Tensor:
 def without_bos(
     attentions: tuple[Tensor, ...] | None, mask: Tensor | None, queries: bool = False
 ) -> tuple[Tensor, ...] | None:
-    """Reduces attention ``[B, H, T, S + 1]`` to the caller's S tokens, with `queries` also along T.
+    """Reduces attention ``[B, H, T, S + 1]`` to the caller's S tokens; `queries` reduces T as well.
 
     In a shorter sentence that is padded on the left, BOS stands in the place of the last pad, and
     its attention is set to zero, as on all padding.

@@ -94,9 +94,8 @@ def check_seconds(config: Any, *names: str) -> None:
 
 
 def values_to_check(values: Tensor, training: bool) -> np.ndarray | None:
-    """Values of an input, to be checked. None in a compiled program, which has no values, and in
-    training on a GPU, because each step would wait for the GPU: there a wrong mask is found in the
-    first evaluation."""
+    """Values of an input to check. None in a compiled program, which has no values, and in training
+    on a GPU, where each step would wait for the values: the first evaluation finds a wrong mask."""
     if torch.compiler.is_compiling() or (training and not values.is_cpu):
         return None
     # float(), because numpy has no bfloat16; on a CPU no other operation has to wait
@@ -104,13 +103,13 @@ def values_to_check(values: Tensor, training: bool) -> np.ndarray | None:
 
 
 def check_mask(mask: Tensor, batch: int, length: int, training: bool) -> None:
-    """Raises ValueError for a mask that is not ``[B, T]``, or that pads on the left or within, as
-    far as :func:`values_to_check` shows."""
+    """Raises ValueError for a mask that is not ``[B, T]``, and for padding before a frame, if
+    :func:`values_to_check` returns values."""
     if tuple(mask.shape) != (batch, length):
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}; allowed: {(batch, length)}, [batch, "
             "frames] of input_features. Give the mask that the feature extractor returned with "
-            "them."
+            "input_features."
         )
     visible = values_to_check(mask, training)
     if visible is not None and ((visible[:, 1:] != 0) & (visible[:, :-1] == 0)).any():
@@ -133,8 +132,8 @@ def hop_in_seconds(
         training: Whether a step of training runs; see :func:`values_to_check`.
 
     Raises:
-        ValueError: unless `hop_nanoseconds` is an integer from :data:`MIN_HOP` to :data:`MAX_HOP`;
-            a caller may have given seconds.
+        ValueError: unless `hop_nanoseconds` is an integer in the range of hops: a smaller number
+            may be meant as seconds.
     """
     if hop_nanoseconds is None:
         return default

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam, seam_class
 from hf_models.seams.rotary import arguments_of
 from hf_models.seams.rows import is_position_table
+from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions
 
 _LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
@@ -41,6 +42,7 @@ class PatchGrid(Seam):
     """Base of the modules that give the embeddings of patches and special tokens.
 
     Attributes:
+        convolution: Class of the stock module that cuts inputs into patches.
         kernel: Height and width of a patch, in pixels.
         stride: Distance of neighbouring patches in pixels, down and to the right.
         grid: Rows and columns of patches at the image size of the configuration.
@@ -49,9 +51,11 @@ class PatchGrid(Seam):
         keeps_table: Whether the stock table stays, with all that stock code does with it.
     """
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    grid: tuple[int, int]
+    adds = True
+    convolution: ClassVar[type[nn.Module]] = nn.Conv2d
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    grid: tuple[int, ...]
     special_tokens: int
     width: int
     keeps_table: bool
@@ -61,7 +65,7 @@ class PatchGrid(Seam):
         """See :class:`~hf_models.generated.seam.Seam`: modules with a convolution over images and a
         table with the name of positions."""
         for path, module in model.named_modules():
-            has_patches = any(isinstance(part, nn.Conv2d) for part in module.modules())
+            has_patches = any(isinstance(part, cls.convolution) for part in module.modules())
             if isinstance(module, Seam) or not has_patches:
                 continue
             for name, table in _tables(module):
@@ -89,16 +93,16 @@ class PatchGrid(Seam):
         Raises:
             ValueError: if the table does not fit the size of inputs in the configuration.
         """
-        convolution = next(part for part in owner.modules() if isinstance(part, nn.Conv2d))
-        self.kernel, self.stride = tuple(convolution.kernel_size), tuple(convolution.stride)
+        cut = next(part for part in owner.modules() if isinstance(part, self.convolution))
+        self.kernel, self.stride = self.patch_sizes(cut)
         self.grid = self.patches(*self.trained_size(owner, config))
         rows, self.width = table.shape[-2:]
-        self.special_tokens = rows - math.prod(self.grid)
+        self.special_tokens = rows - math.prod(self.grid_of_table)
         if not 0 <= self.special_tokens <= _MOST_SPECIAL_TOKENS:
             raise ValueError(
                 f"the table of {type(owner).__name__} has {rows} rows for a grid of "
-                f"{self.grid[0]} x {self.grid[1]} patches; allowed: one for each patch, behind at "
-                f"most {_MOST_SPECIAL_TOKENS} rows for special tokens."
+                f"{' x '.join(map(str, self.grid_of_table))} patches; allowed: one for each patch, "
+                f"behind at most {_MOST_SPECIAL_TOKENS} rows for special tokens."
             )
         settings = self.settings_in(config)
         self.keeps_table = settings.encoding.counts
@@ -106,13 +110,22 @@ class PatchGrid(Seam):
         if self.keeps_table:
             self.positions.encoding = None
 
-    def trained_size(self, owner: nn.Module, config: Any) -> tuple[int, int]:
+    @property
+    def grid_of_table(self) -> tuple[int, ...]:
+        """Sizes of the axes for which the stock table has rows."""
+        return self.grid
+
+    def patch_sizes(self, convolution: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and distances of patches along the axes of the grid."""
+        return tuple(convolution.kernel_size), tuple(convolution.stride)
+
+    def trained_size(self, owner: nn.Module, config: Any) -> tuple[int, ...]:
         """Height and width of the inputs that the stock table is for, as the convolution sees them.
         For the arguments see :meth:`measure`."""
         sizes = getattr(owner, "config", None) or getattr(config, "vision_config", config)
         return as_pair(getattr(owner, "image_size", None) or sizes.image_size)
 
-    def input_size(self, scope: Scope) -> tuple[int, int, int] | None:
+    def input_size(self, scope: Scope) -> tuple[int, ...] | None:
         """Number, height and width of the inputs of a forward; None if the forward has none."""
         size = scope.size(_PIXELS)
         return None if size is None else (size[0], *size[-2:])
@@ -122,15 +135,16 @@ class PatchGrid(Seam):
         return build_position_encoder(settings, self.width, layout=_LAYOUT, table_size=self.grid)
 
     def embed_patches(
-        self, rows: int, columns: int, draw: Draw | None, like: Tensor
+        self, grid: tuple[int, ...], draw: Draw | None, like: Tensor
     ) -> Tensor | None:
         """``[1 or B, rows * columns, C]`` in the precision of `like`; None if nothing is added."""
-        positions = patch_positions(rows, columns, device=like.device)
+        positions = patch_positions(*grid, device=like.device)
+        leave_for_layers(self, self.bound, positions, draw, patches=grid)
         return embed_positions(self.positions, positions, draw, like)
 
-    def patches(self, height: int, width: int) -> tuple[int, int]:
+    def patches(self, *size: int) -> tuple[int, ...]:
         """Rows and columns of the patches of an input; see :func:`count_patches`."""
-        return count_patches(height, width, self.kernel, self.stride)
+        return count_patches(*size, self.kernel, self.stride)
 
     def adapt_call(self, model: Any, call: dict[str, Any]) -> None:
         """See :class:`~hf_models.generated.seam.Seam`. Images need no flag to have any size."""
@@ -141,9 +155,17 @@ class PatchGrid(Seam):
         if _FLAG in model.argument_names:
             call[_FLAG] = True
 
-    def embedding(self, like: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    def embedding(self, like: Tensor, size: tuple[int, ...] | None = None) -> Tensor:
         """``[1 or B, special tokens + patches, C]`` for the inputs of this forward, zero at special
-        tokens, in the precision and on the device of `like`.
+        tokens. For the arguments see :meth:`embed_grid`."""
+        embedding, _ = self.embed_grid(like, size)
+        return left_alone(F.pad(embedding, (0, 0, self.special_tokens, 0)))
+
+    def embed_grid(
+        self, like: Tensor, size: tuple[int, ...] | None = None
+    ) -> tuple[Tensor, tuple[int, ...]]:
+        """``[1 or B, patches, C]`` for the inputs of this forward, in the precision and on the
+        device of `like`, and the grid of these patches.
 
         Args:
             like: Any tensor.
@@ -154,11 +176,11 @@ class PatchGrid(Seam):
         if self.bound is not None and (inputs := self.input_size(self.bound)) is not None:
             draw = self.bound.draw(self.positions, inputs[0], like.device)
             size = inputs[1:] if size is None else size
-        rows, columns = self.grid if size is None else self.patches(*size)
-        embedding = self.embed_patches(rows, columns, draw, like)
+        grid = self.grid if size is None else self.patches(*size)
+        embedding = self.embed_patches(grid, draw, like)
         if embedding is None:
-            embedding = like.new_zeros(1, rows * columns, self.width)
-        return _left_alone(F.pad(embedding, (0, 0, self.special_tokens, 0)))
+            embedding = like.new_zeros(1, math.prod(grid), self.width)
+        return embedding, grid
 
 
 class TakesAnySize(Seam):
@@ -171,6 +193,7 @@ class TakesAnySize(Seam):
         patch_grid: The module that gives the embeddings.
     """
 
+    adds = True
     table_name: str
     drops_table: bool
     patch_grid: PatchGrid
@@ -219,8 +242,12 @@ class ParameterOwner(TakesAnySize, PatchGrid):
     def interpolate_pos_encoding(self, embeddings: Tensor, height: int, width: int) -> Tensor:
         """See transformers."""
         if self.drops_table:
-            return self.embedding(self.like, (height, width))
+            return self.embedding(self.like, self.size_of(embeddings, height, width))
         return super().interpolate_pos_encoding(embeddings, height, width)
+
+    def size_of(self, embeddings: Tensor, height: int, width: int) -> tuple[int, ...]:
+        """Size of the inputs of these embeddings ``[B, special tokens + patches, C]``."""
+        return height, width
 
     def _resize_pos_embed(self, table: Tensor, *sizes: int) -> Tensor:
         """See transformers. Embeddings that are made for an image have its size already."""
@@ -242,7 +269,7 @@ class PatchTable(PatchGrid, nn.Embedding):
         """The stock table; where it is dropped, zeros of the same shape that take no memory."""
         if (table := self._parameters.get("weight")) is not None:
             return table
-        return _left_alone(self.like.expand(self.num_embeddings, self.embedding_dim))
+        return left_alone(self.like.expand(self.num_embeddings, self.embedding_dim))
 
     def forward(self, rows: Tensor | None = None) -> Tensor:
         """``[1 or B, special tokens + patches, C]``."""
@@ -315,7 +342,7 @@ def _keep_special_rows(owner: nn.Module, table: Tensor, special_tokens: int) -> 
                 token.add_(row)
 
 
-def _left_alone(tensor: Tensor) -> Tensor:
+def left_alone(tensor: Tensor) -> Tensor:
     """The tensor, which the stock initialisation of weights will not change."""
     if not torch.compiler.is_compiling():
         tensor._is_hf_initialized = True
@@ -342,9 +369,17 @@ def count_patches(
             f"({kernel[0]} x {kernel[1]}); allowed: at least one patch. Resize the image, or "
             "choose a smaller patch_size."
         )
-    lengths = zip((height, width), kernel, stride, strict=True)
-    rows, columns = ((length - patch) // step + 1 for length, patch, step in lengths)
+    rows, columns = count_cells((height, width), kernel, stride)
     return rows, columns
+
+
+def count_cells(
+    lengths: Sequence[int], kernel: Sequence[int], stride: Sequence[int]
+) -> tuple[int, ...]:
+    """Numbers of patches along axes of these lengths; for the other arguments see
+    :func:`count_patches`."""
+    axes = zip(lengths, kernel, stride, strict=True)
+    return tuple((length - patch) // step + 1 for length, patch, step in axes)
 
 
 def as_pair(size: Any) -> tuple[int, int]:

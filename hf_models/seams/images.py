@@ -22,7 +22,7 @@ from hf_models.switching.modeling import (
 
 
 class NoTable(nn.Module):
-    """Stands for a dropped table if stock code initialises its `weight` in any case (SigLIP)."""
+    """Replaces a dropped table whose `weight` stock code always initialises (SigLIP)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,8 @@ class PatchEmbeddings(Bound, PositionHost):
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`. If the table is dropped, the rows
         of special tokens are added to the special tokens, but only from a `trained` table.
-        ``switch`` and ``hf_models.convert`` have a trained table, ``from_pretrained`` not yet."""
+        ``switch`` and ``hf_models.convert`` have loaded the trained table before this call,
+        ``from_pretrained`` loads it later."""
         sizes = getattr(config, "vision_config", config)
         self.patch_size, self.image_size = _pair(sizes.patch_size), _pair(sizes.image_size)
         self.table_size = self.patches(*self.image_size)
@@ -120,7 +121,7 @@ class PatchEmbeddings(Bound, PositionHost):
             raise ValueError(
                 f"an image size of {height} x {width} pixels is not allowed for "
                 f"{type(self).__name__}, whose configuration holds one number; allowed: height = "
-                "width. Take a square; forward takes images of any height and width all the same."
+                "width. Give a square; forward still takes images of any height and width."
             )
         size = self.patches(height, width)
         if self.table is not None:
@@ -184,7 +185,7 @@ class ImageModel(PositionHost):
 
         Args:
             pixel_values: ``[B, channels, H, W]``; any H and W of at least one patch.
-            draw: Random numbers of this forward, to inject; default drawn in training.
+            draw: Random numbers for this forward; by default drawn in training.
         """
         channels = self.config.num_channels
         sizes = tuple(pixel_values.shape) if isinstance(pixel_values, Tensor) else ()

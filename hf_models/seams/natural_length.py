@@ -74,10 +74,10 @@ class NaturalLengthSettings:
 
 
 class NaturalLengthEncoder(PositionHost, InitializesPositions):
-    """Mixin over Whisper's encoder, for recordings of any length. This is the only stock forward
-    that this package rewrites: Whisper's forward refuses all but 3000 frames, cuts its table to
-    3000 frames and takes no mask. Changes in transformers therefore have to be followed; a test
-    compares both forwards bit for bit, in outputs and three updates."""
+    """Mixin over Whisper's encoder, for recordings of any length. Its forward is the only stock
+    forward that this package rewrites: Whisper's forward refuses all but 3000 frames, cuts its
+    table to 3000 frames and takes no mask. This class therefore has to follow changes in
+    transformers; a test compares both forwards bit for bit, in outputs and three updates."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`; the stock sinusoids are not
@@ -90,7 +90,7 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
             if change > _ROUNDING:
                 warnings.warn(
                     f"the sinusoids of the encoder were changed by training, by up to "
-                    f"{change:.3g}; the new model has exact sinusoids, so its outputs differ until "
+                    f"{change:.3g}; the new model has exact sinusoids, and other outputs until "
                     "it is fine-tuned",
                     stacklevel=2,
                 )
@@ -158,7 +158,7 @@ class MaskedDecoderLayer:
     """Mixin over a layer of Whisper's decoder: takes a mask of the recording."""
 
     def __call__(self, *args: Any, cross_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """See transformers; not in `forward`, because stock code passes no mask to it."""
+        """See transformers. Stock code passes no mask to `forward`, so this method adds one."""
         kwargs["encoder_attention_mask"] = cross_mask
         return super().__call__(*args, **kwargs)
 
@@ -241,7 +241,7 @@ class RecognisesRecordings(RecognitionModel):
     """Mixin over Whisper's model of encoder and decoder."""
 
     def frames_to_augment(self, features: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Frames masked with SpecAugment; None with a mask among the features, as in generation."""
+        """Frames masked with SpecAugment; None if the features hold a mask, as in generate()."""
         frames, mask = split_mask(features, mask, self.config, self.training)
         if frames.shape != features.shape:
             return None
@@ -283,7 +283,7 @@ class ClassifiesRecordings:
                 **kwargs,
             )
         mask = getattr(encoder_outputs, "attention_mask", None)
-        if mask is None or (not self.training and mask.all()):  # without a wait for a GPU
+        if mask is None or (not self.training and mask.all()):  # all() makes a GPU wait
             return super().forward(None, encoder_outputs, labels, return_dict=True)
         last, states = encoder_outputs.last_hidden_state, encoder_outputs.hidden_states
         means = states and tuple(_mean(state, mask) for state in states)

@@ -31,18 +31,18 @@ def refuse_packed_sources(arguments: Mapping[str, Any]) -> None:
     apart would need borders in the attention of both sides."""
     if arguments.get("position_ids") is not None:
         raise ValueError(
-            "position_ids are given with a source, whose positions are counted from its first "
-            "token, and whose texts would see each other if they were packed; allowed: one text in "
+            "position_ids are not allowed with a source: positions of a source count from its "
+            "first token, and packed texts of a source would see each other; allowed: one text in "
             "each sample, padded (attention_mask), without position_ids. For positions of the "
-            "target, run the encoder before and give encoder_outputs in the place of the source."
+            "target, run the encoder first and give encoder_outputs instead of the source."
         )
 
 
 def keep_borders(
     model: Any, content: Tensor, attention_mask: Any, position_ids: Tensor | None
 ) -> Any:
-    """The mask of a stock forward that knows no borders of packed texts. In stock models such texts
-    see each other.
+    """A mask that keeps packed texts apart in a stock forward. Without this mask the texts see each
+    other, because the stock forward ignores their borders.
 
     Args:
         model: The stack. If kinds of layers differ, a mask for each kind is returned.

@@ -1,5 +1,5 @@
-"""Models of images that turn queries and keys by the centres of their patches, as DINOv3, for all
-such families."""
+"""Models of images that turn queries and keys by the centres of their patches, as in DINOv3, for
+all such families."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class RotaryAngles(Seam):
                 coordinates of a word stay equal.
         """
         if not self.positions.config.encoding.turns:
-            position_ids = torch.zeros_like(position_ids)  # no angle
+            position_ids = torch.zeros_like(position_ids)  # position 0: nothing turns
         elif self.bound is not None:
             position_ids = self._moved(self.bound, x, position_ids)
         return super().forward(x, position_ids, *args, **kwargs)
@@ -163,7 +163,7 @@ def leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
     """Takes the angles from layers that the settings do not name.
 
     Raises:
-        ValueError: if the stock layers take their angles in another way.
+        ValueError: unless the attention of each stock layer takes the angles.
     """
     all_layers = OPTION_FIELDS["layers"].metadata["off"]
     if not settings.encoding.turns or settings.layers == all_layers:
@@ -173,7 +173,7 @@ def leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
     if not layers or None in attentions:
         raise ValueError(
             f"layers={settings.layers!r} is not allowed for {type(owner).__name__}, whose layers "
-            f"do not take their angles one by one; allowed: {all_layers!r}. Leave the option out."
+            f"do not each take the angles; allowed: {all_layers!r}. Leave the option out."
         )
     for index, attention in enumerate(attentions):
         # an owner may hold several modules of angles
@@ -215,10 +215,10 @@ def draw_texts(encoder: PositionEncoder, position_ids: Tensor) -> Draw:
 def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     """Positions ``[B, T]`` float32 of packed samples, drawn and sorted for each text.
 
-    Reads the numbers of texts and of positions from the device, once, only in such training. An
-    order for each token, like the number for each token of :func:`draw_texts`, would not fit into
-    memory. Sorted gaps or one shared permutation would change the draws, or lose the error for long
-    texts.
+    Reads the numbers of texts and of positions from the device, once in a forward. The alternatives
+    are worse: :func:`draw_texts` repeats a draw at each token, and an order for each token would
+    not fit into memory; sorted gaps or one shared permutation would change the draws, or lose the
+    error for long texts.
     """
     batch = position_ids.shape[0]
     text_number = number_texts(position_ids)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from cape_plugins import PositionConfig, Positions, build_position_encoder, token_positions
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam
+from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions
 
 _TABLE = re.compile(
@@ -44,6 +45,7 @@ class CountedRows(Seam):
         like: ``[1]``, has the device and the precision of the dropped stock table.
     """
 
+    adds = True
     first_row: int
     like: Tensor
 
@@ -82,6 +84,7 @@ class CountedRows(Seam):
         scope, like = self.bound, self.like
         positions, batch_size = self._positions(scope, numbers)
         draw = None if scope is None else scope.draw(self.positions, batch_size, rows.device)
+        leave_for_layers(self, scope, positions, draw, numbers.shape[1])
         embedding = embed_positions(self.positions, positions, draw, like)
         if embedding is None:  # always a tensor, which some stock forwards need
             return like.new_zeros(*rows.shape, self.embedding_dim)

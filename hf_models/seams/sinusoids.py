@@ -3,7 +3,7 @@ and Kosmos, for all such families.
 
 The stock code decides which row each token has: it counts from behind the padding token, over ids
 or over embeddings, behind a cache. For another type of position embedding the stock code runs over
-a table whose rows hold their numbers, so its output tells the row of each token.
+a table whose rows hold row numbers, so its output tells the row of each token.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class SinusoidTable(CountedRows):
             self.weights = nn.Buffer(rows, persistent=False)
 
     def get_embedding(self, num_embeddings: int, *args: Any, **kwargs: Any) -> Tensor:
-        """The table ``[num_embeddings, C]`` of sinusoids that the stock code asks for, or the
-        numbers of its rows, ``[num_embeddings or more, 1]`` int64."""
+        """The table that the stock code looks up: sinusoids ``[num_embeddings, C]``, or row numbers
+        ``[num_embeddings or more, 1]`` int64."""
         if getattr(self, "keeps_table", True):
             return super().get_embedding(num_embeddings, *args, **kwargs)
         return torch.arange(max(num_embeddings, _LEAST_ROWS))[:, None]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Sinusoids of the stock module ``[B, T, C]``, or embeddings ``[B or 1, T, C]`` of the
+        """Embeddings ``[B, T, C]`` of the stock module, or embeddings ``[B or 1, T, C]`` of the
         positions that the stock module counts; takes the arguments of the stock forward."""
         embedding_or_rows = super().forward(*args, **kwargs)
         return embedding_or_rows if self.keeps_table else self.embed(embedding_or_rows[..., 0])

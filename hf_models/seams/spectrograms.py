@@ -28,14 +28,15 @@ _SPECTROGRAM = "input_values"  # [B, frames, bands]
 class SpectrogramTable(ParameterOwner):
     """Takes the place of a stock module with a table for bands x frames.
 
-    The first half of the channels has the time of a patch in seconds, which is moved in training.
-    The second half has the number of its row of bands: a sound is neither as shifted nor as scaled
-    in frequency as in time, so the frequency axis stays fixed.
+    The first half of the channels encodes the time of a patch in seconds, which training moves. The
+    second half encodes the row of the patch on the frequency axis. Training does not move this row:
+    real sounds are shifted and scaled in time, but hardly in frequency.
 
     Attributes:
         bands: Sinusoids of the rows of patches.
     """
 
+    adds = False  # of a band nothing but what is added tells which it is
     bands: Sinusoid
 
     @classmethod
@@ -63,10 +64,11 @@ class SpectrogramTable(ParameterOwner):
         return build_position_encoder(settings, self.width - self.width // 2, start=centre)
 
     def embed_patches(
-        self, rows: int, columns: int, draw: Draw | None, like: Tensor
+        self, grid: tuple[int, ...], draw: Draw | None, like: Tensor
     ) -> Tensor | None:
         """``[1 or B, rows * columns, C]`` in the precision of `like`; None if nothing is added.
         Patches above each other have one time, so they share the local shift too."""
+        rows, columns = grid
         number = torch.arange(columns, dtype=torch.float32, device=like.device).view(1, -1, 1)
         times = Positions(number, self.stride[1] * HOP_SECONDS, in_steps=True, first=0)
         time = embed_positions(self.positions, times, draw, like)

@@ -181,8 +181,8 @@ class RecognitionModel:
     decoder."""
 
     def frames_to_augment(self, features: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Features of a forward that is augmented in training, changed as in the stock model; None
-        if nothing is to be drawn."""
+        """Features for a forward with random positions, masked as in the stock model; None if the
+        forward draws no positions."""
         return features
 
     @can_return_tuple
@@ -207,7 +207,7 @@ class RecognitionModel:
         Args:
             hop_nanoseconds: Distance of frames, a number or ``[B]`` integers, which no host casts
                 to half precision; default from the configuration.
-            draw: Random numbers of the encoder in this forward, to inject; by default drawn in
+            draw: Random numbers for the encoder in this forward; by default drawn in
                 training. With `encoder_outputs` nothing is drawn, because the encoder has run
                 already.
             decoder_draw: Random numbers of the decoder.

@@ -48,7 +48,7 @@ class TextStack(Bound, PositionHost, InitializesPositions):
 
     Attributes:
         side: "encoder" or "decoder".
-        limit: Attribute of the stock module with the number of rows of its table.
+        limit: Attribute that holds the number of rows of the stock table.
         padding_by_id: Whether padding tokens are not counted if a caller gives no mask, as in the
             stock model; else all tokens are counted.
     """
@@ -152,7 +152,7 @@ class SourceStack(TextStack):
         if mask is not None and mask.dim() == 2 and mask.shape != expected:
             raise ValueError(
                 f"attention_mask has shape {tuple(mask.shape)}; allowed: {expected}, "
-                "[batch, source length] of the tokens. Give the mask that came with them."
+                "[batch, source length] of the tokens. Give the mask of these tokens."
             )
         if self.has_hint:
             hint = place_hint(attention_mask) if hint is None else hint
@@ -202,7 +202,7 @@ class TargetStack(TextStack):
         **kwargs: Any,
     ) -> Any:
         """See transformers; `draw` as in :meth:`SourceStack.forward`. `position_ids` ``[B or 1,
-        T]`` are the positions, which may be numbers of any size."""
+        T]`` may be integers of any size."""
         content = content_of_call(input_ids, inputs_embeds, "decoder_")
         length, device = content.shape[1], content.device
         cache = find_cache(*kwargs.values())
@@ -251,7 +251,7 @@ class TranslationModel:
         Args:
             encoder_outputs: Whole output of the encoder, an object or a tuple: with the BOS hint
                 the last hidden state alone is not enough.
-            draw: Random numbers of this forward, to inject; by default drawn in training. With
+            draw: Random numbers for this forward; by default drawn in training. With
                 `encoder_outputs` nothing is drawn, because the encoder has run already.
             decoder_draw: Random numbers of the decoder; default the draw of the encoder if the
                 configuration synchronises them, else another draw.

@@ -53,7 +53,7 @@ class TokenEmbeddings(Bound, PositionHost):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """See transformers; `position_ids` are the positions, which may be numbers of any size."""
+        """See transformers; `position_ids` may be integers of any size."""
         content = input_ids if inputs_embeds is None else inputs_embeds
         (batch, length), device = content.shape[:2], content.device
         mask, draw = self.bound or (None, None)
@@ -104,7 +104,7 @@ class TokenModel(PositionHost):
                 the first token on.
             position_ids: See :func:`~hf_models.seams.packed.keep_borders`.
             inputs_embeds: ``[B, T, C]`` instead of `input_ids`.
-            draw: Random numbers of this forward, to inject; default drawn in training.
+            draw: Random numbers for this forward; by default drawn in training.
         """
         content = content_of_call(input_ids, inputs_embeds)
         encoder = self.embeddings.positions

@@ -166,8 +166,8 @@ def _load(source: Path) -> PreTrainedModel:
         raise ValueError(
             f"SOURCE {source} holds a {name}, which ctranslate2 has no engine for, or none that "
             f"takes its positions; allowed: {', '.join(_allowed())}. Use `cape-plugins export "
-            "onnx` for images and speech; a model that computes what the stock one does becomes "
-            "a stock one by `python -m hf_models.convert SOURCE NEW --stock`, for "
+            "onnx` for images and speech; a model with the outputs of its stock model becomes a "
+            "stock model by `python -m hf_models.convert SOURCE NEW --stock`, for "
             "ct2-transformers-converter."
         )
     model, new = load_whole(model_class, str(source))

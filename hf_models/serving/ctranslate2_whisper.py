@@ -186,7 +186,7 @@ def _room(model: PreTrainedModel, prompt: list[int]) -> int:
 
 
 def prompt_of(recognition: Recognition) -> list[int]:
-    """Numbers of those tokens before a text without timestamps that the model has."""
+    """Ids of the prompt of a text without timestamps; leaves out tokens that the model lacks."""
     model, tokenizer = recognition
     start, *task = tokenizer.convert_tokens_to_ids(list(_PROMPT))
     languages = sorted((getattr(model.generation_config, "lang_to_id", None) or {}).values())

@@ -98,8 +98,8 @@ def load(source: Path) -> Any:
         if isinstance(module, PositionEncoder) and module.config.random_evaluation:
             raise ValueError(
                 f"SOURCE {source} draws positions in evaluation, too, and a graph draws none; "
-                "allowed: models whose positions are fixed there. Take that setting out of its "
-                "config.json."
+                "allowed: models with fixed positions in evaluation. Set random_evaluation to "
+                "false in config.json."
             )
     # torch exports attention differently if a learned bias among its arguments needs a gradient
     return model.float().eval().requires_grad_(False)
@@ -212,8 +212,9 @@ def _difference(graph: Graph, session: Any, sizes: dict[str, int], padding: str 
         difference = _distance(ours, theirs)
         if not difference <= TOLERANCE:  # NaN, too
             raise ValueError(
-                f"the {case}, gives a {name} that differs by {difference} from the model; allowed: "
-                f"{TOLERANCE}. Please report this with the config.json; the model itself is right."
+                f"the {name} of the {case}, differs from the {name} of the model by {difference}; "
+                f"allowed: {TOLERANCE}. Please report this with the config.json; the model itself "
+                "is right."
             )
         largest = max(largest, difference)
     return largest

@@ -181,9 +181,9 @@ def image_graph(model: Any) -> Graph:
     for module in model.modules():
         if isinstance(module, PatchEmbeddings) and module.antialias and module.table is not None:
             raise ValueError(
-                f"{type(model).__name__} smooths its learned table when an image is smaller than "
-                "the table, and ONNX Runtime smooths differently at some sizes; allowed for export "
-                "onnx: types without a table, such as cape. Convert the model and fine-tune it."
+                f"the learned table of {type(model).__name__} is smoothed when it is made smaller, "
+                "and ONNX Runtime smooths differently at some sizes; allowed for export onnx: "
+                "types without a table, such as cape. Convert the model to one and fine-tune it."
             )
     sizes = getattr(model.config, "vision_config", model.config)
     patch, whole = (

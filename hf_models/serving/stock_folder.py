@@ -161,15 +161,15 @@ def _set_image_size(cape: PreTrainedModel, height: int, width: int) -> None:
     Raises:
         ValueError: if the model reads no images, or has a learned table of another size.
     """
-    beginning = f"--image-size {height} {width} is not allowed for a {type(cape).__name__}"
+    message_start = f"--image-size {height} {width} is not allowed for a {type(cape).__name__}"
     grids = [module for module in cape.modules() if isinstance(module, PatchGrid)]
     sizes = of_images(cape.config)
     if not grids or not hasattr(sizes, "image_size"):
-        raise ValueError(f"{beginning}, which reads no images; allowed: --max-tokens.")
+        raise ValueError(f"{message_start}, which reads no images; allowed: --max-tokens.")
     for grid in grids:
         if grid.keeps_table:
             raise ValueError(
-                f"{beginning} with a learned table, which would have to be resized first: "
+                f"{message_start} with a learned table, which would have to be resized first: "
                 "`python -m hf_models.convert SOURCE NEW --position-table-size "
                 f"{height}x{width} --position-table-extension stretch`."
             )
@@ -183,10 +183,10 @@ def _refuse_in_attention(cape: PreTrainedModel, stock_type: type) -> None:
         settings = cape.config.position_settings(field)
         if settings.in_attention:
             context = settings.relative_context
-            more = f" with relative_context={context}" if context else ""
+            suffix = f" with relative_context={context}" if context else ""
             raise ValueError(
-                f"{field} {settings.type!r}{more} is impossible in a {stock_type.__name__}, whose "
-                "attention has no such positions; allowed: types that add to the content. "
+                f"{field} {settings.type!r}{suffix} is not allowed for a {stock_type.__name__}, "
+                "whose attention has no such positions; allowed: types that add to the content. "
                 "`cape-plugins export onnx` takes it, and `python -m hf_models.convert "
                 "--self-contained` writes its code beside it."
             )
@@ -203,7 +203,7 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
         raise ValueError(
             f"{option}={value!r} is impossible in a {type(stock).__name__}, which computes its "
             f"positions ({option}={of_stock!r}) and ignores tables in its file; allowed: settings "
-            "that compute what the stock model does. `cape-plugins export ctranslate2` or `onnx` "
+            "with the outputs of the stock model. `cape-plugins export ctranslate2` or `onnx` "
             "takes it, `python -m hf_models.convert --self-contained` writes its code beside it."
         )
 
@@ -218,7 +218,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     generator = torch.Generator().manual_seed(1)
     shape = shape_of_inputs(stock)
     if stock.main_input_name == "input_ids":
-        inputs = torch.randint(_vocabulary_size(stock), shape, generator=generator)
+        inputs = torch.randint(_words(stock), shape, generator=generator)
         inputs[:, -1] = _eos(stock)  # some models classify the state of this token
     else:
         inputs = torch.rand(shape, generator=generator)
@@ -228,24 +228,24 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
         other_inputs["pixel_values"] = torch.rand(shape_of_images(stock), generator=generator)
     if "decoder_input_ids" in parameters:
         other_inputs["decoder_input_ids"] = torch.randint(
-            _vocabulary_size(stock), (1, SHORTEST - 1), generator=generator
+            _words(stock), (1, SHORTEST - 1), generator=generator
         )
     with_hint, hint = inputs, hint_of(cape)
     if hint is not None:
         with_hint = torch.cat((inputs.new_full((1, 1), hint), inputs), dim=1)
     expected = _first(cape(**{cape.main_input_name: inputs}, **other_inputs))
     try:
-        got = _first(stock(**{stock.main_input_name: with_hint}, **other_inputs))
-        difference = (expected - got).abs().max().item()
+        actual = _first(stock(**{stock.main_input_name: with_hint}, **other_inputs))
+        difference = (expected - actual).abs().max().item()
     except (IndexError, RuntimeError) as error:
         difference, reason = math.inf, f" ({str(error).splitlines()[0]})"
     else:
         reason = f" (difference {difference:.3g})"
     if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
         raise ValueError(
-            f"{type(stock).__name__} gives other outputs for inputs of shape {shape}{reason}; "
-            "allowed: sizes that the stock class takes (some classes take only square images), and "
-            "heads that a caller can give the BOS hint to. Use another size, or serve the model by "
+            f"{type(stock).__name__} has other outputs for inputs of shape {shape}{reason}; "
+            "allowed: sizes that the stock class takes (some classes take square images only), and "
+            "heads that a caller can give the BOS hint to. Use another size, or serve it by "
             "`cape-plugins export onnx`."
         )
     return difference

@@ -37,13 +37,13 @@ class _Table(NamedTuple):
         name: Name of the parameter.
         weight: ``[..., special rows + positions, C]``.
         special: Rows before the first position.
-        grid: Rows and columns of patches; None for a table of tokens.
+        grid: Sizes of the axes of patches; None for a table of tokens.
     """
 
     name: str
     weight: Tensor
     special: int
-    grid: tuple[int, int] | None
+    grid: tuple[int, ...] | None
 
     @property
     def positions(self) -> int:
@@ -71,11 +71,11 @@ def extend_table(
     `model`.
 
     ``copy`` gives new rows the trained rows once more, from the first on: up to the old length the
-    model computes what it did. ``stretch`` keeps the first rows and interpolates the others
+    outputs stay the same. ``stretch`` keeps the first rows and interpolates the others
     linearly over the rest, as in Long-CLIP; ``stretch:K`` keeps K rows (default 20). Tables of
     images and spectrograms are repeated by ``copy`` and resized bicubically by ``stretch``. Rows of
-    special tokens stay. ``wrap``, which needs no new rows, is what a table does in any case: a
-    longer text begins it anew.
+    special tokens stay. ``wrap`` needs no new rows, and so no call of this function: each learned
+    table begins anew behind its last row.
 
     Args:
         model: A model of this package with a learned table, such as of the type ``abspos``. Extend
@@ -109,8 +109,8 @@ def extend_table(
 
 
 def difference(model: PreTrainedModel, longer: PreTrainedModel, extension: str) -> str:
-    """Why the outputs of a model with a longer table differ, in words; empty if outputs up to the
-    old length are the same.
+    """Why the outputs of a model with a longer table differ from before, in words; empty if they
+    stay the same up to the old length.
 
     Args:
         model: Model before :func:`extend_table`.
@@ -142,8 +142,8 @@ def add_table_args(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--position-table-extension",
         metavar="wrap|copy|stretch[:K]",
-        help="rows of a longer table. wrap: none, longer texts begin the table anew; copy: the "
-        "trained rows once more, which then learn apart; stretch: the first K rows stay "
+        help="rows of a longer table. wrap: none, longer texts begin the table anew; copy: a "
+        "second copy of the trained rows, which learns for itself; stretch: the first K rows stay "
         f"(default: {KEPT_ROWS}, as in Long-CLIP) and the others are interpolated; images and "
         "spectrograms are resized (default: copy with --position-table-size, otherwise wrap)",
     )
@@ -153,7 +153,7 @@ def given_table(args: argparse.Namespace) -> tuple[str, str] | None:
     """Size and extension from the flags; None if the table stays.
 
     Raises:
-        ValueError: if one of the flags means nothing beside the other, or has a wrong value.
+        ValueError: if the flags contradict each other, or if a value is wrong.
     """
     size, extension = args.position_table_size, args.position_table_extension
     if extension is not None and extension != "wrap":
@@ -197,8 +197,9 @@ def _tables(model: nn.Module) -> Iterator[_Table]:
             weight, special, grid = module.table, len(module.special_tokens), module.table_size
         elif isinstance(module, PatchGrid) and module.keeps_table:
             is_module = isinstance(module, PatchTable)
-            weight = module.weight if is_module else getattr(module, module.table_name)
-            special, grid = module.special_tokens, module.grid
+            name = "weight" if is_module else getattr(module, "table_name", "")
+            weight = getattr(module, name, None)
+            special, grid = module.special_tokens, module.grid_of_table
         if id(weight) in names:  # fixed tables are no parameters
             yield _Table(names[id(weight)], weight, special, grid)
 
@@ -217,52 +218,51 @@ def _growth(model: PreTrainedModel, size: str) -> _Growth:
         )
     number = int(match["first"])
     pixels = (number, int(match["second"])) if match["second"] else number
-    of_tokens = [table for table in tables if table.grid is None]
-    chosen_tables = of_tokens if match["second"] is None and of_tokens else tables
-    chosen_tables = tables if match["field"] else chosen_tables
-    chosen_names = {table.name for table in chosen_tables}
-    growths, resisting = [], {}
+    token_tables = [table for table in tables if table.grid is None]
+    candidates = token_tables if match["second"] is None and token_tables else tables
+    candidates = tables if match["field"] else candidates
+    growths, other_weights = [], {}
     for field, value in _fields(model.config):
         if match["field"] not in (None, field):
             continue
-        for new_value, of_grid in _new_values(value, pixels, chosen_tables):
+        for new_value, of_grid in _new_values(value, pixels, candidates):
             new, others = _new_shapes(model, _with_field(model.config, field, new_value), tables)
             is_kind = all((table.grid is not None) == of_grid for table in new.values())
             is_long = of_grid or all(table.positions == number for table in new.values())
-            if new and is_kind and is_long and new.keys() <= chosen_names:
+            if new and is_kind and is_long and new.keys() <= {table.name for table in candidates}:
                 if others:
-                    resisting[field] = others
+                    other_weights[field] = others
                 else:
                     growths.append(_Growth(field, new_value, new))
     if len(growths) == 1:
         return growths[0]
-    raise ValueError(_refusal(model, size, chosen_tables, growths, resisting))
+    raise ValueError(_refusal(model, size, candidates, growths, other_weights))
 
 
 def _refusal(
     model: PreTrainedModel,
     size: str,
-    chosen_tables: list[_Table],
+    candidates: list[_Table],
     growths: list[_Growth],
-    resisting: dict[str, list[str]],
+    other_weights: dict[str, list[str]],
 ) -> str:
     """Why :func:`_growth` found no field, or more than one."""
-    beginning = f"--position-table-size {size} is not allowed for {type(model).__name__}"
+    start = f"--position-table-size {size} is not allowed for {type(model).__name__}"
     if growths:
         fields = " or ".join(growth.field for growth in growths)
-        return f"{beginning}, where it could be {fields}; give one of these as FIELD={size}."
-    if resisting:
-        field, others = next(iter(resisting.items()))
+        return f"{start}, where it could be {fields}; give one of these as FIELD={size}."
+    if other_weights:
+        field, others = next(iter(other_weights.items()))
         return (
-            f"{beginning}: {field} also sets the size of {', '.join(others[:3])}, which are no "
+            f"{start}: {field} also sets the size of {', '.join(others[:3])}, which are no "
             "position tables. Use a type that needs no table, such as cape."
         )
     sizes = ", ".join(
         f"{table.name} of {_by(table.grid) + ' patches' if table.grid else table.positions}"
-        for table in chosen_tables
+        for table in candidates
     )
     return (
-        f"{beginning}, whose tables are {sizes}; allowed: more tokens than now, or another size of "
+        f"{start}, whose tables are {sizes}; allowed: more tokens than now, or another size of "
         f"images or sounds: {_ALLOWED}."
     )
 
@@ -359,12 +359,13 @@ def _longer(trained: Tensor, positions: int, kind: str, keep: int) -> Tensor:
     return torch.where(part == 0, first, between.to(trained.dtype))
 
 
-def _repeated(trained: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
-    """``[new rows * new columns, C]``: the grid beside itself, from the first row and column on."""
-    row = torch.arange(new_grid[0], device=trained.device)[:, None] % grid[0]
-    column = torch.arange(new_grid[1], device=trained.device) % grid[1]
-    return F.embedding((row * grid[1] + column).flatten(), trained)
+def _repeated(trained: Tensor, grid: tuple[int, ...], new_grid: tuple[int, ...]) -> Tensor:
+    """``[new cells, C]``: the grid beside itself, from the first cell of each axis on."""
+    cells = trained.unflatten(0, grid)
+    for axis, (size, new_size) in enumerate(zip(grid, new_grid, strict=True)):
+        cells = cells.index_select(axis, torch.arange(new_size, device=cells.device) % size)
+    return cells.flatten(0, len(grid) - 1)
 
 
-def _by(grid: tuple[int, int] | None) -> str:
+def _by(grid: tuple[int, ...] | None) -> str:
     return " x ".join(map(str, grid or ()))

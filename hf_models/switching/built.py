@@ -1,5 +1,4 @@
-"""Gives models that are built already, stock models or models of this package, another position
-embedding."""
+"""Gives built models, of transformers or of this package, another position embedding."""
 
 from __future__ import annotations
 
@@ -166,10 +165,10 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
     for name, module in model.named_modules():
         if isinstance(module, (Bound, PositionHost, SwitchedModel)):
             raise ValueError(
-                f"the configuration of the model describes no {type(module).__name__} {name!r}; "
-                "perhaps layers or wrappers were added by hand. The position embedding of this "
-                "module cannot be exchanged; allowed: to switch a changed stock model once. Switch "
-                "the stock model, or switch before the change."
+                f"{type(module).__name__} {name!r} is no part that the configuration describes, "
+                "perhaps because layers or wrappers were added by hand, so its position embedding "
+                "cannot be exchanged; allowed: models without added parts. Switch the stock model, "
+                "or switch before parts are added."
             )
     return new_parameters.isdisjoint(model.parameters())
 
@@ -277,7 +276,7 @@ def _refusal(model: Any) -> str:
             return without_head(name, part.config_class)
     if find_family(model_type) is not None:
         return (
-            f"model is a {name}. The family {model_type!r} has a row but no registered model "
+            f"model is a {name}. The row of {model_type!r} is known, but its models have no "
             "classes: register classes by hf_models.register_family(FamilyClasses(...))."
         )
     switchable = sorted(stock.__name__ for stock, part in PARTS.items() if is_model(part))
@@ -297,9 +296,9 @@ def without_head(name: str, config: Any) -> str:
     models = (part for part in PARTS.values() if is_model(part) and part.config_class is config)
     return (
         f"{name} has no counterpart in {config.model_type!r}, which has "
-        f"{', '.join(sorted(model.__name__ for model in models))}. Take one of these classes, or "
-        "register a class for this head by hf_models.register_family; docs/huggingface.md shows "
-        "the two lines under Other heads."
+        f"{', '.join(sorted(model.__name__ for model in models))}. Take one of them, or write a "
+        "class for this head and make it known by hf_models.register_family: two lines, in "
+        "docs/huggingface.md under Other heads."
     )
 
 
@@ -308,10 +307,10 @@ def _refuse_hooks(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if "forward" in vars(module):
             raise ValueError(
-                f"{type(module).__name__} {name!r} has a forward that was set on it, as by "
+                f"{type(module).__name__} {name!r} has a replaced forward, for example from "
                 "accelerate (device_map, dispatch_model, Accelerator.prepare), which would run "
-                "instead of the forward of its new class; allowed: modules with the forward of "
-                "their class. Switch the model before, or load it by "
+                "instead of the forward of the new class; allowed: modules with the forward of "
+                "their class. Switch the model before accelerate sees it, or load it by "
                 f"from_pretrained(..., {FIELD}={{...}}, device_map=...)."
             )
 

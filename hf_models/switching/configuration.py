@@ -20,8 +20,8 @@ _IMPLEMENTATIONS = ("_attn_implementation_internal", "_experts_implementation_in
 
 
 def copy_implementations(source: Any, target: Any) -> None:
-    """Copies the names of the kernels of attention and experts from one configuration to another,
-    for all parts too: other kernels would round differently."""
+    """Copies the names of the kernels for attention and experts from one configuration to another,
+    including all parts: other kernels would round differently."""
     for name in _IMPLEMENTATIONS:
         if hasattr(source, name):
             setattr(target, name, getattr(source, name))

@@ -32,7 +32,7 @@ from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced
 
 TAG = "cape-plugins"
 # names of learned tables and stored sinusoids in stock checkpoints
-_TABLES = {r"embed_positions\.weight$", r"embeddings\.position_embeddings?(\.weight)?$"}
+_TABLES = {r"embed_positions\.weight$", r"embeddings\.(position|time)_embeddings?(\.weight)?$"}
 # arguments of from_pretrained that set the place of a checkpoint
 _PLACE = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 
@@ -88,7 +88,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Marks the configuration of a copied model, itself a copy, as in use."""
         super().__setstate__(state)
-        if hasattr(self.config, "mark_in_use"):  # parts, as in SigLIP, have stock configurations
+        if hasattr(self.config, "mark_in_use"):  # parts in SigLIP have stock configurations
             self.config.mark_in_use()
 
     def post_init(self) -> None:

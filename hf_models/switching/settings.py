@@ -17,9 +17,9 @@ class CheckedSettings(dict):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
-            f"the settings {dict(self)} cannot be changed one by one: a built model would not "
-            "change; allowed: to set the whole field before a model is built, "
-            f'config.{FIELD} = {{"type": ..., ...}}. Load a built model again by '
+            f"the settings {dict(self)} cannot be changed one by one, because a built model "
+            "would not change. Set the whole field of a configuration before a model is built, "
+            f'config.{FIELD} = {{"type": ..., ...}}, or load the model again by '
             f"from_pretrained(..., {FIELD}={{...}})."
         )
 

@@ -63,8 +63,8 @@ def first_training(path: str) -> FirstTraining | None:
 def plan_trainings(
     compared: Mapping[str, Mapping[str, Any]], args: argparse.Namespace
 ) -> list[Step]:
-    """One training of each type, or one for each of ``--switch-updates``. A training without a
-    number of updates has the duration in the Trainer's arguments.
+    """One training of each type, or the trainings of ``--switch-updates``. A
+    training without a number of updates has the duration in the Trainer's arguments.
 
     Raises:
         CommandError: if the updates are shares of a training that is not known.

@@ -249,14 +249,14 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def positions_are(length: int, longest: int) -> str:
-    """Text about the settings that follow from the lengths, and about a table beyond its rows."""
+    """Sentence about the settings that follow from the lengths, and about the rows of the table."""
     follow = [
         f"{name} {' '.join(f'{option} {value:g}' for option, value in row.items())}"
         for name, row in settings_of_types(length, longest).items()
         if row
     ]
     return (
-        "shift and offset are the longest test less the block of training, max_position is the "
+        "shift and offset are the longest test minus the training block, max_position is the "
         f"longest test ({', '.join(follow)}), unless a variant says otherwise; the learned table "
         f"has {length} rows and begins again at the first row after them"
     )

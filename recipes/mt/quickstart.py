@@ -293,8 +293,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--max-train-length",
         type=positive,
         metavar="WORDS",
-        help="leave pairs of --data with more source words out of training (default: median of "
-        "the source)",
+        help="train on pairs of --data with at most WORDS source words (default: median of the "
+        "source)",
     )
     add("--vocab-size", type=positive, help="subwords (default: 140; with --data 4000)")
     rows = {**VARIANTS, **ABLATIONS}

@@ -156,9 +156,9 @@ def _follow_attention(
 
 
 def _draw_tables(folder: Path, result: Result, classes: Sequence[str]) -> None:
-    """Draws confusions (means over the seeds) and trainings. All pictures of confusions have the
-    colour range of the models that are tested under the condition of their training (thesis: 26
-    %)."""
+    """Draws confusions (means over the seeds) and trainings. All pictures of confusions share one
+    colour range, up to the largest error of a model that is tested under its training condition
+    (thesis: 26 %)."""
     means = {f"M-{name}": mean_matrix(seeds) for name, seeds in result.confusions.items()}
     fitted = {pair: mean_matrix(seeds) for pair, seeds in result.fitted.items()}
     alike = [matrix for (a, b), matrix in fitted.items() if a == b]

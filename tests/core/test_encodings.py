@@ -89,6 +89,26 @@ def test_image_sinusoids_equal_equation_three_and_four():
     np.testing.assert_allclose(actual, expected, atol=phase_rounding("image"))
 
 
+def test_video_sinusoids_are_those_worked_out_by_hand():
+    """K = 4; the golden ratio less 1 spreads directions along the axis of time."""
+    x, y, time = 0.3, -0.7, 0.5
+    expected = []
+    for k in (1, 2):
+        height = 2 * ((k * 0.6180339887) % 1) - 1
+        radius, length = math.sqrt(1 - height**2), math.pi * 10 ** (k / 2)
+        angle = radius * (math.cos(k) * x + math.sin(k) * y) + height / 2 * time
+        expected += [math.cos(length * angle), math.sin(length * angle)]
+    embedding = Sinusoid(4, "video")(torch.tensor([[[x, y, time]]]))[0, 0]
+    torch.testing.assert_close(embedding, torch.tensor(expected), atol=2e-5, rtol=0)
+
+
+def test_tubelets_of_a_clip_alias_less_than_patches_of_an_image():
+    clip = Sinusoid(768, "video").aliased(8, 14, 14, seconds=8 / 30)
+    assert 0 < clip < Sinusoid(768, "image").aliased(14, 14)
+    # ten seconds from frame to frame are too far for most
+    assert Sinusoid(768, "video").aliased(8, 14, 14, seconds=10.0) > 600
+
+
 def fairseq_formula(rows, dim):
     """Table of fairseq's SinusoidalPositionalEmbedding.get_embedding."""
     half_dim = dim // 2

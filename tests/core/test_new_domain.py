@@ -123,6 +123,6 @@ def test_it_is_drawn(picture, name, figures, tmp_path):
 
 
 def test_a_grid_has_no_spacing():
-    """The time of a clip spans [-1, 1], too, so a distance in seconds would have no effect."""
+    """Seconds between frames are an option, so a distance in the row would have no effect."""
     with pytest.raises(ValueError, match=r"spacing=0.5.*spans \[-1, 1\].*Leave spacing out"):
         dataclasses.replace(DOMAINS["scan"], spacing=0.5)

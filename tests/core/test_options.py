@@ -16,6 +16,7 @@ from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.registry import types_of
 
 OPTIONS = {option.name: option.metadata for option in option_fields()}
+DOMAIN_WITH = {"timed": "video", "grid": "image"}  # by a word in the metadata of an option
 SEQ2SEQ_ONLY = {"source_scale", "source_bos", "synchronize"}
 
 
@@ -32,7 +33,9 @@ def setting(option):
         name = "cape" if "cape" in having or not having else having[0]
     return {
         "type": name,
-        "domain": "image" if OPTIONS[option].get("grid") else "text",
+        "domain": next(
+            (name for kind, name in DOMAIN_WITH.items() if kind in OPTIONS[option]), "text"
+        ),
         "architecture": "seq2seq" if option in SEQ2SEQ_ONLY else "encoder",
     }
 
@@ -110,7 +113,7 @@ def test_options_belong_to_their_types(option):
 
 def check_option_of_type(option, name):
     place = {**setting(option), "type": name}
-    if place["domain"] == "image" and name not in types_of("encoder", "image"):
+    if name not in types_of("encoder", place["domain"]):
         place["domain"] = "text"
     off, value = OPTIONS[option]["off"], other_than_off(option)
     if applies(option, name):
@@ -201,3 +204,10 @@ def test_a_reader_that_has_enough_is_no_error(monkeypatch):
         monkeypatch.setattr(sys, "stdout", pipe)
         assert main(["flags"]) == 0
         pipe.write("the rest, which Python flushes at exit")
+
+
+def test_seconds_between_frames_need_an_axis_of_time():
+    with pytest.raises(ValueError, match=r"needs a grid with time \(domain 'video'\), the domain"):
+        PositionConfig("cape", "image", seconds_per_frame=0.1)
+    assert PositionConfig("cape", "video").seconds_per_frame == 4 / 30
+    assert PositionConfig("abspos", "video").seconds_per_frame == 0

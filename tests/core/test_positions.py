@@ -83,6 +83,25 @@ def test_patch_grid_is_that_of_the_appendix(size):
     torch.testing.assert_close(positions.step, torch.tensor([2 / width, 2 / height]))
 
 
+def test_tubelets_stand_at_their_seconds_from_the_middle_of_the_clip():
+    positions = patch_positions(3, 1, 2, seconds=0.25)
+    x, y, time = positions.coords[0].T
+    assert time.tolist() == [-0.25, -0.25, 0.0, 0.0, 0.25, 0.25]
+    assert x.tolist() == [-1.0, 1.0] * 3
+    assert y.tolist() == [0.0] * 6
+    assert positions.step.tolist() == [1.0, 2.0, 0.25]
+    longer = patch_positions(5, 1, 2, seconds=0.25)
+    assert longer.coords[0, ::2, 2].tolist() == [-0.5, -0.25, 0.0, 0.25, 0.5]
+    # where only distances count, cells span [-1, 1] and seconds stay seconds
+    assert positions.at_centres().coords[0, :2].tolist() == [[-0.5, 0.0, -0.25], [0.5, 0.0, -0.25]]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.25, float("inf"), float("nan")])
+def test_seconds_that_are_no_distance_are_refused(seconds):
+    with pytest.raises(ValueError, match=rf"seconds={seconds} is not allowed; allowed: > 0"):
+        patch_positions(3, 2, 2, seconds=seconds)
+
+
 def test_gamma_stretches_the_grid():
     positions = patch_positions(3, 3)
     (plain, step), (wide, wide_step) = (

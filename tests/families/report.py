@@ -38,6 +38,9 @@ _SHOWN = {
     "copies": "`copy.deepcopy` and `pickle`",
     "another type": "the output changes without positions; evaluation draws nothing; two draws "
     "change the output in training; gradients are finite, and the same with gradient checkpointing",
+    "in attention": "where the stock model adds positions and looks its attention function up by "
+    "the interface of transformers: a type of each kind that acts in attention changes the output, "
+    "counts from the first token with padding on either side and with a cache, and trains as above",
 }
 _INTRODUCTION = """\
 # Families of Hugging Face models
@@ -85,13 +88,14 @@ def page(releases: Mapping[str, Mapping[str, Row]], machine: str) -> Iterator[st
     }
     yield "\n## Families\n"
     yield "Everything above was shown, except what the last column names.\n"
-    yield "| model type | stock class | seam | transformers | not shown |"
-    yield "|---|---|---|---|---|"
+    yield "| model type | stock class | seam | in attention | transformers | not shown |"
+    yield "|---|---|---|---|---|---|"
     for name in types:
         if proved[name]:
             row = releases[proved[name][-1]][name]
             shown_on = ", ".join(proved[name])
-            yield f"| `{name}` | {row['class']} | {row['seam']} | {shown_on} | {_missing(row)} |"
+            cells = row["class"], row["seam"], _in_attention(row), shown_on, _missing(row)
+            yield f"| `{name}` | {' | '.join(cells)} |"
     yield from _out({name: _last(releases, name) for name in types if not proved[name]})
 
 
@@ -120,6 +124,11 @@ def _is_proved(row: Row | None) -> bool:
 
 def _last(releases: Mapping[str, Mapping[str, Row]], name: str) -> Row:
     return [rows[name] for rows in releases.values() if name in rows][-1]
+
+
+def _in_attention(row: Row) -> str:
+    """Types in attention that were shown beside the types that add."""
+    return ", ".join(row.get("in_attention", ()))
 
 
 def _missing(row: Row) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor.check import OK, SKIPPED
+from hf_models.checks.in_attention import REACHED
 from hf_models.checks.proof import SEAM, STOCK_MODEL, Proof
 from tests.families.children import Died
 
@@ -37,6 +38,9 @@ def row_of(proof: Proof | Died, model_type: str, release: str, seconds: float) -
         return {**row, "result": result, "reason": last.text}
     row["seam"] = row["seam"] or FILE
     row["shown"] = [check.name for check in proof.checks if check.status == OK]
+    row["in_attention"] = [
+        name.removesuffix(REACHED) for name in row["shown"] if name.endswith(REACHED)
+    ]
     row["skipped"] = {c.name: c.text for c in proof.checks if c.status == SKIPPED}
     if proof.row is not None:
         row["row"] = dataclasses.asdict(proof.row)

@@ -72,8 +72,8 @@ def test_it_says_what_the_result_computes_otherwise(
     said = capsys.readouterr().out
     same = torch.equal(outputs(model, family), expected)
     assert same == (not changes)
-    assert ("gives the same outputs as" in said) == same
-    assert ("gives other outputs than" in said) == (not same)
+    assert ("has the same outputs as" in said) == same
+    assert ("has other outputs than" in said) == (not same)
     shown = re.findall("^  (.*)", said, re.MULTILINE)
     if family == "speech_to_text":
         shown = [line.removesuffix(" (encoder)") for line in shown if "(encoder)" in line]
@@ -118,7 +118,7 @@ def test_neutral_start_computes_what_stock_does(family, name, flags, stock, tmp_
     if family == "speech_to_text":
         assert re.findall("^  (.*)", said, re.MULTILINE) == [model.config.stock_difference]
     else:
-        assert "gives the same outputs as" in said
+        assert "has the same outputs as" in said
 
 
 IMPOSSIBLE = [
@@ -137,7 +137,7 @@ def test_what_cannot_begin_neutral_is_refused(family, flags, message, stock, tmp
     folder, _ = stock[family]
     assert main([str(folder), str(tmp_path / "cape"), "--neutral", *flags]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: --neutral cannot keep")
+    assert error.startswith(("error: --neutral cannot keep", "error: --neutral cannot give"))
     assert message in error
     assert not list(tmp_path.iterdir())
 

@@ -196,8 +196,8 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ((), "gives the same outputs as"),
-        (("--neutral",), "gives the same outputs as"),
+        ((), "has the same outputs as"),
+        (("--neutral",), "has the same outputs as"),
         (("--position-table-extension", "stretch:5"), "from row 5 on"),
     ],
     ids=str,

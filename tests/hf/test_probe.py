@@ -88,7 +88,8 @@ PROOFS = {
         "right",
         ("switch", "ok", ""),
         ("generation", "skip", "the stock model fails it, too: x"),
-        ("padding on the left", "skip", "the forward of the model takes no tokens with a mask"),
+        ("rope: positions reach the output", "ok", ""),
+        ("padding on the left", "skip", "its forward takes no tokens with a mask"),
     ),
     "wrong": proof_of("wrong", ("switch", "ok", ""), ("outputs", "FAIL", "logits by | 1")),
     "seamless": proof_of("seamless", ("seam", "skip", "by a convolution"), row=None),
@@ -122,7 +123,8 @@ def test_the_page_has_a_row_for_each_type_with_what_was_shown_or_why_not(folder)
     assert "| fails, seam angles | 1 | 0 |" in lines
     assert "| **all proved** | **1** | **1** |" in lines
     assert (
-        "| `right` | XModel | angles | 5.9.0, 5.10.0 | generation: the stock model fails |" in lines
+        "| `right` | XModel | angles | rope | 5.9.0, 5.10.0 | generation: the stock model fails |"
+        in lines
     )
     assert lines[-6:] == [
         "| no row in the table | everything was shown | `new` |",

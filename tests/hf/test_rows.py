@@ -231,12 +231,6 @@ def test_local_windows_stay_beyond_the_table():
     assert not differs[20 + 11 :].any()  # two layers of six tokens
 
 
-@pytest.mark.parametrize("name", ["relpos", "rope", "alibi", "fire"])
-def test_types_in_attention_are_refused_with_the_reason(name):
-    with pytest.raises(ValueError, match="no layer takes them"):
-        switched(build("roberta"), name)
-
-
 def test_stock_model_is_restored():
     stock, ids = build("roberta"), texts()
     model = switched(switched(stock), "abspos")

@@ -110,6 +110,6 @@ def test_layers_that_the_configuration_does_not_know_are_refused():
     layers = model.model.encoder.layers
     layers.append(copy.deepcopy(layers[0]))
     expected = evaluated(model, inputs)
-    with pytest.raises(ValueError, match=r"'model\.encoder\.layers.*switch before the change"):
+    with pytest.raises(ValueError, match=r"'model\.encoder\.layers.*switch before parts are added"):
         hf_models.switch(model, {"type": "sinpos"})
     assert torch.equal(evaluated(model, inputs), expected)

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForAudioClassification, AutoModelForImageClassification
+from transformers import (
+    AutoModelForAudioClassification,
+    AutoModelForImageClassification,
+    AutoModelForVideoClassification,
+)
 
 from tests.support.stock_checkpoints import save_named
 
@@ -102,6 +106,18 @@ def test_a_sound_longer_than_the_table_is_classified(run):
     stock = AutoModelForAudioClassification.from_pretrained(variables["path"])
     with pytest.raises(RuntimeError, match="size of tensor"):
         stock(**features)
+
+
+def test_a_video_of_more_frames_is_classified(run):
+    """The frames behind the sixteenth change the scores."""
+    variables = run("VideoMAE")
+    model, video, scores = (variables[name] for name in ("model", "video", "scores"))
+    assert model.config.num_frames == 16
+    assert scores.isfinite().all()
+    assert not torch.allclose(model(video.index_fill(1, torch.arange(16, 32), 0.0)).logits, scores)
+    stock = AutoModelForVideoClassification.from_pretrained(variables["path"])
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        stock(video)
 
 
 def test_another_image_size_is_the_stock_model_with_its_flag(run):

@@ -71,7 +71,7 @@ def test_auto_classes_load_models_and_processors(folder, cape_folder):
 
 def test_converted_there_and_back_a_checkpoint_is_what_it_was(folder, tmp_path, capsys):
     convert(str(folder), tmp_path / "same", {"type": "sinpos"})
-    assert "gives the same outputs as" in capsys.readouterr().out
+    assert "has the same outputs as" in capsys.readouterr().out
     convert(str(folder), tmp_path / "cape", {"type": "cape"}, neutral=True)
     assert "padding: masked where a mask is given" in capsys.readouterr().out
     stock = WhisperForConditionalGeneration.from_pretrained(folder)

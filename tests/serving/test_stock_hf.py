@@ -239,7 +239,7 @@ def test_other_heads_are_exported(family, head, name, tmp_path, capsys, monkeypa
     ("family", "settings", "options", "told"),
     [
         ("bert", None, (), "a stock BertForMaskedLM already"),
-        ("marian", TEXT["cape+relative"], (), "relative_context=3 is impossible in a MarianMT"),
+        ("marian", TEXT["cape+relative"], (), "relative_context=3 is not allowed for a MarianMT"),
         ("m2m_100", TEXT["cape"], (), "ignores tables in its file"),
         ("speech_ctc", {"type": "cape"}, (), "no stock class"),
         ("bert", {"type": "cape", "mean_normalize": True}, (), "texts of other lengths"),
@@ -266,7 +266,7 @@ def test_positions_in_attention_are_refused(family, name, tmp_path, capsys):
     """As convert refuses them; with the ways that work."""
     FAMILIES[family].build(SETTINGS[name]).save_pretrained(tmp_path / "model")
     error = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out")
-    assert f"position_embedding {SETTINGS[name]['type']!r} is impossible in a" in error
+    assert f"position_embedding {SETTINGS[name]['type']!r} is not allowed for a" in error
     assert convert.main([str(tmp_path / "model"), str(tmp_path / "out"), "--stock"]) == 2
     assert not (tmp_path / "out").exists()
     for told in (error, capsys.readouterr().err):

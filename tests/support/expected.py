@@ -17,6 +17,7 @@ from cape_plugins import Positions, frame_positions, patch_positions, token_posi
 
 LENGTH = 6  # positions of a sample
 HOP = 0.03  # seconds per frame
+TUBELET = 0.25  # seconds from tubelet to tubelet
 
 
 class Expected(NamedTuple):
@@ -87,8 +88,13 @@ def _patches(valid: Tensor, size: tuple[int, ...]) -> Positions:
     return patch_positions(*size, device=valid.device)
 
 
+def _tubelets(valid: Tensor, size: tuple[int, ...]) -> Positions:
+    return patch_positions(*size, device=valid.device, seconds=TUBELET)
+
+
 DOMAIN_SAMPLES = {
     "text": Samples(_tokens, LENGTH, 40, 2000.0, ("6", "9")),
     "audio": Samples(_frames, LENGTH, 40, 60.0, ("0.3", "0.5")),
     "image": Samples(_patches, (2, 3), (3, 5), 2.0, ("4", "3x5")),
+    "video": Samples(_tubelets, (3, 1, 2), (5, 3, 3), 2.0, ("3", "4x3x3")),
 }

@@ -264,7 +264,7 @@ FAMILIES = {
     "dinov2": classifier("Dinov2"),
     "dinov2_with_registers": classifier(
         "Dinov2WithRegisters",
-        reasons={"pictures": "its table is smoothed where it gets smaller, in pictures it is not"},
+        reasons={"pictures": "its table is smoothed when it shrinks, in pictures it is not"},
     ),
     "beit": classifier("Beit", BEIT),
     "siglip": row(

@@ -13,6 +13,8 @@ from transformers import (
     BertTokenizer,
     CLIPModel,
     RobertaForMaskedLM,
+    VideoMAEConfig,
+    VideoMAEForVideoClassification,
 )
 
 from tests.support import served
@@ -62,6 +64,12 @@ def save_spectrogram_model(folder: Path) -> None:
     ASTForAudioClassification(ASTConfig(**sizes, intermediate_size=32)).save_pretrained(folder)
 
 
+def save_video_model(folder: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = VideoMAEConfig(**sizes, intermediate_size=16)
+    VideoMAEForVideoClassification(config).save_pretrained(folder)
+
+
 SAVE = {
     "google-bert/bert-base-uncased": save_bert,
     "FacebookAI/roberta-base": lambda folder: save_with_bert_tokenizer(
@@ -77,6 +85,7 @@ SAVE = {
     "Helsinki-NLP/opus-mt-en-de": lambda folder: save_translator("marian", folder, 512),
     "openai/whisper-tiny": save_with_processor,
     "MIT/ast-finetuned-audioset-10-10-0.4593": save_spectrogram_model,
+    "MCG-NJU/videomae-base-finetuned-kinetics": save_video_model,
     "google/vit-base-patch16-224": lambda folder: (
         FAMILIES["vit"].build_stock(image_size=224, patch_size=16).save_pretrained(folder)
     ),

@@ -1,0 +1,221 @@
+"""Positions in attention (relative keys, turned queries and keys, biases) for generated families
+whose stock models add positions.
+
+The stock code of such a model does not hand positions on to its layers. The seam that replaces the
+stock table computes the positions of the stack once for each forward and leaves them in the scope;
+each layer takes them from there as an argument, so that gradient checkpointing runs the layer
+again with the same positions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cape_plugins import AttentionPositions, Draw, Positions
+from cape_plugins.mathematics.binding import Bound
+from hf_models.generated.scope import Scope
+from hf_models.generated.seam import Seam
+from hf_models.host import cached_tokens, find_cache
+from hf_models.seams.attention import (
+    PositionAttention,
+    RunTimeMixin,
+    add_positions_to_attention,
+    has_heads,
+    keys_and_queries,
+    mixed,
+    positions_for_layers,
+)
+from hf_models.switching.modeling import process_generator
+
+_CROSS = re.compile(r"cross|encoder_attn|encdec|inter_?attention")  # attention to other inputs
+_INTERFACE = "_attn_implementation"  # field that stock code reads to look its function up
+
+
+class ForLayers(NamedTuple):
+    """What the layers of a stack need in a forward.
+
+    Attributes:
+        patches: Rows and columns of the patches, where tokens are patches.
+        positions: Positions of the stack; None if relative keys need none.
+    """
+
+    patches: tuple[int, ...] | None
+    positions: AttentionPositions | None
+
+
+class PositionLayer(RunTimeMixin, Bound):
+    """Mixin over a stock layer: hands the positions of this forward on to the self-attention
+    modules in it. The scope of a forward is bound to the layer.
+
+    Attributes:
+        attention_paths: Paths of the self-attention modules in the layer; names, because replicas
+            of a model hold other modules.
+        stack: Key of the positions in the scope.
+    """
+
+    attention_paths: tuple[str, ...]
+    stack: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Takes the positions out of the scope, before gradient checkpointing keeps arguments."""
+        scope = self.bound
+        if scope is not None:
+            kwargs["for_layers"] = scope.for_layers.get(self.stack)
+        return super().__call__(*args, **kwargs)
+
+    def forward(self, *args: Any, for_layers: ForLayers | None = None, **kwargs: Any) -> Any:
+        """See transformers.
+
+        Args:
+            *args: As the stock layer.
+            for_layers: Positions; None outside of a model.
+            **kwargs: As the stock layer.
+        """
+        with ExitStack() as bindings:
+            for path in self.attention_paths:
+                bindings.enter_context(self.get_submodule(path).using(for_layers))
+            return super().forward(*args, **kwargs)
+
+
+def add_to_layers(model: nn.Module, path: str, seam: Seam, only_adds: bool) -> None:
+    """Gives the layers of the stack around a seam positions in attention, if the settings have
+    such positions.
+
+    Args:
+        model: The outermost model.
+        path: Path of the seam in the model.
+        seam: The seam, with its encoder.
+        only_adds: Whether the tokens of the layers are not those of the seam, as where a model
+            hides or shuffles patches, so positions must be added before.
+
+    Raises:
+        ValueError: if the stock attention computes its scores itself, if there is none, or if the
+            layers see other tokens than the seam.
+    """
+    settings = seam.positions.config
+    if not settings.in_attention:
+        return
+    beginning = f"position embedding {settings.type!r} acts in attention, and"
+    remedy = (
+        "allowed: types that add to the content, without relative_context. Choose one, such as "
+        "'cape'."
+    )
+    if only_adds:
+        raise ValueError(
+            f"{beginning} {type(model).__name__} hides or reorders tokens before its layers; "
+            f"{remedy}"
+        )
+    stack_path, attentions = _self_attentions(model, path)
+    computing = [module for _, module in attentions if not _looks_up_function(module)]
+    if computing:
+        raise ValueError(
+            f"{beginning} {type(computing[0]).__name__} does not look its attention function up as "
+            f"transformers' other models do; {remedy}"
+        )
+    around = _model_around(model, path)
+    if model.can_generate() and around is not model and type(model).part_for(around) is None:
+        raise ValueError(
+            f"{beginning} generation of {type(model).__name__} calls the stock "
+            f"{type(around).__name__} alone, which knows no positions; {remedy}"
+        )
+    if not attentions:
+        raise ValueError(
+            f"{beginning} {type(model).__name__} has no attention with heads that are known; "
+            f"{remedy}"
+        )
+    modules = [module for _, module in attentions]
+    causal = bool(getattr(modules[0], "is_causal", False))
+    seam.layer_key = path
+    seam.stack_positions = add_positions_to_attention(modules, settings, seam.positions, causal)
+    # settings may leave layers without positions
+    in_layers = [item for item in attentions if isinstance(item[1], PositionAttention)]
+    for layer_path, paths in _by_layer(model, stack_path, in_layers).items():
+        layer = model.get_submodule(layer_path)
+        layer.attention_paths, layer.stack = tuple(paths), path
+        layer.__class__ = mixed(PositionLayer, type(layer))
+
+
+def leave_for_layers(
+    seam: Seam,
+    scope: Scope | None,
+    positions: Positions,
+    draw: Draw | None,
+    length: int | None = None,
+    patches: tuple[int, ...] | None = None,
+) -> None:
+    """Computes the positions of a stack, and leaves them in the scope.
+
+    Args:
+        seam: The seam that knows the positions.
+        scope: Scope of this forward; None outside of a model, where no layer follows.
+        positions: Positions of the tokens, or of all tokens of the text so far.
+        draw: Random numbers of this forward.
+        length: Number of tokens given; None for patches, which no cache holds.
+        patches: Rows and columns of the patches.
+    """
+    if scope is None or seam.layer_key is None:
+        return
+    queries = None
+    if length is not None:
+        cache = find_cache(*scope.call.values())
+        positions, queries = keys_and_queries(positions, length, cached_tokens(cache), cache)
+    computed = positions_for_layers(
+        seam.stack_positions, seam.positions, positions, draw, process_generator, queries
+    )
+    scope.for_layers[seam.layer_key] = ForLayers(patches, computed.get("attention_positions"))
+
+
+def _self_attentions(model: nn.Module, path: str) -> tuple[str, list[tuple[str, nn.Module]]]:
+    """The stack around a module, and the self-attention modules in it, in the order of layers."""
+    while path:
+        path = path.rpartition(".")[0]
+        stack = model.get_submodule(path) if path else model
+        found = [
+            (f"{path}.{name}" if path else name, module)
+            for name, module in stack.named_modules()
+            if has_heads(module) and not _CROSS.search(name)
+        ]
+        if found:
+            return path, found
+    return path, []
+
+
+def _model_around(model: nn.Module, path: str) -> nn.Module:
+    """The innermost model of transformers around a module."""
+    while path:
+        path = path.rpartition(".")[0]
+        around = model.get_submodule(path) if path else model
+        if isinstance(around, PreTrainedModel):
+            return around
+    return model
+
+
+def _looks_up_function(module: nn.Module) -> bool:
+    """Whether a stock attention module looks its function up by the name in its configuration."""
+    forward = inspect.unwrap(type(module).forward)
+    return hasattr(module, "config") and _INTERFACE in forward.__code__.co_names
+
+
+def _by_layer(
+    model: nn.Module, stack_path: str, attentions: list[tuple[str, nn.Module]]
+) -> dict[str, list[str]]:
+    """Paths of attention modules inside the layer of each, by the path of the layer: the module
+    that gradient checkpointing runs again, or the attention module's owner."""
+    layers: dict[str, list[str]] = {}
+    for path, _ in attentions:
+        layer_path = owner = path.rpartition(".")[0]
+        while len(layer_path) > len(stack_path):
+            if isinstance(model.get_submodule(layer_path), GradientCheckpointingLayer):
+                break
+            layer_path = layer_path.rpartition(".")[0]
+        else:
+            layer_path = owner
+        layers.setdefault(layer_path, []).append(path[len(layer_path) + 1 :])
+    return layers

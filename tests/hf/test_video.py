@@ -1,0 +1,397 @@
+"""Models of videos: frames x rows x columns, time in seconds from the middle of the video."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import transformers
+
+import hf_models
+from cape_plugins import Draw
+
+FRAMES, SIZE, PATCH = 4, 16, 8
+SIZES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": SIZE,
+    "num_frames": FRAMES,
+    "num_labels": 3,
+}
+DECODER = {
+    "decoder_hidden_size": 12,
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 16,
+}
+
+
+def videomae(**fields):
+    return transformers.VideoMAEConfig(**SIZES, patch_size=PATCH, **DECODER, **fields)
+
+
+def vivit():
+    return transformers.VivitConfig(**SIZES, tubelet_size=[2, PATCH, PATCH])
+
+
+def timesformer(**fields):
+    return transformers.TimesformerConfig(**SIZES, patch_size=PATCH, **fields)
+
+
+# the class, its configuration, and the frames of a position
+MODELS = {
+    "videomae": (transformers.VideoMAEForVideoClassification, videomae, 2),
+    "vivit": (transformers.VivitForVideoClassification, vivit, 2),
+    "timesformer": (transformers.TimesformerForVideoClassification, timesformer, 1),
+}
+EACH = pytest.mark.parametrize("name", MODELS)
+CAPE = {"type": "cape", "max_global_shift": 2.0, "max_global_scale": 1.5}
+
+
+def build(name, **fields):
+    model_class, config, _ = MODELS[name]
+    return drawn(model_class(config(**fields)))
+
+
+def drawn(model):
+    """The model with weights that let positions show."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def build_masked():
+    return drawn(transformers.VideoMAEForPreTraining(videomae()))
+
+
+def switched(model, **position_embedding):
+    return hf_models.switch(copy.deepcopy(model), position_embedding).eval()
+
+
+def videos(frames=FRAMES, height=SIZE, width=SIZE, number=2):
+    torch.manual_seed(1)
+    return torch.randn(1, frames, 3, height, width).repeat(number, 1, 1, 1, 1)
+
+
+def added(model, inputs, number=0, **arguments):
+    """``[1 or B, frames, rows, columns, C]``, what a seam adds to the tubelets."""
+    seam = [seam for seam in model.seams() if hasattr(seam, "embed_patches")][number]
+    seen, stock = [], seam.embed_patches
+    seam.embed_patches = lambda grid, *args: seen.append((stock(grid, *args), grid)) or seen[0][0]
+    try:
+        model(inputs, **arguments)
+    finally:
+        del seam.embed_patches
+    ((embedding, grid),) = seen
+    return embedding.unflatten(1, grid)
+
+
+def sinusoids(coords, width):
+    """Of ``[..., 3]`` x, y and time, worked out apart from the library."""
+    k = torch.arange(1, width // 2 + 1)
+    height = 2 * torch.frac(k * (math.sqrt(5) - 1) / 2) - 1
+    radius = (1 - height**2).sqrt()
+    waves = torch.stack((radius * k.cos(), radius * k.sin(), height / 2))
+    phase = coords @ (math.pi * 10 ** (2 * k / width) * waves)
+    return torch.stack((phase.cos(), phase.sin()), -1).flatten(-2)
+
+
+def coordinates(frames, rows, columns, seconds):
+    times = (torch.arange(frames) - (frames - 1) / 2) * seconds
+    axes = times, torch.linspace(-1, 1, rows), torch.linspace(-1, 1, columns)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij")[::-1], -1)
+
+
+# ---- the stock type ------------------------------------------------------------------------------
+
+
+@EACH
+def test_stock_type_is_the_stock_model_bit_for_bit(name):
+    stock, inputs = build(name), videos()
+    model = switched(stock, type="abspos")
+    outputs = [each_model(inputs).logits for each_model in (model, stock)]
+    assert torch.equal(*outputs)
+    for each_output in outputs:
+        each_output.square().sum().backward()
+    gradients = dict(model.named_parameters())
+    for path, parameter in stock.named_parameters():
+        assert torch.equal(gradients[path].grad, parameter.grad), path
+
+
+def test_stock_type_of_joint_attention_is_the_stock_model():
+    stock = build("timesformer", attention_type="joint_space_time")
+    model = switched(stock, type="abspos")
+    assert torch.equal(model(videos()).logits, stock(videos()).logits)
+    assert switched(stock, **CAPE)(videos(6)).logits.isfinite().all()
+
+
+def test_a_model_without_a_table_of_frames_is_refused():
+    with pytest.raises(ValueError, match="has no part that knows positions"):
+        switched(build("timesformer", attention_type="space_only"), **CAPE)
+
+
+def test_masked_stock_type_is_the_stock_model_bit_for_bit():
+    stock, model = build_masked(), switched(build_masked(), type="abspos")
+    mask = masked(8)
+    expected, actual = stock(videos(), bool_masked_pos=mask), model(videos(), bool_masked_pos=mask)
+    assert torch.equal(actual.loss, expected.loss)
+    assert torch.equal(actual.logits, expected.logits)
+
+
+def test_a_fixed_table_is_resized_to_the_video():
+    stock = build("videomae")
+    model = switched(stock, type="abspos")
+    seam, seen = model.videomae.embeddings.position_embeddings, []
+    rows = seam.rows
+    seam.rows = lambda: seen.append(rows()) or seen[0]
+    model(videos(8, 16, 24))
+    image = stock.videomae.embeddings.position_embeddings[0].T.reshape(1, 24, 2, 2, 2)
+    expected = torch.nn.functional.interpolate(image, (4, 2, 3), mode="trilinear")
+    torch.testing.assert_close(seen[0][0], expected.flatten(2)[0].T)
+
+
+# ---- where tubelets stand ------------------------------------------------------------------------
+
+
+@EACH
+def test_tubelets_stand_at_their_seconds(name):
+    frames_of_one = MODELS[name][2]
+    actual = added(switched(build(name), type="sinpos"), videos())
+    seconds = frames_of_one * 4 / 30  # every fourth frame of 30 a second
+    expected = sinusoids(coordinates(FRAMES // frames_of_one, 2, 2, seconds), 24)
+    torch.testing.assert_close(actual[0], expected, rtol=0, atol=1e-4)
+
+
+@EACH
+def test_more_frames_reach_further_and_keep_their_seconds(name):
+    frames_of_one = MODELS[name][2]
+    model = switched(build(name), type="sinpos", seconds_per_frame=0.5)
+    short, long = added(model, videos()), added(model, videos(3 * FRAMES))
+    assert long.shape[1] == 3 * short.shape[1]
+    first = short.shape[1]  # the same middle
+    torch.testing.assert_close(long[:, first : 2 * first], short, rtol=0, atol=1e-4)
+    seconds = 0.5 * frames_of_one
+    expected = sinusoids(coordinates(3 * FRAMES // frames_of_one, 2, 2, seconds), 24)
+    torch.testing.assert_close(long[0], expected, rtol=0, atol=2e-4)
+
+
+@EACH
+def test_without_a_rate_each_video_spans_one_square(name):
+    model = switched(build(name), type="sinpos", seconds_per_frame=0)
+    actual = added(model, videos(3 * FRAMES))
+    frames = actual.shape[1]
+    expected = sinusoids(coordinates(frames, 2, 2, 2 / (frames - 1)), 24)
+    torch.testing.assert_close(actual[0], expected, rtol=0, atol=1e-4)
+
+
+@EACH
+def test_a_draw_moves_time_in_seconds(name):
+    frames_of_one = MODELS[name][2]
+    model = switched(build(name), **CAPE, max_local_shift=0.0).train()
+    shift = torch.tensor([[[0.0, 0.0, 0.0]], [[0.1, -0.2, 1.5]]])
+    draw = Draw(shift, torch.tensor([1.0, 1.2]).view(2, 1, 1), batch_size=2)
+    actual = added(model, videos(), draw=draw)
+    coords = coordinates(FRAMES // frames_of_one, 2, 2, frames_of_one * 4 / 30)
+    torch.testing.assert_close(actual[0], sinusoids(coords, 24), rtol=0, atol=1e-4)
+    moved = (coords + torch.tensor([0.1, -0.2, 1.5])) * 1.2
+    torch.testing.assert_close(actual[1], sinusoids(moved, 24), rtol=0, atol=2e-4)
+
+
+# ---- any video -----------------------------------------------------------------------------------
+
+
+# without the stock tables of ViViT and TimeSformer, for which stock code decides
+TYPES = [(name, kind) for name in MODELS for kind in ("cape", "shape", "nopos", "sinpos")]
+TYPES.append(("videomae", "abspos"))
+
+
+@pytest.mark.parametrize(("name", "type_name"), TYPES)
+def test_videos_of_any_size(name, type_name):
+    model = switched(build(name), type=type_name)
+    for frames, height, width in ((2, 8, 8), (12, 16, 16), (4, 24, 40), (6, 40, 24)):
+        inputs = videos(frames, height, width)
+        assert model.train()(inputs).logits.isfinite().all()
+        logits = model.eval()(inputs).logits
+        assert logits.isfinite().all()
+        torch.testing.assert_close(logits[0], logits[1])
+
+
+@EACH
+def test_a_video_without_a_tubelet_is_refused(name):
+    model = switched(build(name), **CAPE)
+    with pytest.raises(ValueError, match=r"4 frames of 7 x 16 pixels is smaller than a tubelet"):
+        model(videos(height=7))
+    if MODELS[name][2] > 1:
+        with pytest.raises(ValueError, match=r"video of 1 frames .* Give more frames"):
+            model(videos(1))
+
+
+@EACH
+@pytest.mark.parametrize("type_name", ["relpos", "rope", "alibi", "fire"])
+def test_positions_in_attention_are_refused(name, type_name):
+    with pytest.raises(ValueError, match="no layer takes them"):
+        switched(build(name), type=type_name)
+
+
+@pytest.mark.parametrize("type_name", ["abspos", "cape"])
+def test_layers_of_divided_attention_see_the_frames_of_the_video(type_name):
+    """A model that was made for as many frames has the same layers."""
+    model = switched(build("timesformer"), type=type_name)
+    larger = build("timesformer")
+    larger.config.num_frames = 6
+    frames = model.timesformer.embeddings(videos(6)) if type_name == "abspos" else None
+    seen = []
+    handle = model.timesformer.encoder.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0])
+    )
+    actual = model(videos(6)).logits
+    handle.remove()
+    if frames is not None:
+        torch.testing.assert_close(seen[0], frames)
+    hidden = larger.timesformer.encoder(seen[0])[0]
+    expected = larger.classifier(larger.timesformer.layernorm(hidden)[:, 0])
+    torch.testing.assert_close(actual, expected)
+
+
+def test_checkpointed_layers_see_the_frames_of_the_video():
+    gradients = []
+    for is_on in (False, True):
+        model = switched(build("timesformer"), type="sinpos").train()
+        if is_on:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model(videos(6), draw=Draw(batch_size=2)).logits.square().sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+# ---- masked videos, class tokens, draws, copies --------------------------------------------------
+
+
+def masked(tubelets, number=2):
+    mask = torch.zeros(number, tubelets, dtype=torch.bool)
+    mask[0, : tubelets // 2] = mask[1, ::2] = True
+    return mask
+
+
+def test_a_masked_tubelet_has_its_place_in_encoder_and_decoder():
+    """The decoder has visible tubelets first, each with the position of its place in the video."""
+    model, inputs, mask = switched(build_masked(), type="sinpos"), videos(8), masked(16)
+    encoded, decoded = [], []
+    model.videomae.encoder.register_forward_pre_hook(lambda _, args: encoded.append(args[0]))
+    model.decoder.register_forward_pre_hook(lambda _, args: decoded.append(args[0]))
+    loss = model(inputs, bool_masked_pos=mask).loss
+    assert loss.isfinite()
+    coords = coordinates(4, 2, 2, 8 / 30)
+    for side, width, first in (("encoder", 24, encoded[0]), ("decoder", 12, decoded[0])):
+        for video, of_video in enumerate(mask):
+            places = sinusoids(coords, width).flatten(0, 2)
+            if side == "encoder":
+                content = model.videomae.embeddings.patch_embeddings.projection(
+                    inputs.transpose(1, 2)
+                )
+                content = content.flatten(2).transpose(1, 2)[video][~of_video]
+                expected = content + places[~of_video]
+            else:
+                # every hidden token holds the same vector, beside its position
+                expected = model.mask_token[0] + places[of_video]
+                first = first[:, -int(of_video.sum()) :]
+            torch.testing.assert_close(first[video], expected, rtol=0, atol=1e-4)
+
+
+def test_encoder_and_decoder_of_masked_videos_share_the_draw():
+    model, mask = switched(build_masked(), **CAPE, max_local_shift=0.0).train(), masked(8)
+    coords = coordinates(2, 2, 2, 8 / 30)
+    shift = torch.tensor([[[0.0, 0.0, 0.7]], [[0.3, 0.0, 0.0]]])
+    for number, width in enumerate((24, 12)):
+        actual = added(
+            model, videos(), number, bool_masked_pos=mask, draw=Draw(shift, batch_size=2)
+        )
+        for video in range(2):
+            expected = sinusoids(coords + shift[video, 0], width)
+            torch.testing.assert_close(actual[video], expected, rtol=0, atol=1e-4)
+
+
+def test_a_forward_over_masked_videos_draws_once():
+    model, draws = switched(build_masked(), **CAPE).train(), []
+    for seam in model.seams():
+        if hasattr(seam, "embed_patches"):
+            stock = seam.embed_patches
+            seam.embed_patches = lambda grid, draw, like, stock=stock: (
+                draws.append(draw) or stock(grid, draw, like)
+            )
+    model(videos(), bool_masked_pos=masked(8))
+    encoder_draw, decoder_draw = draws
+    assert encoder_draw is decoder_draw
+    assert encoder_draw.shift.shape == (2, 1, 3)
+
+
+@pytest.mark.parametrize("name", ["vivit", "timesformer"])
+def test_class_tokens_get_their_rows(name):
+    """A table of zeros but for the row of the class token is not lost."""
+    stock, inputs = build(name), videos()
+    embeddings = getattr(stock, name).embeddings
+    with torch.no_grad():
+        embeddings.position_embeddings[:, 1:].zero_()
+        if name == "timesformer":
+            embeddings.time_embeddings.zero_()
+    torch.testing.assert_close(switched(stock, type="nopos")(inputs).logits, stock(inputs).logits)
+
+
+@EACH
+def test_each_video_has_a_draw_in_training_alone(name):
+    model, inputs = switched(build(name), **CAPE), videos()
+    still = model(inputs).logits
+    assert torch.equal(model(inputs).logits, still)
+    moved = model.train()(inputs).logits
+    assert not torch.allclose(moved[0], moved[1], atol=1e-3)
+    with torch.no_grad():
+        torch.testing.assert_close(model(inputs).logits, still)
+
+
+@EACH
+def test_a_model_is_saved_copied_and_pickled(name, tmp_path):
+    model, inputs = switched(build(name), **CAPE), videos(6)
+    expected = model(inputs).logits
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForVideoClassification.from_pretrained(tmp_path).eval()
+    assert type(loaded) is type(model)
+    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(inputs).logits, expected)
+
+
+def test_a_masked_model_is_saved_copied_and_pickled(tmp_path):
+    model, mask = switched(build_masked(), **CAPE), masked(16)
+    expected = model(videos(8), bool_masked_pos=mask).logits
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForPreTraining.from_pretrained(tmp_path).eval()
+    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(videos(8), bool_masked_pos=mask).logits, expected)
+
+
+@EACH
+def test_a_stock_checkpoint_is_loaded_without_a_warning(name, tmp_path, capsys):
+    stock = build(name)
+    if name != "videomae":  # the row of the class token goes with the table
+        with torch.no_grad():
+            getattr(stock, name).embeddings.position_embeddings[:, 0].zero_()
+    stock.save_pretrained(tmp_path)
+    model = transformers.AutoModelForVideoClassification.from_pretrained(
+        tmp_path, position_embedding=CAPE
+    )
+    assert torch.equal(model.eval()(videos(6)).logits, switched(stock, **CAPE)(videos(6)).logits)
+    assert "UNEXPECTED" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [*MODELS, "masked"])
+def test_a_users_model_is_compared_with_its_stock_model(name):
+    rows = hf_models.check_family(build_masked() if name == "masked" else build(name))
+    assert not [row for row in rows if row.failed]
+    names = {row.name: row.status for row in rows}
+    assert names["cape: training draws positions"] == "ok"
