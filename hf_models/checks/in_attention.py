@@ -26,7 +26,7 @@ from hf_models.checks.calls import SIDES, unpadded
 from hf_models.checks.generation import from_padded
 from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of
-from hf_models.checks.stock_models import told
+from hf_models.checks.stock_models import one_line
 from hf_models.generated.families import part_of
 
 REACHED = ": positions reach the output"  # behind the name of a type that was shown
@@ -61,7 +61,7 @@ def attention_checks(
             yield Check(IN_ATTENTION, SKIPPED, str(error))
             return
         except Exception as error:
-            yield Check(f"{name}: switch", FAILED, told(error))
+            yield Check(f"{name}: switch", FAILED, one_line(error))
             return
         old = {path for path, _ in model.named_parameters()}
         with torch.no_grad():

@@ -218,7 +218,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     generator = torch.Generator().manual_seed(1)
     shape = shape_of_inputs(stock)
     if stock.main_input_name == "input_ids":
-        inputs = torch.randint(_words(stock), shape, generator=generator)
+        inputs = torch.randint(_vocabulary_size(stock), shape, generator=generator)
         inputs[:, -1] = _eos(stock)  # some models classify the state of this token
     else:
         inputs = torch.rand(shape, generator=generator)
@@ -228,7 +228,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
         other_inputs["pixel_values"] = torch.rand(shape_of_images(stock), generator=generator)
     if "decoder_input_ids" in parameters:
         other_inputs["decoder_input_ids"] = torch.randint(
-            _words(stock), (1, SHORTEST - 1), generator=generator
+            _vocabulary_size(stock), (1, SHORTEST - 1), generator=generator
         )
     with_hint, hint = inputs, hint_of(cape)
     if hint is not None:
