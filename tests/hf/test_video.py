@@ -232,11 +232,44 @@ def test_a_video_without_a_tubelet_is_refused(name):
             model(videos(1))
 
 
-@EACH
 @pytest.mark.parametrize("type_name", ["relpos", "rope", "alibi", "fire"])
-def test_positions_in_attention_are_refused(name, type_name):
-    with pytest.raises(ValueError, match="no layer takes them"):
-        switched(build(name), type=type_name)
+def test_positions_in_attention_need_layers_that_see_all_tubelets(type_name):
+    """VideoMAE hides tubelets from its layers in pretraining, TimeSformer divides attention."""
+    for name in ("videomae", "timesformer"):
+        with pytest.raises(ValueError, match="no layer takes them"):
+            switched(build(name), type=type_name)
+
+
+@pytest.mark.parametrize("type_name", ["rope", "alibi"])
+def test_positions_in_attention_depend_on_distances_alone(type_name):
+    """More frames before and behind are further tubelets, which keep the others where they are; two
+    tubelets that change places change the output."""
+    model = switched(build("vivit"), type=type_name)
+    clip = videos(8)
+    expected = model(clip).logits
+    swapped = clip.clone()
+    swapped[:, :2], swapped[:, 4:6] = 2 * clip[:, 4:6], clip[:, :2]
+    both = clip.clone()
+    both[:, :2], both[:, 4:6] = clip[:, :2], 2 * clip[:, 4:6]
+    assert not torch.allclose(model(swapped).logits, model(both).logits, atol=1e-5)
+    assert expected.isfinite().all()
+    seam = model.seams()[0]
+    few, many = (positions_of(model, seam, videos(frames)) for frames in (4, 8))
+    middle = many.shape[1] // 2 - few.shape[1] // 2
+    inner = many[:, middle : middle + few.shape[1]]
+    assert torch.equal(few, inner)  # seconds from the middle
+
+
+def positions_of(model, seam, clip):
+    """``[1, tubelets, 3]``, the coordinates that the layers get."""
+    layer = model.get_submodule(model.layer_paths[0])
+    seen = []
+    handle = layer.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["for_layers"].positions.key), with_kwargs=True
+    )
+    model(clip)
+    handle.remove()
+    return seen[0]
 
 
 @pytest.mark.parametrize("type_name", ["abspos", "cape"])
