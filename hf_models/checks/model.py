@@ -85,7 +85,7 @@ def padding(reference: Any, model: Any, samples: Samples, side: str) -> float:
     if side == "left":  # some heads read the first column, which is padding here
         names = [name for name in names if len({row[name].shape for row in singles}) > 1]
     if not names:
-        raise NotApplicable("the head reads the first column, which is padding here")
+        raise NotApplicable("the head may read the first column, which is padding here")
     worst = 0.0
     for number, row in enumerate(singles):
         parts = {
