@@ -126,11 +126,11 @@ def _differs(bare: Any, model: Any, inputs: Mapping[str, Tensor]) -> str:
 
 def _same_padded(model: Any, samples: Any, side: str) -> float:
     if samples is None:
-        raise NotApplicable("its forward takes no tokens with a mask")
+        raise NotApplicable("the forward of the model takes no tokens with a mask")
     return padding(model, model, samples, side)
 
 
 def _same_steps(model: Any, samples: Any) -> float:
     if samples is None or not model.can_generate():
-        raise NotApplicable("it does not generate")
+        raise NotApplicable("the model does not generate")
     return from_padded(samples, "left", model, model)
