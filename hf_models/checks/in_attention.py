@@ -4,6 +4,7 @@ adds positions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from hf_models.generated.families import part_of
 REACHED = ": positions reach the output"  # behind the name of a type that was shown
 IN_ATTENTION = "in attention"  # check that is skipped where the stock code allows no such type
 _SHIFT = {"max_local_shift": 0.5}  # of types that move nothing by default
+_AUDIBLE = 0.2  # standard deviation of weights
 _NEW = 3.0  # standard deviation of new tables, which must show a wrong distance
 
 Switch = Callable[[Any, Mapping[str, Any]], Any]
@@ -52,6 +54,7 @@ def attention_checks(
         switched: Gives a copy of the model another position embedding.
         same_checkpointed: Compares gradients with and without gradient checkpointing.
     """
+    model = _audible(model)
     bare = switched(model, {"type": "nopos"})
     for wish in _wishes(model):
         name = wish["type"]
@@ -69,6 +72,18 @@ def attention_checks(
                 if path not in old:
                     parameter.normal_(std=_NEW)
         yield from _checks(name, cape_model, bare, inputs, old, same_checkpointed)
+
+
+def _audible(model: Any) -> Any:
+    """A copy with larger weights: attention of a new model is so even that positions in it change
+    the output by its rounding alone."""
+    copy = deepcopy(model)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(5)
+        for parameter in copy.parameters():
+            if parameter.dim() > 1 and parameter.requires_grad:
+                parameter.normal_(std=_AUDIBLE)
+    return copy
 
 
 def _wishes(model: Any) -> list[dict[str, Any]]:

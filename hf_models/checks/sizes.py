@@ -127,4 +127,5 @@ BY_TYPE: dict[str, dict[str, Any]] = {
     "time_series_transformer": _SERIES,
     "vjepa2": {"crop_size": 32, "pred_num_attention_heads": 4, "num_pooler_layers": 1},
     "xlnet": {"d_inner": 64},
+    "vivit": {"image_size": 32, "num_frames": 8, "tubelet_size": [2, 8, 8]},
 }
