@@ -98,7 +98,7 @@ def make_module(name: str, length: int, dim: int, pad: int) -> nn.Module:
 
 
 def run(setup: Setup) -> Report:
-    """Times and peaks of all types and lengths."""
+    """Times and peak memory of all types and lengths."""
     report = Report("The position embedding alone", TEXT)
     batch, dim, lengths = (4, 64, (10, 100)) if setup.quick else (BATCH, DIM, LENGTHS)
     names = [REFERENCE, LOOKUP, *types(), *(name + ADD for name in types())]

@@ -31,10 +31,10 @@ Forward, loss and backward (no optimizer) of models of 4 layers (4 + 4 with a de
 channels: 4 texts of 50 tokens, 4 images of 112 pixels in patches of 8, or 4 recordings of 4 s with
 50 tokens each, which is all that Whisper's encoder takes here; and greedy generation of 12 tokens.
 Steps are short, so that there are many rounds and less noise. `stock` is the class of transformers,
-the reference; `stock type` is the class of this package with the type that computes the same,
-`cape` the one with the defaults of `cape` (source scale 1, no BOS hint, which makes each source one
-token longer). All take turns in one process and share their parameters. To reach: at most
-{LIMIT}.""",
+the reference; `stock type` is the class of this package with the type that computes the same;
+`cape` is the same class with the defaults of `cape` (source scale 1, no BOS hint, which would make
+each source one token longer). All take turns in one process and share their parameters. To reach:
+at most {LIMIT}.""",
 )
 TWO_SIDES = {
     f"{side}_{name}": value

@@ -121,7 +121,7 @@ MEBIBYTE = 2**20
 
 
 def peak_memory(setup: Setup, make: Callable[..., Step], *args: object) -> float:
-    """MiB that a call of the step ``make(*args)`` needs at its peak, the result included.
+    """Peak memory of a call of the step ``make(*args)`` in MiB, the result included.
 
     On a CPU the step runs in a new process, once to warm up and once for the measurement. Measured
     is the growth of the resident set, so pages that were never touched do not count. On a GPU the
@@ -134,7 +134,7 @@ def peak_memory(setup: Setup, make: Callable[..., Step], *args: object) -> float
 
 
 def peak_allocated(step: Step) -> int:
-    """Bytes on the GPU that a step needs at its peak, beyond what was there before."""
+    """Peak memory of a step on the GPU, in bytes beyond the memory in use before the step."""
     step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

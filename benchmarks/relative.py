@@ -128,7 +128,7 @@ def make_layer_step(
 
 
 def _measure_memory(report: Report, setup: Setup, shape: tuple[int, int, int]) -> None:
-    """Measures the peak of a layer with one sample, forward and backward, for each length and
+    """Measures the peak memory of a layer for one sample, forward and backward, for each length and
     context."""
     lengths, contexts = MEMORY_LENGTHS, MEMORY_CONTEXTS
     if setup.quick:

@@ -39,8 +39,8 @@ def _accept_fallback_path() -> None:
     exactly this spelling of its path."""
     for name, paths in (("cape_plugins", cape_plugins.__path__), ("fairseq_user_dir", __path__)):
         spelling = os.path.join(os.path.dirname(fairseq.utils.__file__), "..", name)
-        known = spelling in paths or not os.path.isdir(spelling)
-        if not known and any(os.path.samefile(spelling, path) for path in paths):
+        is_accepted = spelling in paths or not os.path.isdir(spelling)
+        if not is_accepted and any(os.path.samefile(spelling, path) for path in paths):
             paths.append(spelling)
 
 

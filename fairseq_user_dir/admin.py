@@ -96,7 +96,7 @@ class AdminResidual(nn.Module):
 
 
 def attach_admin(model: nn.Module) -> None:
-    """Give every layer of a post-LN encoder-decoder model trainable residual weights.
+    """Gives every layer of a post-LN encoder-decoder model trainable residual weights.
 
     Each layer gets a submodule ``admin``, so the state dict gains keys such as
     ``encoder.layers.0.admin.omega.0``. All omegas are one at first, so the model computes the same
@@ -146,7 +146,7 @@ def _layers(model: nn.Module, side: str) -> list[nn.Module]:
 
 
 def _check_layer(name: str, layer: nn.Module) -> None:
-    """Refuse a layer to which the formula does not apply."""
+    """Refuses a layer to which the formula does not apply."""
     if not all(hasattr(layer, part) for part in ("residual_connection", "self_attn", "fc1")):
         raise SettingsError(
             f"{_FLAG}: {name} is a {type(layer).__name__}, not a transformer layer with residual "
@@ -188,7 +188,7 @@ class _Measurement:
 def profile_admin(
     model: nn.Module, src_tokens: Tensor, prev_output_tokens: Tensor, seed: int
 ) -> AdminProfile:
-    """Set all omegas from one forward pass in training mode, with dropout but without layer drop.
+    """Sets all omegas from one forward pass in training mode, with dropout but without layer drop.
 
     Reproducible: the random numbers come from ``seed``, and the caller's random state and the modes
     of all modules are restored; no gradients are computed. If torch.distributed is initialised, all
@@ -297,7 +297,7 @@ def _of_first_rank(values: list[float]) -> list[float]:
 
 
 def profiling_batch(task: Any, max_tokens: int = 4096) -> ProfilingBatch | None:
-    """Read one training batch of a translation task, the same batch in every process and run.
+    """Reads one training batch of a translation task, the same batch in every process and run.
 
     The batch is taken from the first 10 000 pairs of the training data, in the first data folder.
     The batch holds the pairs whose lengths are nearest to the median, so it has little padding,

@@ -1,4 +1,4 @@
-"""Average the model parameters of several fairseq checkpoints (``cape-average-checkpoints``).
+"""Averages the model parameters of several fairseq checkpoints (``cape-average-checkpoints``).
 
 The usual last step of a translation recipe: the mean of the last N epochs translates better than
 any single epoch. fairseq's script for this average is not in the wheel of fairseq, and cannot load
@@ -83,7 +83,7 @@ def _updates(state: Mapping[str, Any]) -> int:
 
 
 def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
-    """Average the parameters of checkpoints.
+    """Averages the parameters of checkpoints.
 
     Floating-point tensors (any shape) become the mean over the files, summed in float64 so that
     neither the order nor half precision matters, and cast back to their dtype. Integer and boolean
@@ -137,7 +137,7 @@ def _check_distinct(paths: Sequence[str | Path]) -> None:
 
 
 def _check_same_run(names: str, state: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Refuse checkpoints with different positional settings or different parameters."""
+    """Refuses checkpoints with different positional settings or different parameters."""
     ours, theirs = fairseq_arguments(state), fairseq_arguments(other)
     details = [
         f"{name}: {ours.get(name, 'unset')} and {theirs.get(name, 'unset')}"
@@ -173,7 +173,7 @@ def _same_settings(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _check_entry(key: str, names: str, value: Any, other: Any) -> None:
-    """Refuse two entries with the same name whose mean is not defined."""
+    """Refuses two entries with the same name whose mean is not defined."""
     if not isinstance(value, Tensor) or not isinstance(other, Tensor):
         if type(value) is not type(other) or value != other:
             raise ValueError(
@@ -204,7 +204,7 @@ def _has_mean(value: Any) -> bool:
 
 
 def _add(total: dict[str, Tensor], key: str, value: Any) -> None:
-    """Add to the running sum, kept in float64 (or complex128)."""
+    """Adds to the running sum, kept in float64 (or complex128)."""
     if key in total:
         total[key] += value
     elif _has_mean(value):
@@ -231,7 +231,7 @@ def _share_again(model: Mapping[str, Any], means: dict[str, Any]) -> dict[str, A
 
 
 def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
-    """Write a checkpoint in one step: the file at ``output`` is complete, or unchanged.
+    """Writes a checkpoint in one step: the file at ``output`` is complete, or unchanged.
 
     Raises:
         OSError: if the folder cannot be written to, or the disk is full; no partial file is left
@@ -245,7 +245,7 @@ def save_atomically(state: Mapping[str, Any], output: str | Path) -> None:
 
 
 def _check_output(output: Path, inputs: Sequence[Path]) -> None:
-    """Refuse, before long reading, an output that cannot be written or would destroy an input."""
+    """Refuses, before long reading, an output that cannot be written or would destroy an input."""
     if output.is_dir():
         raise ValueError(f"--output {output} is a folder; name a file, such as {output / 'avg.pt'}")
     if not output.parent.is_dir():
@@ -305,7 +305,7 @@ def _resolve_inputs(args: argparse.Namespace) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run ``cape-average-checkpoints``.
+    """Runs ``cape-average-checkpoints``.
 
     Args:
         argv: the command line without the program's name; None for the command line of the process.

@@ -294,7 +294,7 @@ def _padding(stock: Any, cape_model: Any, samples: list[Sample], side: str) -> f
 def _evaluation(cape_model: Any, samples: list[Sample]) -> str:
     config = position_config(cape_model)
     if config.random_evaluation:
-        raise NotApplicable("its settings ask for random positions in evaluation")
+        raise NotApplicable("the settings ask for random positions in evaluation")
     before = torch.get_rng_state()
     first, second = (_forward(cape_model, *samples[0]) for _ in range(2))
     if not torch.equal(before, torch.get_rng_state()):

@@ -264,7 +264,7 @@ def _loaded(
 
 
 def _new_weights(stock: Mapping[str, torch.Tensor], model: PreTrainedModel) -> list[str]:
-    """Names of weights in a switched model that the stock model has under no name."""
+    """Names of weights in a switched model that the stock model lacks."""
     stock_addresses = {tensor.data_ptr() for tensor in stock.values()}
     weights = model.state_dict().items()
     return sorted(

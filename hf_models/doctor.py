@@ -33,7 +33,7 @@ from hf_models.switching.built import build_stock, stock_settings
 from hf_models.switching.install import PARTS, stock_class
 from hf_models.switching.settings import FIELD
 
-LARGE = 200  # million parameters; of larger models only the first layers are checked
+LARGE = 200  # million parameters; only the first layers of larger models are checked
 LAYERS = 2
 _STAGES = ("stage_names", "out_features", "out_indices")  # fields that name layers of a backbone
 _NOTE = 160  # characters of a warning
@@ -195,7 +195,7 @@ def _source_checks(source: str, settings: Mapping[str, Any] | None) -> Rows:
 
 
 def _millions(config: Any, stock: Any) -> int:
-    """Parameters of a model that is not built."""
+    """Millions of parameters of a model, counted without building the model."""
     if hasattr(config, "position_fields"):
         config = stock.config_class(**stock_settings(config, stock.config_class))
     with torch.device("meta"):

@@ -10,7 +10,7 @@ from benchmarks.memory import peak_resident
 
 
 def print_peak(make: str, folder: str, search: str) -> None:
-    """Prints the MiB that this process needs at its peak while it translates, program and model
+    """Prints the peak memory of this process in MiB while it translates, program and model
     included.
 
     Args:

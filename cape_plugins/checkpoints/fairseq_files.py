@@ -105,7 +105,7 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
         is_zip = zipfile.is_zipfile(path)
         state = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
         if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
-            raise ValueError("it has no entry 'model'")
+            raise ValueError("the checkpoint has no entry 'model'")
     except Exception as error:  # a damaged file can stop the reader anywhere, with any error
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint of fairseq ({reason(error)}): it is damaged, "
@@ -213,7 +213,7 @@ def _value(node: ast.AST) -> Any:
         raise ValueError("neither a sum nor a multiple")
     for factor, times in ((left, right), (right, left)):
         if isinstance(factor, Sized) and len(factor) * times > _MOST_ENTRIES:
-            raise ValueError("it would fill the memory")
+            raise ValueError("the list would fill the memory")
     return left * right
 
 

@@ -111,7 +111,8 @@ def _add_stock_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _table_length(text: str) -> int:
-    """Rows of a table, enough for the few tokens on which an exporter compares both models."""
+    """Argument type: a number of rows, enough for the texts on which an exporter compares both
+    models."""
     number = positive(text)
     if number < SHORTEST:
         raise argparse.ArgumentTypeError(f"{text} is not allowed; allowed: {SHORTEST} or more")

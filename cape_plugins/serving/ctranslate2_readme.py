@@ -49,7 +49,7 @@ def readme(
 
 
 def longest_target(rows: Mapping[str, int | None]) -> int:
-    """Tokens of the longest target that a program asks for, EOS included."""
+    """Largest number of tokens of a target in the program of the README, EOS included."""
     return rows["target"] or LONGEST
 
 

@@ -132,7 +132,7 @@ def _rate(text: str) -> float:
 
 
 def number_of_updates(text: str, first_updates: int) -> int:
-    """Updates after the switch, from a number or from a share of the first training.
+    """Number of updates after the switch, from a number or from a share of the first training.
 
     Raises:
         ValueError: for any other text.

@@ -248,7 +248,7 @@ class CapeAsrTask(LegacyFairseqTask):
         return self.dictionary
 
     def max_positions(self) -> tuple[int, int]:
-        """Frames and units."""
+        """Largest numbers of frames and of units in a sample."""
         return self.args.max_source_positions, self.args.max_target_positions
 
     def get_batch_iterator(self, dataset: Any, **kwargs: Any) -> Any:

@@ -1,16 +1,16 @@
 """Repairs faults of fairseq 0.12, for every model.
 
-* ``--replace-unk`` without a value reads its default as the name of a file. With an empty name it
-stops at the first unknown word, because the generator is not asked for an alignment. In
-``fairseq-interactive`` the option would copy ``<unk>``, because it takes the source word from text
-in which unknown words are ``<unk>``.
+* ``--replace-unk`` without a value reads its default as the name of a file. With an empty name,
+  generation stops at the first unknown word, because the generator is not asked for an alignment.
+  ``fairseq-interactive`` would copy ``<unk>``, because the command takes the source word from text
+  in which unknown words are ``<unk>``.
 * Resumed trainings differ from uninterrupted trainings; see :mod:`fairseq_user_dir.host.resuming`.
 * With numpy 2, language models can neither be used through the hub nor be trained with
-``--sample-break-mode eos``: fairseq imports ``numpy.compat.long``, which numpy 2 has removed
-(``int`` in Python 3).
+  ``--sample-break-mode eos``: fairseq imports ``numpy.compat.long``, which numpy 2 has removed
+  (``int`` in Python 3).
 * ``--num-batch-buckets`` calls numpy with a keyword that only old versions have.
-* ``--diverse-beam-groups`` uses the number of a sentence in the set as its row in the batch: it
-counts the words of another sentence, or stops with an error.
+* ``--diverse-beam-groups`` uses the number of a sentence in the set as the row of the sentence in
+  the batch. The search then counts the words of another sentence, or stops with an error.
 * ``--dataset-impl cached`` cannot read sentences before an epoch has begun.
 * The task ``translation_from_pretrained_bart`` looks for its settings under an old name.
 * ``fairseq-validate`` requires ``--task``; the repair takes the task from the checkpoint.

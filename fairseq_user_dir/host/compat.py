@@ -39,7 +39,7 @@ _CONTAINERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def allow_fairseq_checkpoints() -> None:
-    """Declare the container types of fairseq checkpoints as safe for
+    """Declares the container types of fairseq checkpoints as safe for
     ``torch.load(weights_only=True)``.
 
     Covers what fairseq 0.12 writes to a checkpoint (legacy, dataclass and hydra models,

@@ -66,7 +66,7 @@ def empty_table(stack: nn.Module, rows: int) -> LearnedPositionalEmbedding:
 
 
 def width_of(stack: nn.Module) -> int:
-    """Channels of the positions of an encoder or decoder."""
+    """Number of channels of the positions of an encoder or decoder."""
     return layers_of(stack)[0].embed_dim
 
 

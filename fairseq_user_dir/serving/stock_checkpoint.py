@@ -109,7 +109,7 @@ def load(source: Path, data: str | None) -> Trained:
         ValueError: for a model without a stock form, and for missing dictionaries.
     """
     model, cfg, task = load_trained(source, data)
-    stock = next((name for name, own in CLASSES.items() if type(model) is own), None)
+    stock = next((name for name, cape_class in CLASSES.items() if type(model) is cape_class), None)
     config = position_config(model)
     if stock is None and config is None:
         raise ValueError(
@@ -153,11 +153,11 @@ def load(source: Path, data: str | None) -> Trained:
 
 
 def table_rows(trained: Trained, limit: int | None) -> dict[str, int]:
-    """Positions of "source" and "target" to write: `limit`, or as many as in a stock model with
-    these settings.
+    """Numbers of positions to write for "source" and "target": `limit`, or as many as a stock model
+    with these settings has.
 
     Raises:
-        ValueError: for more positions than fit.
+        ValueError: for more positions than memory can hold.
     """
     args, sides = trained.cfg["model"], ("source", "target")
     names = {side: f"max_{side}_positions" for side in sides}

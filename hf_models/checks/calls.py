@@ -36,8 +36,8 @@ class _Model(NamedTuple):
     generator: torch.Generator
 
     def part(self, *names: str) -> Any:
-        """Configuration of the first part of the model with one of these names, else of the
-        model."""
+        """Configuration of the first of these parts that the model has; without one, the
+        configuration of the whole model."""
         parts = (getattr(self.config, name, None) for name in names)
         return next(filter(None, parts), self.config)
 

@@ -107,7 +107,7 @@ def copy_of(stock_model: Any) -> Any:
 
 
 def _stock_checks(stock_model: Any, samples: Samples) -> Iterator[Check]:
-    """Compares with the stock class."""
+    """Compares a model of the stock type with the stock class."""
     stock, cape_model = copy_of(stock_model), copy_of(stock_model)
     types = _stock_types(stock.config)
     position_embedding = types[FIELD]

@@ -27,7 +27,7 @@ from hf_models.checks.calls import SIDES, unpadded
 from hf_models.checks.generation import from_padded
 from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of
-from hf_models.checks.stock_models import told
+from hf_models.checks.stock_models import one_line
 from hf_models.generated.families import part_of
 
 REACHED = ": positions reach the output"  # behind the name of a type that was shown
@@ -64,7 +64,7 @@ def attention_checks(
             yield Check(IN_ATTENTION, SKIPPED, str(error))
             return
         except Exception as error:
-            yield Check(f"{name}: switch", FAILED, told(error))
+            yield Check(f"{name}: switch", FAILED, one_line(error))
             return
         old = {path for path, _ in model.named_parameters()}
         with torch.no_grad():
@@ -141,11 +141,11 @@ def _differs(bare: Any, model: Any, inputs: Mapping[str, Tensor]) -> str:
 
 def _same_padded(model: Any, samples: Any, side: str) -> float:
     if samples is None:
-        raise NotApplicable("its forward takes no tokens with a mask")
+        raise NotApplicable("the forward of the model takes no tokens with a mask")
     return padding(model, model, samples, side)
 
 
 def _same_steps(model: Any, samples: Any) -> float:
     if samples is None or not model.can_generate():
-        raise NotApplicable("it does not generate")
+        raise NotApplicable("the model does not generate")
     return from_padded(samples, "left", model, model)

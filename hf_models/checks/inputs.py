@@ -49,7 +49,7 @@ def _token_types(stock: Any, samples: Samples) -> Inputs:
     """Token types; the second half of the text has another type."""
     types = getattr(stock.config, "type_vocab_size", 0)
     if "token_type_ids" not in _names(stock) or types < 2:
-        raise NotApplicable("it has no types of tokens")
+        raise NotApplicable("the model has no token types")
     row = samples.rows[0]
     ids = torch.zeros_like(row["input_ids"])
     ids[:, ids.shape[1] // 2 :] = 1
@@ -67,7 +67,7 @@ def _positions(stock: Any, samples: Samples) -> Inputs:
             inputs[f"{prefix}position_ids"] = 2 * torch.arange(1, content.shape[1] + 1)[None]
             inputs[f"{prefix}attention_mask"] = torch.ones_like(content)
     if not inputs:
-        raise NotApplicable("its forward takes no positions")
+        raise NotApplicable("the forward of the model takes no positions")
     return {**row, **inputs}
 
 
@@ -81,14 +81,14 @@ def _embeddings(stock: Any, samples: Samples) -> Inputs:
             with torch.no_grad():
                 embeddings[name] = table(row.pop(f"{prefix}input_ids"))
     if not embeddings:
-        raise NotApplicable("its forward takes no embeddings")
+        raise NotApplicable("the forward of the model takes no embeddings")
     return {**row, **embeddings}
 
 
 def _image(stock: Any, samples: Samples) -> Inputs:
     """An image that is two patches wider than high."""
     if stock.main_input_name != "pixel_values":
-        raise NotApplicable("it takes no images")
+        raise NotApplicable("the model takes no images")
     sizes = getattr(stock.config, "vision_config", stock.config)
     patch = getattr(sizes, "patch_size", None) or sizes.tubelet_size
     width = 2 * (patch if isinstance(patch, int) else patch[-1])
@@ -101,15 +101,15 @@ def _image(stock: Any, samples: Samples) -> Inputs:
 
 
 def _labels(stock: Any, samples: Samples) -> Inputs:
-    """Inputs with labels in the shape of the model's answers."""
+    """Inputs with labels in the shape of the model's outputs."""
     row = dict(samples.rows[0])
     if {"start_positions", "end_positions"} <= _names(stock):
         return {**row, "start_positions": torch.tensor([1]), "end_positions": torch.tensor([2])}
     if "labels" not in _names(stock):
-        raise NotApplicable("its forward takes no labels")
+        raise NotApplicable("the forward of the model takes no labels")
     logits = outputs_of(stock, row).get("logits")
     if logits is None or logits.dim() not in (2, 3):
-        raise NotApplicable("no labels are known for its answers")
+        raise NotApplicable("this check has no labels for the outputs of the model")
     if logits.dim() == 2:
         regression = logits.shape[1] == 1
         return {**row, "labels": torch.ones(1) if regression else torch.tensor([1])}

@@ -76,16 +76,16 @@ def padding(reference: Any, model: Any, samples: Samples, side: str) -> float:
     alone in `reference`."""
     main = model.main_input_name
     if main not in samples.padding:
-        raise NotApplicable(f"{main} of one size")
+        raise NotApplicable(f"{main} have one size, so nothing is padded")
     if side == "left" and main != "input_ids":
         raise NotApplicable("recordings are padded on the right")
     batch = outputs_of(model, samples.batch(side))
     singles = [outputs_of(reference, row) for row in samples.rows]
     names = list(singles[0])
-    if side == "left":  # heads of encoders read the first place, here padding
+    if side == "left":  # some heads read the first column, which is padding here
         names = [name for name in names if len({row[name].shape for row in singles}) > 1]
     if not names:
-        raise NotApplicable("its head reads one place of the batch")
+        raise NotApplicable("the head may read the first column, which is padding here")
     worst = 0.0
     for number, row in enumerate(singles):
         parts = {
@@ -108,7 +108,7 @@ def evaluation(model: Any, samples: Samples) -> str:
     """Checks that a forward in evaluation mode draws nothing and that a second forward is equal."""
     settings = (model.config.position_settings(field) for field in model.config.position_fields)
     if any(config.random_evaluation for config in settings):
-        raise NotApplicable("its settings ask for random positions in evaluation")
+        raise NotApplicable("the settings ask for random positions in evaluation")
     return draws_nothing(model, samples.batch())
 
 

@@ -45,8 +45,8 @@ from hf_models.checks.stock_models import (
     NoModelType,
     NoStockModel,
     StockModel,
+    one_line,
     tiny_stock_models,
-    told,
 )
 from hf_models.checks.storage import storage_checks
 from hf_models.checks.without_seam import REASONS
@@ -97,7 +97,7 @@ def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) 
     """Compares a tiny model with its stock model, and trains it with another position embedding.
 
     A model type without a row is tried with the rows of other model types that have the same seam;
-    a row that is proved stays known to this process.
+    a row that is proved stays registered in this process.
 
     Args:
         model_type: A model type of the installed transformers.
@@ -238,7 +238,7 @@ def _training_checks(
     except Exception as error:
         if position_embedding is not None:  # the user's settings may be wrong
             raise
-        yield Check(f"{name}: switch", FAILED, told(error))
+        yield Check(f"{name}: switch", FAILED, one_line(error))
         return
     old = {name for name, _ in model.named_parameters()}
     with torch.no_grad():
@@ -278,7 +278,7 @@ def _same(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
         if numbers.shape != got[name].shape:
             raise Mismatch(f"{name} has shape {tuple(got[name].shape)}, not {tuple(numbers.shape)}")
         if not torch.equal(numbers.nan_to_num(), got[name].nan_to_num()):
-            raise Mismatch(f"{name} by {relative_difference(numbers, got[name]):.2g}")
+            raise Mismatch(f"{name} differs by {relative_difference(numbers, got[name]):.2g}")
     return f"{len(expected)} equal"
 
 
@@ -298,7 +298,7 @@ def _same_padded(model: Any, other: Any, side: str, inputs: Mapping[str, Tensor]
     """Compares padded batches; models of this package that count from the first token, unlike the
     stock model, have to equal the stock model on each sample alone."""
     if (batch := padded(model, inputs, side)) is None:
-        raise NotApplicable("its forward takes no tokens with a mask")
+        raise NotApplicable("the forward of the model takes no tokens with a mask")
     try:
         return _same(_seeded_outputs(model, batch), _seeded_outputs(other, batch))
     except Mismatch:
@@ -309,7 +309,7 @@ def _same_generation(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> fl
     """Compares greedy generation with a cache from texts with padding on the left, as
     :func:`_same_padded` does."""
     if not model.can_generate():
-        raise NotApplicable("it does not generate")
+        raise NotApplicable("the model does not generate")
     batch: Batch = padded(model, inputs, "left") or dict(inputs)
     results = []
     for generating in (model, other):
@@ -346,7 +346,7 @@ def _same_checkpointed(model: Any, inputs: Mapping[str, Tensor]) -> float:
     difference is relative to the largest gradient of the model, because the gradients of key biases
     are mere rounding."""
     if not model.supports_gradient_checkpointing:
-        raise NotApplicable("it has no gradient checkpointing")
+        raise NotApplicable("the model has no gradient checkpointing")
     gradients = []
     for is_on in (False, True):
         copy = deepcopy(model).train()
@@ -372,7 +372,7 @@ def _pickled(model: Any) -> Any:
 def _same_copy(copied: Callable[[Any], Any], model: Any, inputs: Mapping[str, Tensor]) -> str:
     copy = copied(model)
     if type(copy) is not type(model):
-        raise Mismatch(f"gives a {type(copy).__name__}")
+        raise Mismatch(f"the copy is a {type(copy).__name__}")
     return _same(_seeded_outputs(model, inputs), _seeded_outputs(copy, inputs))
 
 

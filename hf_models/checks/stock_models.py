@@ -105,13 +105,13 @@ def _first_that_runs(stock: Any, auto: Any, reasons: list[str]) -> StockModel | 
             try:
                 return _built(stock, make(), auto, step)
             except Exception as error:  # a stock model may refuse small sizes by any error
-                reasons.append(f"{stock.__name__}, {step}: {told(error)}")
+                reasons.append(f"{stock.__name__}, {step}: {one_line(error)}")
     except Exception as error:  # some classes have no default instance
-        reasons.append(f"the default configuration: {told(error)}")
+        reasons.append(f"the default configuration: {one_line(error)}")
     return None
 
 
-def told(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error in one line."""
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text[:160]}"

@@ -74,13 +74,13 @@ def _load(auto: Any, folder: str, stock_folder: str, **settings: Any) -> Any:
 def _load_difference(load: Callable[[], Any], cape_model: Any, samples: Samples) -> float:
     model = load().eval()
     if type(model) is not type(cape_model):
-        raise Mismatch(f"gives a {type(model).__name__}, expected {type(cape_model).__name__}")
+        raise Mismatch(f"loaded a {type(model).__name__}, expected {type(cape_model).__name__}")
     expected, weights = cape_model.state_dict(), model.state_dict()
     if names := expected.keys() ^ weights.keys():
         raise Mismatch(f"the weights {', '.join(sorted(names))} are in one of the two models only")
     changed = [name for name in expected if not torch.equal(expected[name], weights[name])]
     if changed:
-        raise Mismatch(f"{len(changed)} weights are not those saved, such as {changed[0]}")
+        raise Mismatch(f"{len(changed)} weights differ from the saved ones, such as {changed[0]}")
     model.set_attn_implementation(cape_model.config._attn_implementation)
     outputs = []
     with torch.random.fork_rng():  # some models draw in evaluation too, such as masks of patches
@@ -95,4 +95,4 @@ def _check_refusal(stock: Any, folder: str) -> str:
         type(stock).from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError):
         return "it does not load"
-    raise Mismatch(f"{type(stock).__name__} loads it, and would compute other positions")
+    raise Mismatch(f"{type(stock).__name__} loads the folder, and would compute other positions")

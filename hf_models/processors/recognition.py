@@ -14,13 +14,13 @@ _PIPELINES: dict[str, tuple[str, type]] = {}
 def recognise_as(
     model_type: str, way: str, pipeline: type = AutomaticSpeechRecognitionPipeline
 ) -> None:
-    """Registers the way in which a type of models recognises with the pipeline of transformers.
+    """Registers how the recognition pipeline of transformers runs the models of a model type.
 
     The file of a family calls this function, because a self-contained folder loads that file alone.
 
     Args:
-        model_type: Type of the models.
-        way: Stock code's name for the way: "ctc", "seq2seq" or "seq2seq_whisper".
+        model_type: Model type.
+        way: The stock pipeline's name for the kind of model: "ctc", "seq2seq" or "seq2seq_whisper".
         pipeline: Class of the pipeline; a caller's subclass of the stock pipeline stays.
     """
     _PIPELINES[model_type] = way, pipeline

@@ -58,7 +58,7 @@ class _AttentionConfig:
 class RunTimeMixin:
     """Base of mixins that :func:`mixed` puts over stock classes."""
 
-    def __reduce__(self) -> Any:  # pickle cannot find a class by name that is made at run time
+    def __reduce__(self) -> Any:  # pickle cannot find a class that is made at run time
         return _unpickle, type(self).__bases__, self.__dict__
 
 
@@ -185,7 +185,7 @@ def keys_and_queries(
     Args:
         positions: Positions of the tokens that the decoder is given, or of all tokens.
         length: Number of tokens given.
-        past: Number of tokens in the cache; a tensor if the host may not read the number.
+        past: Number of tokens in the cache; a tensor if the cache has a fixed size.
         cache: Cache of the decoder.
     """
     if cache is None:
@@ -197,7 +197,7 @@ def keys_and_queries(
     if isinstance(past, Tensor) or getattr(cache, "is_compileable", False):
         size = cache.layers[0].max_cache_len  # room for more keys, which the mask hides
     keys = token_position_at(0, device, size)
-    # the keys are counted as the last query is: from the first token behind padding on the left
+    # keys and queries are both counted from the first token after padding on the left
     index = torch.arange(length, device=device) + past
     lead = index[-1] - positions.elements(positions.rows)[:, -1:]
     return Positions(keys.rows - lead, in_steps=True), positions
@@ -219,7 +219,7 @@ def _check_attention(module: nn.Module, query: Tensor) -> str:
             "the relative embeddings or learned biases are on device 'meta', as accelerate "
             "offloads them (device_map, cpu_offload); allowed: the device of the queries, "
             f"{query.device}. Load the model without offloading, or "
-            "choose a type that learns nothing in attention."
+            "choose a type without learned parameters in attention."
         )
     return implementation
 
@@ -293,7 +293,7 @@ def _visible_keys(
     length, num_keys = query.shape[2], key.shape[2]
     if attention_mask is not None or not causal or length == 1:
         return attention_mask
-    # counted from the cache, which may have room for more keys
+    # queries are counted from the cached tokens: a static cache has room for more keys
     index = torch.arange(max(length, num_keys), device=query.device)
     return index[:num_keys] <= index[:length, None] + (0 if offset is None else offset)
 

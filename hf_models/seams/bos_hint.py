@@ -16,8 +16,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 @dataclass
 class CapeEncoderOutput(BaseModelOutput):
-    """Output of the encoder with the BOS hint: everything has the length of the caller's source,
-    except one more state, for the decoder.
+    """Output of the encoder with the BOS hint: all fields have the length of the caller's source,
+    and one more field holds the state that only the decoder needs.
 
     Attributes:
         leading_state: ``[B, 1, C]``, the state before the first column of the source: the hint, or

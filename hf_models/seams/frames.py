@@ -50,8 +50,7 @@ def add_positions(encoder: PositionEncoder, hidden: Tensor, frames: Frames, stri
 
 
 def attention_arguments(stack: Any, frames: Frames, length: int, stride: int) -> dict[str, Any]:
-    """The argument of the layers of a stack with positions in attention; for the arguments see
-    :func:`add_positions`.
+    """The keyword argument that the layers of a stack with positions in attention take.
 
     Args:
         stack: Encoder with `positions` and `stack_positions`.
@@ -73,7 +72,7 @@ def _positions_and_draw(
         frames.lengths, length, stride, frames.hop_seconds, frames.nanoseconds
     )
     draw = frames.draw
-    if draw is None and not encoder.training:  # for types that draw in evaluation, too
+    if draw is None and not encoder.training:  # some types draw in evaluation, too
         # not len, which would fix the size in exported programs
         draw = encoder.draw(frames.lengths.shape[0], frames.lengths.device, process_generator)
     return positions, draw

@@ -65,7 +65,8 @@ class PatchEmbeddings(Bound, PositionHost):
                 special = getattr(self, self.special_tokens[0])
                 self.set_table(nn.Parameter(special.new_zeros(1, rows, special.shape[-1])))
             return
-        # first, as this may refuse settings; sinusoids have no table but warn of coarse grids
+        # built before anything changes, because this may refuse settings; sinusoids have no table,
+        # but the size of the grid lets them warn of coarse grids
         positions = build_positions(config, "encoder", self.table_size)
         if trained and table is not None:
             with torch.no_grad():

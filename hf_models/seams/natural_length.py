@@ -69,8 +69,8 @@ class NaturalLengthSettings:
     @property
     def stock_difference(self) -> str:
         """See :class:`~hf_models.switching.configuration.PositionEmbeddingMixin`."""
-        words = "padding: masked where a mask is given, and no longer added up to 30 s"
-        return words if self.at_natural_length else ""
+        difference = "padding: masked where a mask is given, and no longer added up to 30 s"
+        return difference if self.at_natural_length else ""
 
 
 class NaturalLengthEncoder(PositionHost, InitializesPositions):
@@ -166,10 +166,11 @@ class MaskedDecoderLayer:
 class MaskedDecoder:
     """Mixin over Whisper's decoder: takes a mask of the recording."""
 
-    adds = ("encoder_attention_mask",)  # to the stock arguments
+    adds = ("encoder_attention_mask",)  # argument that the stock forward lacks
 
     def forward(self, encoder_attention_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """See transformers. The mask is ``[B, T']``; the mixin in front names all inputs."""
+        """See transformers. The mask is ``[B, T']``; :class:`TargetStack` calls this forward with
+        all inputs by name."""
         if encoder_attention_mask is not None:
             embeds, states = inputs["inputs_embeds"], inputs["encoder_hidden_states"]
             content = inputs["input_ids"] if embeds is None else embeds
@@ -182,7 +183,7 @@ class MaskedDecoder:
 def attention_mask_of(
     valid: Tensor, config: Any, states: Tensor, training: bool, queries: Tensor | None = None
 ) -> Tensor | None:
-    """Mask that keeps attention to padding out, in the form that the attention of a model takes.
+    """Mask that hides padding from attention, in the form that the attention of a model takes.
 
     Args:
         valid: ``[B, S]`` bool, False on padding.
@@ -244,14 +245,14 @@ class RecognisesRecordings(RecognitionModel):
         frames, mask = split_mask(features, mask, self.config, self.training)
         if frames.shape != features.shape:
             return None
-        room = frames.shape[2] >= self.config.mask_time_length  # for a span
+        room = frames.shape[2] >= self.config.mask_time_length  # for one masked span
         return self._mask_input_features(frames, mask) if room else frames
 
 
 class ClassifiesRecordings:
     """Mixin over Whisper's classifier: padding does not count in the mean over time."""
 
-    adds = ("attention_mask",)  # to the stock arguments
+    adds = ("attention_mask",)  # argument that the stock forward lacks
 
     @can_return_tuple
     def forward(

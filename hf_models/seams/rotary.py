@@ -65,8 +65,8 @@ class RotaryAngles(Seam):
         leave_layers_unturned(owner, self.settings_in(config))
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`. Positions of one sample count for all; texts
-        of a stock model that knows no borders are kept apart."""
+        """See :class:`~hf_models.generated.seam.Seam`. Positions of one sample apply to the whole
+        batch; packed texts are kept apart if the stock model does not do this."""
         position_ids = call.get("position_ids")
         if isinstance(position_ids, Tensor) and position_ids.dim() == 1:
             call["position_ids"] = position_ids[None]

@@ -92,8 +92,8 @@ def add_to_layers(model: nn.Module, path: str, seam: Seam, only_adds: bool) -> N
         model: The outermost model.
         path: Path of the seam in the model.
         seam: The seam, with its encoder.
-        only_adds: Whether the tokens of the layers are not those of the seam, as where a model
-            hides or shuffles patches, so positions must be added before.
+        only_adds: Whether the layers see other tokens than the seam, because the model hides or
+            shuffles patches; positions then have to be added before the layers.
 
     Raises:
         ValueError: if the stock attention computes its scores itself, if there is none, or if the

@@ -169,7 +169,7 @@ class FrameTable(TubeletGrid, ParameterOwner):
 
     def embedding(self, like: Tensor, size: tuple[int, ...] | None = None) -> Tensor:
         """``[B * frames, special tokens + patches, C]``, zero at special tokens. Stock code asks
-        twice in a forward, and is told the same."""
+        twice in a forward, and gets the same embeddings."""
         if self.bound is None:
             return self._embed_frames(like, size, 1)
         moved = self.bound.moved
@@ -239,8 +239,8 @@ class FixedTable(TubeletGrid, nn.Module):
 
 
 class AnySize(Seam):
-    """Mixin over a stock module that compares the size of its input with an attribute: any size is
-    right."""
+    """Mixin over a stock module that compares the size of its input with an attribute: accepts any
+    size."""
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.generated.seam.Seam`."""
@@ -253,7 +253,7 @@ class AnySize(Seam):
 
 
 class _Sizes(NamedTuple):
-    """The fields of a configuration that a layer reads, as for the videos of a forward."""
+    """The fields of a configuration that a layer reads, with the sizes of a forward's videos."""
 
     num_frames: int
     image_size: int
@@ -261,11 +261,11 @@ class _Sizes(NamedTuple):
 
 
 class InformedLayer(Seam):
-    """Base of mixins over stock layers: a layer is told of the inputs of the model by an argument,
-    because what is bound is gone when gradient checkpointing calls the layer again."""
+    """Base of mixins over stock layers: a layer gets facts about the inputs of the model as an
+    argument, because bound values are gone when gradient checkpointing calls the layer again."""
 
     def information(self, scope: Scope) -> Any:
-        """What the layer has to know of a forward; None for nothing."""
+        """Facts about a forward that the layer needs; None if the layer needs none."""
         raise NotImplementedError
 
     @property
@@ -275,12 +275,12 @@ class InformedLayer(Seam):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """See transformers."""
-        told = None if self.bound is None else self.information(self.bound)
-        return super().__call__(*args, **kwargs, told=told)
+        facts = None if self.bound is None else self.information(self.bound)
+        return super().__call__(*args, **kwargs, facts=facts)
 
-    def forward(self, *args: Any, told: Any = None, **kwargs: Any) -> Any:
-        """See transformers; `told` is the :meth:`information`."""
-        with self.informed.using(told):
+    def forward(self, *args: Any, facts: Any = None, **kwargs: Any) -> Any:
+        """See transformers; `facts` come from :meth:`information`."""
+        with self.informed.using(facts):
             return super().forward(*args, **kwargs)
 
 
@@ -299,7 +299,7 @@ class TimedLayer(InformedLayer):
 
     @property
     def config(self) -> Any:
-        """What the stock layer reads sizes from."""
+        """The configuration from which the stock layer reads sizes."""
         sizes = self.bound
         return sizes if isinstance(sizes, _Sizes) else vars(self)["config"]
 

@@ -52,7 +52,7 @@ class VideoAngles(InformedLayer):
 
     def information(self, scope: Scope) -> Tensor | None:
         """``[1 or B, tubelets, 3]``, column, row and frame of each tubelet, moved in training; None
-        for videos of the trained size at rest, which stock code numbers itself."""
+        for unmoved videos of the trained size, which stock code numbers itself."""
         if _PLACES not in scope.moved:
             scope.moved[_PLACES] = self._places(scope)
         return scope.moved[_PLACES]
@@ -102,5 +102,5 @@ class TurnedAttention(Seam):
             return qk
         if not isinstance(self.bound, Tensor):
             return super().apply_rotary_embeddings(qk, pos_ids)
-        # stock code computes angles in the precision of its input, which rounds places
+        # stock code computes angles in the precision of its input, which rounds the positions
         return super().apply_rotary_embeddings(qk.float(), pos_ids).to(qk.dtype)

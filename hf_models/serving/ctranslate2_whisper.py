@@ -181,7 +181,7 @@ def _text_by_engine(
 
 
 def _room(model: PreTrainedModel, prompt: list[int]) -> int:
-    """Tokens of the longest text that the model writes, EOS included."""
+    """Largest number of tokens that the model writes, EOS included."""
     return model.config.max_target_positions - len(prompt)
 
 

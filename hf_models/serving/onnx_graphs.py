@@ -174,9 +174,9 @@ def image_graph(model: Any) -> Graph:
     for name in ("use_relative_position_bias", "use_shared_relative_position_bias"):
         if getattr(model.config, name, False):
             raise ValueError(
-                f"{name}=True is not allowed for export onnx; allowed: False, because transformers "
-                "computes these biases in a way that an exporter fixes to sizes of images. Train "
-                "without them, with relative positions of this package (type relpos) if need be."
+                f"{name}=True is not allowed for export onnx; allowed: False, because an exported "
+                "graph would compute these biases for one size of images only. Train without "
+                "biases, or with the relative positions of this package (type relpos)."
             )
     for module in model.modules():
         if isinstance(module, PatchEmbeddings) and module.antialias and module.table is not None:

@@ -218,7 +218,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     generator = torch.Generator().manual_seed(1)
     shape = shape_of_inputs(stock)
     if stock.main_input_name == "input_ids":
-        inputs = torch.randint(_words(stock), shape, generator=generator)
+        inputs = torch.randint(_vocabulary_size(stock), shape, generator=generator)
         inputs[:, -1] = _eos(stock)  # some models classify the state of this token
     else:
         inputs = torch.rand(shape, generator=generator)
@@ -228,7 +228,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
         other_inputs["pixel_values"] = torch.rand(shape_of_images(stock), generator=generator)
     if "decoder_input_ids" in parameters:
         other_inputs["decoder_input_ids"] = torch.randint(
-            _words(stock), (1, SHORTEST - 1), generator=generator
+            _vocabulary_size(stock), (1, SHORTEST - 1), generator=generator
         )
     with_hint, hint = inputs, hint_of(cape)
     if hint is not None:
@@ -240,7 +240,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     except (IndexError, RuntimeError) as error:
         difference, reason = math.inf, f" ({str(error).splitlines()[0]})"
     else:
-        reason = f": its outputs differ by {difference:.3g}"
+        reason = f" (difference {difference:.3g})"
     if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
         raise ValueError(
             f"{type(stock).__name__} has other outputs for inputs of shape {shape}{reason}; "
@@ -251,7 +251,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
     return difference
 
 
-def _words(model: PreTrainedModel) -> int:
+def _vocabulary_size(model: PreTrainedModel) -> int:
     return model.config.get_text_config().vocab_size
 
 
@@ -267,7 +267,7 @@ def _first(output: Any) -> Tensor:
 
 
 def _longest(stock: PreTrainedModel, parts: list[Part], limit: str) -> int:
-    """Tokens for which the table of a stock model has rows."""
+    """Number of tokens for which the table of a stock model has rows."""
     (part, *_) = (part for part in parts if part.table)
     if isinstance(part.module, RowTable):
         return len(stock.get_parameter(part.table)) - part.module.first_row

@@ -33,9 +33,9 @@ def clear_errors(source: str) -> Iterator[None]:
     try:
         yield
     except StrictDataclassError as error:
-        told = " ".join(str(error).split()).rstrip(".")
+        problem = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
-            f"the configuration of {source} is not allowed: {told}. Correct its config.json."
+            f"the configuration of {source} is not allowed: {problem}. Correct its config.json."
         ) from error
     except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError) as error:
         # on a CPU a lack of memory has no special class

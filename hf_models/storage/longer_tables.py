@@ -114,7 +114,7 @@ def difference(model: PreTrainedModel, longer: PreTrainedModel, extension: str) 
 
     Args:
         model: Model before :func:`extend_table`.
-        longer: Model after it.
+        longer: Model that :func:`extend_table` returned.
         extension: As for :func:`extend_table`.
     """
     kind, keep = _parse_extension(extension)

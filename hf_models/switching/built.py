@@ -48,10 +48,10 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
     parameters, which the caller has to add to an optimizer.
 
     Args:
-        model: The outermost model of transformers, of a known family, stock or switched already. A
-            part such as ``classifier.bert`` would be switched without the classifier: the part
-            does not show the classifier, which would be saved and loaded as a stock model. A
-            model that was switched already needs a second copy of the weights for a moment,
+        model: The outermost model of transformers, of a known family, stock or switched already.
+            Do not give a part such as ``classifier.bert``: the classifier around the part would
+            keep its stock class, and would be saved and loaded as a stock model. Switching a model
+            for the second time takes the memory of a second copy of the weights for a moment,
             because a stock model is built to see what has to be undone.
         position_embedding: ``{"type": ..., option: value}``.
         fields: Further fields of the configuration, such as ``hop_seconds``; a model that was
@@ -146,7 +146,7 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
     twin = stock(stock_config).to(model.device)
     stock_modules = [(module, type(module), _contents(module)) for module in twin.modules()]
     new_parameters = set(twin.parameters())
-    with warnings.catch_warnings():  # about settings that this call removes
+    with warnings.catch_warnings():  # the settings that would warn are removed by this call
         warnings.simplefilter("ignore")
         _switch(twin, stock_config, model.config, trained=False)
     in_model = _counterparts(twin, model, stock_modules)
@@ -246,7 +246,7 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
         if not torch.equal(loaded[name], weight.to(loaded[name])):  # overwritten by another weight
             raise ValueError(
                 f"{name} differs from the weight that the configuration ties it to, so a "
-                f"{stock.__name__} would hold one of them only; allowed: equal weights, or a "
+                f"{stock.__name__} would hold only one of the two; allowed: equal weights, or a "
                 "configuration that does not tie them. Set config.tie_word_embeddings = False "
                 "before the model is saved."
             )

@@ -47,8 +47,8 @@ class PositionEmbeddingMixin:
 
     Each family has a separate model type, so that Auto classes refuse a checkpoint if this package
     is missing. An explicitly named stock class would load the checkpoint with a mere warning and
-    compute other positions. So a key that only transformers reads names weights that do not exist;
-    this class drops the key again when it reads the file.
+    compute other positions. Therefore config.json gets a key, read only by transformers, that names
+    weights that do not exist; this class drops the key when it reads the file.
 
     Attributes:
         position_fields: Domain and architecture of each field for a position embedding, from the
@@ -93,7 +93,7 @@ class PositionEmbeddingMixin:
                 raise ValueError(
                     f"{name}={value!r} cannot be set: a model was built from this configuration "
                     f"with {getattr(self, name)} and would not change. Set it on a copy "
-                    "(copy.deepcopy) before a model is built from that, or load the model again by "
+                    "(copy.deepcopy) and build a model from the copy, or load the model again by "
                     f"from_pretrained(..., {name}=...)."
                 )
         super().__setattr__(name, value)
@@ -143,7 +143,7 @@ class PositionEmbeddingMixin:
         return self._parse(field, getattr(self, field))
 
     def stock_type(self, side: str) -> str | None:
-        """Type of position embedding of the stock model, of "encoder" or "decoder"."""
+        """Type of position embedding that the "encoder" or "decoder" of the stock model has."""
         return find_family(self.model_type).stock_type(vars(self), side)
 
     @classmethod

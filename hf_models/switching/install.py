@@ -153,8 +153,8 @@ def _check_part(part: type) -> None:
         )
     if issubclass(part, PositionHost) and part.install_positions is PositionHost.install_positions:
         raise ValueError(
-            f"the part {part.__name__} is a PositionHost whose install_positions is inherited from "
-            "it and does nothing; allowed: a method install_positions(self, config, trained) in "
+            f"the part {part.__name__} inherits install_positions from PositionHost, which does "
+            "nothing there; allowed: a method install_positions(self, config, trained) in "
             "the class or in a mixin before PositionHost. Define it, or leave out PositionHost."
         )
 
@@ -198,7 +198,7 @@ def auto_models(config: type) -> dict[Any, type]:
         models = getattr(auto, "_model_mapping", None) if isinstance(auto, type) else None
         # looks up one configuration: listing all would import every model of transformers
         model = None if models is None else models.get(config, None)
-        if model is not None:  # of several models the one that is loaded
+        if model is not None:  # the first of several models is loaded
             loading[auto] = model[0] if isinstance(model, tuple) else model
     return loading
 

@@ -344,7 +344,7 @@ def decoder_positions(
             makes a mask ``[B, 1, T, S]``, bool or added to scores: the keys that a query sees, up
             to its own place, are counted.
         device: Device of the tokens.
-        position_ids: ``[T]`` or ``[B or 1, T]``, the caller's positions, which come first.
+        position_ids: ``[T]`` or ``[B or 1, T]``, the caller's positions, used instead of the mask.
 
     Returns:
         Positions, of which the last T belong to the tokens given now.

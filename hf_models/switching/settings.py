@@ -46,8 +46,8 @@ def require_own_config(config: Any, model: str) -> None:
     # isinstance may fail: transformers can load the code of a self-contained folder twice
     if not hasattr(config, "position_fields"):
         raise ValueError(
-            f"config is a {type(config).__name__}, which has no {FIELD}; {model} takes its "
-            "config_class. Make one by from_dict(config.to_dict(), "
+            f"config is a {type(config).__name__}, which has no {FIELD}; allowed: the config_class "
+            f"of {model}. Make one by from_dict(config.to_dict(), "
             f"{FIELD}={{...}}), or give {FIELD}={{...}} to from_pretrained or from_config."
         )
     for field in config.position_fields:

@@ -1,5 +1,5 @@
-"""Switching the positions of a trained Hugging Face model: which trainings a comparison has, and
-what the first training says of their length and rate."""
+"""Switching the positions of a trained Hugging Face model: the trainings of a comparison, with the
+length and learning rate that follow from the first training."""
 
 import argparse
 import json
@@ -34,8 +34,8 @@ def add_switch_args(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="N",
         help="with --model: trains each type of --compare for each of these numbers of updates, "
-        "such as 0 10%% 25%% 50%% of the updates of the model's training; 0 tests the model as it "
-        "is. Without --learning_rate, the highest rate of the model's training is taken",
+        "such as 0 10%% 25%% 50%% of the updates of the model's training; 0 tests the model "
+        "without training. Default of --learning_rate: the highest rate of the model's training",
     )
     parser.add_argument(
         "--switch-scratch",

@@ -299,9 +299,10 @@ def report(
 ) -> None:
     """Writes scores in the main process, at the end of a program.
 
-    The process group is released here, after the trainer has released DistributedDataParallel: a
-    wrapper that holds the last reference to the group frees it while it holds Python's lock, for
-    which a thread of gloo may wait. The program then never ends (torch 2.13, seen once).
+    The process group is released here, after the trainer has released DistributedDataParallel. If
+    that wrapper held the last reference, it would free the group while it holds Python's lock; a
+    thread of gloo may wait for the same lock, and then the program never ends (torch 2.13, seen
+    once).
     """
     state = accelerate.PartialState()
     main_process = state.is_main_process

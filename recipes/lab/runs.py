@@ -37,7 +37,7 @@ TRAIN_LINE = re.compile(r"\| train_inner \| (\{.*\})")
 def binarise(
     prefixes: Mapping[str, object], languages: tuple[str, str], workers: int, folder: Path
 ) -> None:
-    """Run fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``."""
+    """Runs fairseq-preprocess with a joined dictionary on the files ``{prefix}.{language}``."""
     arguments: list[object] = ["--source-lang", languages[0], "--target-lang", languages[1]]
     for split, prefix in prefixes.items():
         arguments += [f"--{split}pref", prefix]
@@ -95,7 +95,7 @@ def train(
     remedy: str = "give another --work folder",
     until: int | None = None,
 ) -> float:
-    """Run fairseq-train in the folder `run`, unless it is finished. A run that was interrupted, or
+    """Runs fairseq-train in the folder `run`, unless it is finished. A run that was interrupted, or
     stopped after `until` updates, goes on from its last checkpoint. A run that failed before its
     first checkpoint may begin again with other settings. Returns the seconds of the training since
     the last interruption, including the part up to `until`."""
@@ -156,7 +156,7 @@ def last_update(flags: Sequence[object]) -> int | None:
 def generate(
     data: Path, checkpoint: Path, folder: Path, flags: Sequence[object], *, count: int, threads: int
 ) -> list[str]:
-    """Run fairseq-generate in a step. Returns the best hypotheses as subwords, in the order of the
+    """Runs fairseq-generate in a step. Returns the best hypotheses as subwords, in the order of the
     corpus."""
 
     def make(partial: Path) -> None:
@@ -189,7 +189,7 @@ def run_trainings(jobs: Sequence[Callable[[], Any]], workers: int, *updates: int
 
 
 def run_all(jobs: Sequence[Callable[[], Any]], workers: int) -> list[Any]:
-    """Run the jobs, `workers` at a time; the first failure stops all of them."""
+    """Runs the jobs, `workers` at a time; the first failure stops all of them."""
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(job) for job in jobs]
         try:

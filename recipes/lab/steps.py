@@ -41,7 +41,7 @@ def reason(error: BaseException) -> str:
 
 
 def run_main(main: Callable[[], None], interrupted: str = "") -> None:
-    """Run the `main` of a program. Errors of the program are shown without traceback; the exit
+    """Runs the `main` of a program. Errors of the program are shown without traceback; the exit
     status is 2 for a mistake of the user, and 1 if a started command fails. SIGTERM and Ctrl-C end
     the program and its child processes; Ctrl-C shows the line `interrupted`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -111,7 +111,7 @@ def digest(path: Path) -> str:
 
 @contextlib.contextmanager
 def building(folder: Path) -> Iterator[Path]:
-    """Yield a new temporary folder, which is renamed to `folder` when the block ends without an
+    """Yields a new temporary folder, which is renamed to `folder` when the block ends without an
     error. Otherwise the temporary folder is deleted, unless a command failed and left its log in
     the folder."""
     partial = folder.with_name(f"{folder.name}.partial")
@@ -196,7 +196,7 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 
 def record(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write down the settings that `folder` is made with."""
+    """Writes down the settings that `folder` is made with."""
     with writing(folder / RECORD) as file:
         json.dump(_plain(settings), file, indent=1, sort_keys=True)
 
@@ -207,8 +207,8 @@ def step(
     make: Callable[[Path], None],
     remedy: str = "give another --work folder",
 ) -> Path:
-    """Make `folder` with ``make(temporary folder)``, unless it is finished; see :func:`matches` for
-    `remedy`. Returns `folder`."""
+    """Makes `folder` with ``make(temporary folder)``, unless the folder is finished; returns
+    `folder`. For `remedy` see :func:`matches`."""
     if not matches(folder, settings, remedy):
         shutil.rmtree(folder, ignore_errors=True)
         with building(folder) as partial:
@@ -221,7 +221,7 @@ _children: set[subprocess.Popen] = set()
 
 
 def stop_children() -> None:
-    """Kill the processes of :func:`run_module` in other threads; :func:`run_module` then raises."""
+    """Kills the processes of :func:`run_module` in other threads, where the call then raises."""
     for process in tuple(_children):
         process.kill()
 
@@ -233,7 +233,7 @@ def run_module(
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> None:
-    """Run ``python -m module args`` with this interpreter; its output is added to the file `log`,
+    """Runs ``python -m module args`` with this interpreter; its output is added to the file `log`,
     and `on_line` sees each line as it comes. A failure raises ChildError."""
     command = [sys.executable, "-m", module, *map(str, args)]
     tail: deque[str] = deque(maxlen=25)

@@ -34,7 +34,7 @@ class SentencePiece:
     def train(
         cls, files: Sequence[Path], model: Path, vocab_size: int, **options: Any
     ) -> "SentencePiece":
-        """Train a joint BPE model on `files` and write it to `model`; more `options` go to
+        """Trains a joint BPE model on `files` and writes it to `model`; more `options` go to
         sentencepiece."""
         settings = {"input": list(map(str, files)), "vocab_size": vocab_size, **SETTINGS, **options}
         try:

@@ -42,7 +42,7 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[str, list[Row]]:
 
 def write_csv(path: Path, rows: Iterable[Row], digits: int = 4) -> None:
     """Writes a line for each row; missing cells and None become empty cells."""
-    rows = [{key: _shown(value, digits) for key, value in row.items()} for row in rows]
+    rows = [{key: _cell_text(value, digits) for key, value in row.items()} for row in rows]
     with writing(path) as file:
         columns = dict.fromkeys(key for row in rows for key in row)
         table = csv.DictWriter(file, columns, lineterminator="\n")
@@ -50,7 +50,7 @@ def write_csv(path: Path, rows: Iterable[Row], digits: int = 4) -> None:
         table.writerows(rows)
 
 
-def _shown(value: Any, digits: int) -> str:
+def _cell_text(value: Any, digits: int) -> str:
     if isinstance(value, float):
         return f"{value:.{digits}f}"
     return "" if value is None else str(value)
@@ -84,7 +84,7 @@ def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], digits: int =
     """Lines of a table; floating-point numbers have `digits`, None is an empty cell."""
 
     def line(row: Sequence[Any]) -> str:
-        return f"| {' | '.join(_shown(entry, digits) for entry in row)} |"
+        return f"| {' | '.join(_cell_text(entry, digits) for entry in row)} |"
 
     return [line(header), "|---" * len(header) + "|", *map(line, rows)]
 

@@ -41,7 +41,7 @@ def fingerprint(path: Path, option: str) -> str:
 
 
 def read_lines(path: Path, option: str) -> Iterator[str]:
-    """Yield the stripped lines of a text file, see :func:`cape_plugins.texts.text_lines`; errors
+    """Yields the stripped lines of a text file, see :func:`cape_plugins.texts.text_lines`; errors
     name `option`."""
     try:
         yield from map(str.strip, text_lines(path))
@@ -52,8 +52,8 @@ def read_lines(path: Path, option: str) -> Iterator[str]:
 
 
 def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
-    """Yield the sentence pairs of two files, which must have the same number of lines, and at least
-    one line with text in both files."""
+    """Yields the sentence pairs of two files, which must have the same number of lines, and at
+    least one line with text in both files."""
     any_text = False
     pairs = zip_longest(read_lines(source, option), read_lines(target, option))
     for number, (left, right) in enumerate(pairs):
@@ -73,7 +73,7 @@ def read_pairs(source: Path, target: Path, option: str) -> Iterator[Pair]:
 
 
 def write_columns(paths: Sequence[Path], rows: Iterable[Row]) -> int:
-    """Write rows to aligned files, one column each, atomically. Returns the number of rows."""
+    """Writes rows to aligned files, one column each, atomically. Returns the number of rows."""
     count = 0
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(writing(path)) for path in paths]
@@ -94,7 +94,7 @@ def languages_of(source: Path, target: Path) -> Pair:
 
 
 def split_pairs(pairs: list[Pair], sizes: dict[str, int], seed: int = 0) -> dict[str, list[Pair]]:
-    """Split off random pairs; the rest is "train", without pairs that also occur in another split.
+    """Splits off random pairs; the rest is "train", without pairs that also occur in another split.
 
     >>> split_pairs([(str(i), str(i)) for i in range(5)], {"test": 2})["test"]
     [('4', '4'), ('2', '2')]
@@ -106,7 +106,7 @@ def split_pairs(pairs: list[Pair], sizes: dict[str, int], seed: int = 0) -> dict
 
 
 def join_neighbours(rows: Iterable[Row], count: int) -> Iterator[Row]:
-    """Join each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1).
+    """Joins each `count` neighbouring rows into one, with :data:`SEPARATOR` between (SHAPE, 3.1).
     The last group may be smaller, so that a test set loses no sentence."""
     rows = iter(rows)
     while group := list(islice(rows, count)):
@@ -155,7 +155,7 @@ def _call(row: Row, functions: Functions | None = None) -> Row:
 
 
 def map_columns(functions: Functions, rows: Iterable[Row], workers: int) -> Iterator[Row]:
-    """Apply one function to each column of `rows`, in order, in `workers` processes."""
+    """Applies one function to each column of `rows`, in order, in `workers` processes."""
     if workers == 1:
         yield from (_call(row, functions) for row in rows)
         return

@@ -56,7 +56,7 @@ class Experiment:
         self.decode_flags = [*shlex.split(decoding), *runs.LIMITS]
 
     def prepare(self) -> None:
-        """Make the data, or reuse finished data."""
+        """Makes the data, or reuses finished data."""
         args = self.args
         files = {"train": args.train, "valid": args.valid, "test": args.test}
         prepare(self.recipe, files, self.work, args.sample, 1 if args.sample else args.workers)
@@ -111,7 +111,7 @@ class Experiment:
         ]
 
     def train(self) -> None:
-        """Train, or continue an interrupted training."""
+        """Trains, or continues an interrupted training."""
         runs.train(
             self.data,
             self.run,
@@ -123,8 +123,8 @@ class Experiment:
         )
 
     def select(self) -> None:
-        """Make ``checkpoint_selected.pt``: the average of the last checkpoints (SHAPE, table 4), or
-        the epoch with the best BLEU on the validation set (CAPE, section 5.3)."""
+        """Makes ``checkpoint_selected.pt``: the average of the last checkpoints (SHAPE, table 4),
+        or the epoch with the best BLEU on the validation set (CAPE, section 5.3)."""
         recipe, run = self.recipe, self.run
         if recipe.select == "average":
             arguments = ["--inputs", run, "--output", run / SELECTED, *self.average_flags]
@@ -165,7 +165,7 @@ class Experiment:
         )
 
     def decode(self) -> dict[str, list[str]]:
-        """Decode all test sets with the selected checkpoint; the keys are fairseq's names of the
+        """Decodes all test sets with the selected checkpoint; the keys are fairseq's names of the
         sets."""
         checkpoint = self.selected
         splits = sorted(
@@ -206,7 +206,7 @@ class Experiment:
         return [f"{split}{number or ''}" for number in range(count)]
 
     def score(self) -> list[tables.Row]:
-        """Print and write (``run/scores.md``) sacreBLEU of plain text and BLEU of tokens."""
+        """Prints and writes (``run/scores.md``) sacreBLEU of plain text and BLEU of tokens."""
         target, decoded = self.recipe.languages[1], self.decode()
         texts = [
             (pieces, self.lines(split, target), self.lines(split, "reference"))
@@ -215,7 +215,7 @@ class Experiment:
         return self.scores_of("test", texts, "mean")
 
     def validate(self) -> list[tables.Row]:
-        """Score the validation text, each file by itself (``run/valid.md``)."""
+        """Scores the validation text, each file by itself (``run/valid.md``)."""
         pieces = self.decode_split(self.selected, "valid", "valid")
         targets = self.lines("valid", self.recipe.languages[1])
         columns = (pieces, targets, self.lines("valid", "reference"))

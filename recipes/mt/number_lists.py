@@ -28,7 +28,7 @@ NumberList = tuple[int, ...]
 
 
 def spell(numbers: Sequence[int], language: str) -> str:
-    """Write a list of numbers out in words, separated by commas."""
+    """Writes a list of numbers out in words, separated by commas."""
     try:
         return ", ".join(num2words(number, lang=language) for number in numbers)
     except NotImplementedError:
@@ -39,7 +39,7 @@ def spell(numbers: Sequence[int], language: str) -> str:
 def draw_split(
     rng: random.Random, size: int, max_length: int, forbidden: set[NumberList], distinct: bool
 ) -> list[NumberList]:
-    """Draw about `size` lists of 1..`max_length` numbers, equally many of each length. With
+    """Draws about `size` lists of 1..`max_length` numbers, equally many of each length. With
     `distinct`, no list is drawn twice, and only a fifth of the hundred lists of one number is
     drawn, so that some are left for training."""
     lists: list[NumberList] = []
@@ -70,7 +70,7 @@ def make_number_lists(
 def write_number_lists(
     folder: Path, seed: int = 0, sizes: Mapping[str, int] = SPLIT_SIZES, languages=LANGUAGES
 ) -> None:
-    """Write ``{train,valid,test}.{language}``, and in ``test.group`` the lengths of the lists."""
+    """Writes ``{train,valid,test}.{language}``, and in ``test.group`` the lengths of the lists."""
     splits = make_number_lists(seed, sizes)
     for split, language in product(splits, languages):
         lines = (spell(numbers, language) for numbers in splits[split])

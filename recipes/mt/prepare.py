@@ -90,7 +90,7 @@ def split_files(folder: Path, split: str, options: Namespace) -> list[Path]:
 
 
 def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) -> None:
-    """Make the four folders of this module in `work`; finished folders are reused."""
+    """Makes the four folders of this module in `work`; finished folders are reused."""
     digests = {
         split: [corpus.fingerprint(path, f"--{split}") for pair in pairs for path in pair]
         for split, pairs in files.items()
@@ -119,7 +119,7 @@ def prepare(recipe: Text, files: Files, work: Path, sample: bool, workers: int) 
 
 
 def collect_text(options: Namespace, files: Files, sample: bool, folder: Path) -> None:
-    """Write plain text ``{train,valid,test,test1...}.{language}``."""
+    """Writes plain text ``{train,valid,test,test1...}.{language}``."""
     if not files["train"]:
         write_number_lists(folder, sizes=SAMPLE_SIZES, languages=options.languages)
         return
@@ -194,7 +194,7 @@ def tokenise_text(
 def segment_text(
     options: Namespace, splits: Sequence[str], text: Path, tokens: Path, workers: int, folder: Path
 ) -> None:
-    """Write ``model`` and ``{split}.{language}``. For all splits but train also write
+    """Writes ``model`` and ``{split}.{language}``. For all splits but train also writes
     ``{split}.reference``, the plain text to compare with, filtered and joined in the same way."""
     files = split_files(tokens, "train", options)
     model = SEGMENTATIONS[options.segmentation].train(files, folder / "model", options.vocab_size)

@@ -131,20 +131,20 @@ def length_bins(limit: int) -> list[tuple[str, int, float]]:
 
 def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
     """The user's pairs, except pairs with an empty side; missing splits are split off training."""
-    given = {}
+    splits = {}
     for split, option in (("train", "data"), ("valid", "valid"), ("test", "test")):
         if paths := getattr(args, option):
             pairs = list(corpus.read_pairs(*paths, f"--{option}"))
-            given[split] = [pair for pair in pairs if all(pair)]
-            if empty := len(pairs) - len(given[split]):
+            splits[split] = [pair for pair in pairs if all(pair)]
+            if empty := len(pairs) - len(splits[split]):
                 said = f"{empty} of {len(pairs)} pairs are empty on a side and left out"
                 print(f"--{option}: {said}", flush=True)
-    total, what = len(given["train"]), f"--data {args.data[0]} {args.data[1]}: only"
+    total, what = len(splits["train"]), f"--data {args.data[0]} {args.data[1]}: only"
     if total < 200:
         raise CommandError(f"{what} {total} non-empty sentence pairs; at least 200 are needed")
     sizes = {"valid": max(40, min(500, total // 20)), "test": min(1000, total // 10)}
-    missing = {split: size for split, size in sizes.items() if split not in given}
-    splits = given | corpus.split_pairs(given["train"], missing)
+    missing = {split: size for split, size in sizes.items() if split not in splits}
+    splits |= corpus.split_pairs(splits["train"], missing)
     if len(splits["train"]) < MIN_PAIRS:
         few = f"{len(splits['train'])} training pairs are not also in validation or test data"
         raise CommandError(f"{what} {few}; give more, or more different sentences")
@@ -262,9 +262,9 @@ class Comparison:
     def write(self, shown: bool = False) -> None:
         """Writes the scores so far, in the order in which the variants were named."""
         order = list(self.flags).index
-        known = sorted(self.rows, key=lambda key: order(key[0]))
-        flags = {self.rows[key][0]["variant"]: self.flags[key[0]] for key in known}
-        rows = [row for key in known for row in self.rows[key]]
+        finished_keys = sorted(self.rows, key=lambda key: order(key[0]))
+        flags = {self.rows[key][0]["variant"]: self.flags[key[0]] for key in finished_keys}
+        rows = [row for key in finished_keys for row in self.rows[key]]
         how = {"groups_are": self.data.lengths, "trained": self.data.trained, "shown": shown}
         more = flags_and_times(rows, flags)
         title, folder = "Quickstart: scores by length", self.args.output

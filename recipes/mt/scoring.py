@@ -46,7 +46,7 @@ def score(
     reference_tokens: Sequence[Sequence[str]],
     language: str = "",
 ) -> Score:
-    """Score one group: exact match and BLEU of text in this language, accuracy of its subwords."""
+    """Scores one group: exact match and BLEU of text in this language, accuracy of its subwords."""
     matches = [ours == theirs for ours, theirs in zip(hypotheses, references, strict=True)]
     # texts too short for a 4-gram, such as one number, are scored by shorter n-grams
     metric = sacrebleu(language, effective_order=True)

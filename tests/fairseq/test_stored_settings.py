@@ -283,7 +283,7 @@ REASONS = {
     "half": "it is cut off",
     "empty": "it is cut off",
     "text": "not a file of torch",
-    "list": "it has no entry 'model'",
+    "list": "the checkpoint has no entry 'model'",
     "code": "it holds argparse.ArgumentParser",
 }
 

@@ -179,7 +179,7 @@ def test_trained_table_that_a_new_one_replaces_is_reported(
         ((PositionModelMixin,), "PositionModelMixin, which is no stock class"),
         ((TinyTagger, PositionModelMixin), "PositionModelMixin, which is no stock class"),
         ((CapeTinyTagger,), "CapeTinyTagger, which is no stock class"),
-        ((PositionHost, TinyTagger), r"PositionHost whose install_positions.*Define it"),
+        ((PositionHost, TinyTagger), r"install_positions from PositionHost.*Define it"),
     ],
 )
 def test_parts_that_take_no_place_are_refused(bases, reason):

@@ -89,7 +89,7 @@ PROOFS = {
         ("switch", "ok", ""),
         ("generation", "skip", "the stock model fails it, too: x"),
         ("rope: positions reach the output", "ok", ""),
-        ("padding on the left", "skip", "its forward takes no tokens with a mask"),
+        ("padding on the left", "skip", "the forward of the model takes no tokens with a mask"),
     ),
     "wrong": proof_of("wrong", ("switch", "ok", ""), ("outputs", "FAIL", "logits by | 1")),
     "seamless": proof_of("seamless", ("seam", "skip", "by a convolution"), row=None),

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def first_to_end(text: str) -> str:
-    """Move the first of the joined sentences to the end."""
+    """Moves the first of the joined sentences to the end."""
     first, *others = text.split(f" {SEPARATOR} ")
     return f" {SEPARATOR} ".join([*others, first])
 
