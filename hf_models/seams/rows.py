@@ -29,6 +29,8 @@ _TABLE = re.compile(
 # tables of distances, of coordinates on a page, of time steps, of objects
 _OTHER_TABLE = re.compile(r"rel|bias|query|^[hwxy]_|time|token_type|segment|2d|char|row_|col_")
 _BUFFERS = ("position_ids", "token_type_ids")  # stock buffers that end with the table
+_DECODER = re.compile(r"(^|\.|_)decoder\.")  # in the path of a module
+_DECODER_MASK = "decoder_attention_mask"
 _CAUSAL_MASK = "bias"  # stock buffer [1, 1, N, N] of attention modules, which ends with the table
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 _ROOM = 8192  # tokens for which buffers have room even where no model is called around the table
@@ -42,10 +44,12 @@ class CountedRows(Seam):
 
     Attributes:
         first_row: Row of the first position.
+        in_decoder: Whether the module is in the decoder of a model of two stacks.
         like: ``[1]``, has the device and the precision of the dropped stock table.
     """
 
     adds = True
+    in_decoder = False
     first_row: int
     like: Tensor
 
@@ -99,7 +103,9 @@ class CountedRows(Seam):
         if scope is not None:
             content = scope.size(*_CONTENT)
             batch_size = batch_size if content is None else content[0]
-            mask = scope.argument("attention_mask")
+            # a stock decoder opens no scope: its arguments are the decoder's of the whole model
+            is_whole = _DECODER_MASK in scope.names and self.in_decoder
+            mask = scope.argument(_DECODER_MASK if is_whole else "attention_mask")
             is_counted = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= length
             if is_counted and scope.argument("position_ids") is None:
                 return token_positions(mask.bool()), batch_size
@@ -141,6 +147,7 @@ class RowTable(CountedRows, nn.Embedding):
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.generated.seam.Seam`."""
+        self.in_decoder = bool(_DECODER.search(path))
         offset = getattr(self, "offset", None)
         after_padding = 0 if self.padding_idx is None else self.padding_idx + 1
         self.first_row = offset if isinstance(offset, int) else after_padding

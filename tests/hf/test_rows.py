@@ -237,3 +237,27 @@ def test_stock_model_is_restored():
     table = model.roberta.embeddings.position_embeddings
     assert table.weight.shape == (TABLE, 32)
     assert output(model, ids).shape == output(stock, ids).shape
+
+
+def test_a_stock_decoder_counts_its_tokens_and_not_those_of_the_source():
+    """In a model of two stock stacks: padding of the source moves no target."""
+    special = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2}
+    sizes = {**SIZES, **special, "type_vocab_size": 1, "max_position_embeddings": TABLE + 2}
+    encoder, decoder = (transformers.RobertaConfig(**sizes) for _ in range(2))
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    stock = transformers.EncoderDecoderModel(config=config).eval()
+    with torch.no_grad():
+        for parameter in stock.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=0.3)
+    model = switched(stock).eval()
+    source, target = texts(12), texts(7)
+    mask, target_mask = torch.ones_like(source), torch.ones_like(target)
+    mask[1, :3] = 0
+    target_mask[1, 5:] = 0
+    batch = model(
+        input_ids=source.masked_fill(mask == 0, PAD), attention_mask=mask,
+        decoder_input_ids=target, decoder_attention_mask=target_mask,
+    ).logits  # fmt: skip
+    alone = model(input_ids=source[1:, 3:], decoder_input_ids=target[1:, :5]).logits
+    torch.testing.assert_close(batch[1:, :5], alone, atol=1e-4, rtol=1e-4)
