@@ -22,10 +22,6 @@ import transformers
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
-from transformers.conversion_mapping import (
-    get_checkpoint_conversion_mapping,
-    register_checkpoint_conversion_mapping,
-)
 
 from cape_plugins.checkpoints.families import OWN_PREFIX, find_family
 from cape_plugins.checkpoints.generated import GENERATED
@@ -33,6 +29,7 @@ from hf_models.generated.model import GeneratedModel, how_to_check
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import PARTS, FamilyClasses, stock_class
 from hf_models.switching.registry import AUTO_CLASSES, MODELS, register_family
+from hf_models.switching.weight_names import translate_older_names
 
 # Module in which pickle finds the classes by name; in self-contained folders with another prefix.
 _MODULE = f"{__name__.removesuffix('families')}classes"
@@ -132,9 +129,8 @@ def _make(stock_config: type) -> FamilyClasses:
         )
     )
     parts = [_part(stock, config) for stock in _stock_models(stock_config)]
-    if older_names := get_checkpoint_conversion_mapping(model_type):
-        # weights that stock checkpoints hold in another form, such as experts one by one
-        register_checkpoint_conversion_mapping(config.model_type, older_names, overwrite=True)
+    # weights that stock checkpoints hold in another form, such as experts one by one
+    translate_older_names(model_type, config.model_type)
     family = FamilyClasses(config, tuple(parts))
     register_family(family)
     return family

@@ -18,16 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
-from transformers.conversion_mapping import (
-    get_checkpoint_conversion_mapping,
-    register_checkpoint_conversion_mapping,
-)
 from transformers.models.auto import modeling_auto
 
 from cape_plugins import Positions
 from cape_plugins.mathematics.binding import TRACED_ONLY, Bound
 from hf_models.host import check_forwards, record_outputs
 from hf_models.switching.stock_names import share_model_names, share_processors
+from hf_models.switching.weight_names import translate_older_names
 
 # after a graph break torch.compile would compile these functions alone, for each module and value
 for _function in TRACED_ONLY:
@@ -175,10 +172,7 @@ def add_parts(family: FamilyClasses) -> FamilyClasses:
         PARTS[stock] = part
         if is_model(part):
             part.config_class = family.config
-        if older_weight_names := get_checkpoint_conversion_mapping(stock.__name__):
-            register_checkpoint_conversion_mapping(
-                part.__name__, older_weight_names, overwrite=True
-            )
+        translate_older_names(stock.__name__, part.__name__)
     share_model_names(family.config, family.stock_parts)
     share_processors(family.config)
     return family
