@@ -188,7 +188,7 @@ class RowTable(CountedRows, nn.Embedding):
         sizes = [call[name].shape for name in _CONTENT if isinstance(call.get(name), Tensor)]
         mask = call.get("attention_mask")  # with a cache also over earlier tokens
         sizes += [mask.shape] if isinstance(mask, Tensor) and mask.dim() == 2 else []
-        length = max((size[1] for size in sizes if len(size) > 1), default=0) + self.first_row
+        length = max([0, *(size[1] for size in sizes if len(size) > 1)]) + self.first_row
         if length <= self.num_embeddings:
             return
         new_size = 1 << (length - 1).bit_length()
