@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -19,7 +18,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cape_plugins import AttentionPositions, Draw, Positions
-from cape_plugins.mathematics.binding import Bound
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam
 from hf_models.host import cached_tokens, find_cache
@@ -32,6 +30,7 @@ from hf_models.seams.attention import (
     mixed,
     positions_for_layers,
 )
+from hf_models.seams.informed import InformedLayer
 from hf_models.switching.modeling import process_generator
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|inter_?attention")  # attention to other inputs
@@ -50,9 +49,9 @@ class ForLayers(NamedTuple):
     positions: AttentionPositions | None
 
 
-class PositionLayer(RunTimeMixin, Bound):
+class PositionLayer(RunTimeMixin, InformedLayer):
     """Mixin over a stock layer: hands the positions of this forward on to the self-attention
-    modules in it. The scope of a forward is bound to the layer.
+    modules in it.
 
     Attributes:
         attention_paths: Paths of the self-attention modules in the layer; names, because replicas
@@ -63,25 +62,14 @@ class PositionLayer(RunTimeMixin, Bound):
     attention_paths: tuple[str, ...]
     stack: str
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes the positions out of the scope, before gradient checkpointing keeps arguments."""
-        scope = self.bound
-        if scope is not None:
-            kwargs["for_layers"] = scope.for_layers.get(self.stack)
-        return super().__call__(*args, **kwargs)
+    @property
+    def informed(self) -> list[Any]:
+        """The self-attention modules."""
+        return [self.get_submodule(path) for path in self.attention_paths]
 
-    def forward(self, *args: Any, for_layers: ForLayers | None = None, **kwargs: Any) -> Any:
-        """See transformers.
-
-        Args:
-            *args: As the stock layer.
-            for_layers: Positions; None outside of a model.
-            **kwargs: As the stock layer.
-        """
-        with ExitStack() as bindings:
-            for path in self.attention_paths:
-                bindings.enter_context(self.get_submodule(path).using(for_layers))
-            return super().forward(*args, **kwargs)
+    def information(self, scope: Scope) -> ForLayers | None:
+        """What the seam of the stack has left in this forward."""
+        return scope.for_layers.get(self.stack)
 
 
 def add_to_layers(model: nn.Module, path: str, seam: Seam, only_adds: bool) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig, PositionEncoder, patch_positions, resize_grid
-from cape_plugins.mathematics.binding import Bound
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam
 from hf_models.seams.grids import (
@@ -25,6 +24,7 @@ from hf_models.seams.grids import (
     count_cells,
     left_alone,
 )
+from hf_models.seams.informed import InformedLayer
 from hf_models.seams.rows import is_position_table
 from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions
@@ -260,31 +260,7 @@ class _Sizes(NamedTuple):
     patch_size: int
 
 
-class InformedLayer(Seam):
-    """Base of mixins over stock layers: a layer gets facts about the inputs of the model as an
-    argument, because bound values are gone when gradient checkpointing calls the layer again."""
-
-    def information(self, scope: Scope) -> Any:
-        """Facts about a forward that the layer needs; None if the layer needs none."""
-        raise NotImplementedError
-
-    @property
-    def informed(self) -> Bound:
-        """The part of the layer that the information is bound to while the layer runs."""
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See transformers."""
-        facts = None if self.bound is None else self.information(self.bound)
-        return super().__call__(*args, **kwargs, facts=facts)
-
-    def forward(self, *args: Any, facts: Any = None, **kwargs: Any) -> Any:
-        """See transformers; `facts` come from :meth:`information`."""
-        with self.informed.using(facts):
-            return super().forward(*args, **kwargs)
-
-
-class TimedLayer(InformedLayer):
+class TimedLayer(InformedLayer, Seam):
     """Mixin over a stock layer that takes its tokens apart into frames by the configuration: takes
     videos of any number of frames. The stock layer would mix up frames and patches."""
 

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from cape_plugins import patch_positions
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam, seam_class
-from hf_models.seams.video import InformedLayer, video_size
+from hf_models.seams.informed import InformedLayer
+from hf_models.seams.video import video_size
 from hf_models.switching.modeling import build_positions, process_generator
 
 _METHODS = ("get_position_ids", "apply_rotary_embeddings")
 _PLACES = "places"  # key of the places of a forward
 
 
-class VideoAngles(InformedLayer):
+class VideoAngles(InformedLayer, Seam):
     """Takes the place of a stock layer with an attention that numbers its tokens by the sizes of
     the configuration. All layers of a forward see the same places."""
 
@@ -39,16 +40,16 @@ class VideoAngles(InformedLayer):
         self.patch = config.tubelet_size, config.patch_size, config.patch_size
         self.trained_sides = (config.crop_size // config.patch_size,) * 2
         settings = self.settings_in(config)
-        attention: Any = self.informed
+        attention: Any = self._modules[self.attention_name]
         attention.__class__ = seam_class(TurnedAttention, type(attention))
         attention.side = self.side
         number = int(path.rpartition(".")[2])
         attention.turns = settings.encoding.turns and settings.names_layer(number)
 
     @property
-    def informed(self) -> Any:
+    def informed(self) -> tuple[Any, ...]:
         """The attention."""
-        return self._modules[self.attention_name]
+        return (self._modules[self.attention_name],)
 
     def information(self, scope: Scope) -> Tensor | None:
         """``[1 or B, tubelets, 3]``, column, row and frame of each tubelet, moved in training; None

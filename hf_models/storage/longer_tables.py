@@ -18,6 +18,7 @@ from cape_plugins import resize_grid
 from hf_models.seams.grids import PatchGrid, PatchTable
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.rows import RowTable
+from hf_models.switching.configuration import copy_implementations
 from hf_models.switching.install import LearnedTable
 
 EXTENSIONS = ("wrap", "copy", "stretch")
@@ -94,7 +95,7 @@ def extend_table(
     kind, keep = _parse_extension(extension)
     growth = _growth(model, str(size))
     config = _with_field(model.config, growth.field, growth.value)
-    config._attn_implementation = model.config._attn_implementation
+    copy_implementations(model.config, config)
     longer = type(model)(config).to(device=model.device, dtype=model.dtype)
     weights = model.state_dict()
     tables = {table.name: table for table in _tables(model)}

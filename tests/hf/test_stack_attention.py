@@ -258,7 +258,7 @@ def positions_of(model, seam, clip):
     layer = model.get_submodule(model.layer_paths[0])
     seen = []
     handle = layer.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs["for_layers"].positions.key), with_kwargs=True
+        lambda _, args, kwargs: seen.append(kwargs["facts"].positions.key), with_kwargs=True
     )
     model(clip)
     handle.remove()
