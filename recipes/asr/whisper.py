@@ -4,17 +4,21 @@ recordings at their natural length.
     python -m recipes.asr.whisper --seeds 1 2 3                           # digits of espeak-ng
     python -m recipes.asr.whisper --dataset FOLDER --train-seconds 5 10   # short recordings
     python -m recipes.asr.whisper --dataset FOLDER --model openai/whisper-tiny --max_steps 2000
+    python -m recipes.asr.whisper --model results/whisper/padded --switch-updates 0 10%
 
 Recordings are joined into longer recordings. The stock model is trained on recordings padded to 30
 s. Models with the compared types of position embedding are trained on recordings at their natural
-length. Tables and figures show word error rates by duration, and the time of training and of
-recognition.
+length. ``--switch-updates`` makes the padded model of ``--model`` work at natural length: by a
+training on the texts, and by a training on the states of its encoder (``distilled``,
+:mod:`recipes.asr.distil`). Tables and figures show word error rates by duration, and the time of
+training and of recognition.
 """
 
 import argparse
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,7 @@ from recipes.asr.data import (
     add_recording_args,
     given_recordings,
 )
+from recipes.asr.distil import DistillingTrainer, TwoLengths
 from recipes.asr.finetune_hf import at_natural_length, labels_of
 from recipes.asr.report import METRICS, Text, rates
 from recipes.lab.command_line import add_shared, check_increasing, number, settings_to_compare
@@ -101,21 +106,25 @@ def spoken_digits() -> dict[str, Recordings]:
     return sets
 
 
-def durations(low: float, high: float) -> dict[str, tuple[float, float]]:
-    """Durations of the tests: shorter than in training, as in training, and longer."""
-    ends = [end for end in (low / 3, low, high, 2 * high, 4 * high, 8 * high) if end < LONGEST]
+def durations(low: float, *more: float) -> dict[str, tuple[float, float]]:
+    """Durations of the tests: shorter than in training, as in training, and longer. Numbers between
+    the shortest and the longest duration of training divide the tests."""
+    high = more[-1]
+    numbers = (low / 3, low, *more, 2 * high, 4 * high, 8 * high)
+    ends = [end for end in numbers if end < LONGEST]
     return {f"{start:.2g}-{end:.2g} s": (start, end) for start, end in pairwise(ends)}
 
 
 def make_strings(args: argparse.Namespace, pools: Mapping[str, Recordings]) -> dict[str, Joined]:
     """Strings for training ("train"), for timing ("timed"), and for each test."""
-    low, high = args.train_seconds
+    low, *_, high = args.train_seconds
     longest, tests = max(TIMED, high), args.limit
     parts = {
         "train": (pools["train"], STRINGS["train"], low, high),
         "timed": (pools["train"], min(STRINGS["timed"], 4 * tests), 0.9 * longest, longest),
     }
-    parts |= {name: (pools["test"], tests, *ends) for name, ends in durations(low, high).items()}
+    tested = durations(*args.train_seconds)
+    parts |= {name: (pools["test"], tests, *ends) for name, ends in tested.items()}
     strings = {name: join(*part, seed) for seed, (name, part) in enumerate(parts.items())}
     if not all(len(strings[name]) for name in STRINGS):
         shortest = min(item.seconds for item in pools["train"].items)
@@ -163,6 +172,7 @@ class Recogniser:
     length."""
 
     def __init__(self, processor: WhisperProcessor, padded: bool) -> None:
+        self.padded = padded
         self.processor = processor if padded else at_natural_length(copy.copy(processor), None)
         self.collate = Collator(self.processor.feature_extractor)
         if padded:
@@ -188,24 +198,28 @@ def recognise(model: Any, recogniser: Recogniser, test: Labelled) -> dict[str, A
     return rates([Text(item.seconds, item.text, text) for item, text in items])
 
 
-def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> list[Row]:
+def take_time(
+    models: Mapping[str, tuple[SpeechTrainer, Recogniser]], data: Labelled, batch_size: int
+) -> list[Row]:
     """Seconds of training and of recognition on all of `data`, and the speed of each model relative
-    to the padded model. The models take turns, batch by batch, so other jobs of the machine slow
-    all models down alike."""
+    to the first padded model. The models take turns, batch by batch, so other jobs of the machine
+    slow all models down alike."""
     spent = {(name, work): 0.0 for name in models for work in ("training", "recognition")}
-    learners = {name: copy.deepcopy(model).train() for name, (model, _) in models.items()}
+    padded = next(name for name, (_, recogniser) in models.items() if recogniser.padded)
+    learners = {name: copy.deepcopy(trainer.model).train() for name, (trainer, _) in models.items()}
     optimizers = {name: torch.optim.AdamW(model.parameters()) for name, model in learners.items()}
     tokens = max(map(len, data.labels))  # tokens that every model writes
     limits = {"max_new_tokens": tokens, "min_new_tokens": tokens, "min_length": None}
     work = batches(data.seconds, RECOGNISED)
     for turn, rows in enumerate(progress([work[0], *work], "take time")):
         samples = [data[row] for row in rows]
-        for name, (model, recogniser) in models.items():
+        for name, (trainer, recogniser) in models.items():
+            model = trainer.model
             started = time.perf_counter()
             for first in range(0, len(samples), batch_size):
-                batch = recogniser.collate(samples[first : first + batch_size])
+                batch = trainer.data_collator(samples[first : first + batch_size])
                 batch = {key: part.to(model.device) for key, part in batch.items()}
-                learners[name](**batch).loss.backward()
+                trainer.compute_loss(learners[name], batch).backward()
                 optimizers[name].step()
                 optimizers[name].zero_grad()
             if model.device.type == "cuda":
@@ -216,9 +230,28 @@ def take_time(models: Mapping[str, Any], data: Labelled, batch_size: int) -> lis
                 spent[name, "training"] += trained - started
                 spent[name, "recognition"] += time.perf_counter() - trained
     return [
-        {"variant": name, "work": work, "seconds": seconds, "ratio": spent[PADDED, work] / seconds}
+        {"variant": name, "work": work, "seconds": seconds, "ratio": spent[padded, work] / seconds}
         for (name, work), seconds in spent.items()
     ]
+
+
+def trainings(
+    compared: Mapping[str, Mapping[str, Any]],
+    args: argparse.Namespace,
+    training: Any,
+    make_trainer: Callable[..., SpeechTrainer],
+    data: str,
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Trains the compared types and the padded model; with ``--switch-updates`` also each type on
+    the states of the padded model. See :func:`~recipes.lab.hf_training.train_all`."""
+    yield from train_all({**compared, PADDED: {}}, args, training, make_trainer, data)
+    updates = [text for text in args.switch_updates or () if text.strip("0%")]
+    if updates:  # a model without updates is among those above
+        changes = {"switch_updates": updates, "switch_scratch": False}
+        args = argparse.Namespace(**{**vars(args), **changes})
+        distilled = {f"{name} distilled": settings for name, settings in compared.items()}
+        make_trainer = partial(make_trainer, distils=True)
+        yield from train_all(distilled, args, training, make_trainer, data)
 
 
 def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: Joined) -> None:
@@ -236,7 +269,7 @@ def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: J
     axes.set_ylabel("times as fast as padded to 30 s")
     axes.legend(fontsize="small")
     write_figure(args.output / "times.png", figure)
-    trained = list(durations(*args.train_seconds))[1:2]
+    trained = list(durations(*args.train_seconds))[1 : len(args.train_seconds)]
     title = "Whisper at natural length"
     report(args.output, title, rows, "duration", METRICS, trained=trained, more=more)
 
@@ -245,9 +278,15 @@ def make_options() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "audio", COMPARED, "results/whisper")
     add_recording_args(parser)
     add_shared(parser, "limit", note="of each duration", default=TEST_STRINGS)
-    text = "shortest and longest duration of joined training recordings (default: 0.5 3)"
-    seconds = {"type": number(0.1, LONGEST), "nargs": 2, "metavar": ("LOW", "HIGH")}
-    parser.add_argument("--train-seconds", default=[0.5, 3.0], help=text, **seconds)
+    parser.add_argument(
+        "--train-seconds",
+        type=number(0.1, LONGEST),
+        nargs="+",
+        metavar="SECONDS",
+        default=[0.5, 3.0],
+        help="shortest and longest duration of joined training recordings; numbers between them "
+        "divide the tests (default: 0.5 3)",
+    )
     return parser
 
 
@@ -258,6 +297,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if builtin:
         torch.set_num_threads(1)  # more threads do not speed up such a small model
     check_increasing(args.train_seconds, "--train-seconds")
+    if len(args.train_seconds) < 2:
+        raise CommandError(
+            f"--train-seconds {args.train_seconds[0]:g}: allowed: two numbers or more; give the "
+            "shortest and the longest duration"
+        )
     compared = settings_to_compare(args, "audio", COMPARED)
     sizes = {**SIZES, **(args.model_config or {})}
     if args.model:
@@ -276,30 +320,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     recognisers = {padded: Recogniser(processor, padded) for padded in (True, False)}
     hop = processor.feature_extractor.hop_length / SAMPLING_RATE
 
-    def make_trainer(settings: Mapping[str, Any], run_args: Any) -> SpeechTrainer:
+    def make_trainer(
+        settings: Mapping[str, Any], run_args: Any, distils: bool = False
+    ) -> SpeechTrainer:
         model = build_stock(args.model, sizes, processor.tokenizer)
+        teacher = copy.deepcopy(model).eval().requires_grad_(False) if distils else None
         recogniser = recognisers[not settings]
         if settings:  # the decoder gets the type as well, unless it has a trained table
             text = None if args.model else {"type": settings["type"]}
             fields = {"hop_seconds": hop, "decoder_position_embedding": text}
             hf_models.switch(model, settings, natural_length=True, **fields)
-        return SpeechTrainer(
-            model,
-            run_args,
-            recogniser.collate,
-            sets["train"],
-            processing_class=recogniser.processor,
-        )
+        more = {"processing_class": recogniser.processor}
+        if teacher is None:
+            return SpeechTrainer(model, run_args, recogniser.collate, sets["train"], **more)
+        collate = TwoLengths(recogniser.processor.feature_extractor)
+        trainer = DistillingTrainer(model, run_args, collate, sets["train"], **more)
+        trainer.teacher = teacher.to(run_args.device)
+        return trainer
 
     rows: list[Row] = []
     models: dict[int, dict[str, Any]] = {}
-    made_of, compared = strings["train"].fingerprint(), {**compared, PADDED: {}}
-    for columns, trainer in train_all(compared, args, training, make_trainer, made_of):
+    made_of = strings["train"].fingerprint()
+    for columns, trainer in trainings(compared, args, training, make_trainer, made_of):
         variant, seed = columns.values()
-        learned = trainer.model, recognisers[variant == PADDED]
-        models.setdefault(seed, {})[variant] = learned
+        trainer.optimizer = trainer.lr_scheduler = None  # frees their memory
+        pads = type(trainer.model) is WhisperForConditionalGeneration
+        models.setdefault(seed, {})[variant] = trainer, recognisers[pads]
         for name in [*sets][len(STRINGS) :]:
-            rows.append({**columns, "duration": name, **recognise(*learned, sets[name])})
+            scores = recognise(trainer.model, recognisers[pads], sets[name])
+            rows.append({**columns, "duration": name, **scores})
     size, times = training.per_device_train_batch_size, []
     for seed, trained in models.items():
         times += [{**row, "seed": seed} for row in take_time(trained, sets["timed"], size)]

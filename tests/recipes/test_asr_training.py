@@ -21,8 +21,8 @@ from cape_plugins.speech.batching import PaddingFreeBatches
 from cape_plugins.speech.features import log_mel
 from cape_plugins.speech.manifest import Utterance
 from hf_models import CapeSpeechConfig, CapeSpeechFeatureExtractor, CapeSpeechForCTC
+from recipes.asr import distil, whisper
 from recipes.asr import finetune_hf as asr
-from recipes.asr import whisper
 from recipes.asr.data import Collator, DurationSampler, Labelled, Recordings, SpeechTrainer
 from recipes.lab.hf_checkpoints import make_config
 from recipes.lab.steps import CommandError
@@ -209,9 +209,57 @@ def test_the_comparison_of_a_folder_is_written_and_taken_up_again(
     assert type(stock) is transformers.WhisperForConditionalGeneration
 
 
+@pytest.mark.slow
+def test_a_padded_model_is_distilled_from_its_own_states(folder, tmp_path, monkeypatch, capsys):
+    """Without updates, by the texts, and by the states, which a training that stops goes on with
+    as one that did not stop."""
+    monkeypatch.setattr(whisper, "STRINGS", {"train": 40, "timed": 240})
+    words = ["--dataset", str(folder), "--limit", "2", "--train-seconds", "0.8", "1.4", "2"]
+    words += ["--compare", "sinpos", "--warmup_steps", "0"]
+    first = [*words, "--model-config", TINY, "--max_steps", "1", "--output", str(tmp_path / "a")]
+    whisper.main(first)
+    words += ["--model", str(tmp_path / "a" / "padded"), "--switch-updates", "0", "2"]
+    whisper.main([*words, "--output", str(tmp_path / "b")])
+    rows = list(csv.DictReader((tmp_path / "b" / "scores.csv").open()))
+    assert {row["duration"] for row in rows} == {*whisper.durations(0.8, 1.4, 2.0)}
+    names = [f"{name}, {n} updates" for name in ("sinpos", "padded") for n in (0, 2)]
+    assert [*dict.fromkeys(row["variant"] for row in rows)] == [
+        *names,
+        "sinpos distilled, 2 updates",
+    ]
+    load = transformers.AutoModelForSpeechSeq2Seq.from_pretrained
+    (distilled,) = (tmp_path / "b").glob("sinpos*distilled*")
+    before, after = load(tmp_path / "a" / "padded").state_dict(), load(distilled).state_dict()
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all(name.startswith("model.encoder.") for name in changed)
+
+
+def test_states_are_compared_over_recordings_only():
+    """A student that computes the teacher's states has no error, whatever is on its padding."""
+    targets = torch.randn(2, 9, 4)
+    states, valid = targets[:, :5].clone(), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    states[1, 2:] = torch.nan
+    assert distil.state_error(states, targets, valid) == 0
+    states[0, 0] += 2
+    torch.testing.assert_close(distil.state_error(states, targets, valid), torch.tensor(4 / 7))
+
+
+def test_batches_of_two_lengths_hold_what_each_model_reads(tmp_path):
+    processor = whisper.make_processor(tmp_path / "processor", ["one"], whisper.SIZES)
+    extractors = [whisper.Recogniser(processor, padded) for padded in (False, True)]
+    samples = [(torch.randn(16000), [3], None), (torch.randn(8000), [3, 4], None)]
+    collate = distil.TwoLengths(extractors[0].processor.feature_extractor)
+    batch = collate(samples)
+    natural, padded = (row.collate(samples)["input_features"] for row in extractors)
+    assert torch.equal(batch["input_features"], natural)
+    assert torch.equal(batch[distil.PADDED_FEATURES], padded)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--train-seconds", "2"), r"--train-seconds 2: allowed: two numbers or more"),
         (("--train-seconds", "2", "1"), r"--train-seconds 2 1: the numbers must increase"),
         (("--train-seconds", "0.1", "0.2"), r"recordings of 0\.3 s and more cannot be joined"),
     ],
