@@ -290,18 +290,23 @@ def make_options() -> argparse.ArgumentParser:
     return parser
 
 
+def check_train_seconds(seconds: Sequence[float]) -> None:
+    """Refuses durations that do not increase, and a single duration."""
+    check_increasing(seconds, "--train-seconds")
+    if len(seconds) < 2:
+        raise CommandError(
+            f"--train-seconds {seconds[0]:g}: allowed: two numbers or more; give the shortest and "
+            "the longest duration"
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_options()
     builtin = not has_data(parser.parse_known_args(argv)[0])
     args, training = parse(parser, TRAINING.split(), argv)
     if builtin:
         torch.set_num_threads(1)  # more threads do not speed up such a small model
-    check_increasing(args.train_seconds, "--train-seconds")
-    if len(args.train_seconds) < 2:
-        raise CommandError(
-            f"--train-seconds {args.train_seconds[0]:g}: allowed: two numbers or more; give the "
-            "shortest and the longest duration"
-        )
+    check_train_seconds(args.train_seconds)
     compared = settings_to_compare(args, "audio", COMPARED)
     sizes = {**SIZES, **(args.model_config or {})}
     if args.model:
