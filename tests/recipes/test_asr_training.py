@@ -211,8 +211,7 @@ def test_the_comparison_of_a_folder_is_written_and_taken_up_again(
 
 @pytest.mark.slow
 def test_a_padded_model_is_distilled_from_its_own_states(folder, tmp_path, monkeypatch, capsys):
-    """Without updates, by the texts, and by the states, which a training that stops goes on with
-    as one that did not stop."""
+    """Without updates, by the texts, and by the states, which train the encoder only."""
     monkeypatch.setattr(whisper, "STRINGS", {"train": 40, "timed": 240})
     words = ["--dataset", str(folder), "--limit", "2", "--train-seconds", "0.8", "1.4", "2"]
     words += ["--compare", "sinpos", "--warmup_steps", "0"]
