@@ -23,7 +23,7 @@ from cape_plugins.doctor.check import (
 )
 from hf_models.checks.generation import generation_checks
 from hf_models.checks.inputs import input_checks
-from hf_models.checks.model import evaluation, model_checks, padding_checks
+from hf_models.checks.model import draw_new_tables, evaluation, model_checks, padding_checks
 from hf_models.checks.outputs import largest, outputs_of
 from hf_models.checks.samples import Samples, pad_token, sample_inputs
 from hf_models.checks.storage import storage_checks
@@ -179,10 +179,7 @@ def _wish_checks(
     yield switched
     if switched.failed or switched.status == SKIPPED:
         return
-    with torch.no_grad():  # large values in new tables show a wrong distance
-        for name, table in cape_model.named_parameters():
-            if name not in old_names:
-                table.normal_(std=_NEW_TABLES)
+    draw_new_tables(cape_model, old_names, _NEW_TABLES)
     yield from model_checks(cape_model, copy_of(stock_model), prefix, inputs)
 
 

@@ -25,7 +25,7 @@ from cape_plugins.doctor.check import (
 from cape_plugins.settings.registry import types_of
 from hf_models.checks.calls import SIDES, unpadded
 from hf_models.checks.generation import from_padded
-from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
+from hf_models.checks.model import augmentation, draw_new_tables, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of
 from hf_models.checks.stock_models import one_line
 from hf_models.generated.families import part_of
@@ -34,7 +34,7 @@ REACHED = ": positions reach the output"  # behind the name of a type that was s
 IN_ATTENTION = "in attention"  # check that is skipped where the stock code allows no such type
 _SHIFT = {"max_local_shift": 0.5}  # of types that move nothing by default
 _AUDIBLE = 0.2  # standard deviation of weights
-_NEW = 3.0  # standard deviation of new tables, which must show a wrong distance
+_NEW_TABLES = 3.0  # standard deviation
 
 Switch = Callable[[Any, Mapping[str, Any]], Any]
 
@@ -67,10 +67,7 @@ def attention_checks(
             yield Check(f"{name}: switch", FAILED, one_line(error))
             return
         old = {path for path, _ in model.named_parameters()}
-        with torch.no_grad():
-            for path, parameter in cape_model.named_parameters():
-                if path not in old:
-                    parameter.normal_(std=_NEW)
+        draw_new_tables(cape_model, old, _NEW_TABLES)
         yield from _checks(name, cape_model, bare, inputs, old, same_checkpointed)
 
 

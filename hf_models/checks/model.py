@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -143,6 +143,20 @@ def augmentation(cape_model: Any, inputs: Mapping[str, Tensor]) -> str:
     if not largest(*outputs):
         raise Mismatch("training forwards of two seeds are equal: no draw reaches the positions")
     return "forwards of two seeds differ"
+
+
+def draw_new_tables(model: Any, stock_names: Container[str], std: float) -> None:
+    """Draws all parameters that a switch has added: large values show a wrong distance.
+
+    Args:
+        model: Model that was switched; changed in place.
+        stock_names: Names of the parameters before the switch, which keep their values.
+        std: Standard deviation of the new values.
+    """
+    with torch.no_grad():
+        for name, table in model.named_parameters():
+            if name not in stock_names:
+                table.normal_(std=std)
 
 
 def one_step(cape_model: Any, inputs: Mapping[str, Tensor], stock_names: set[str]) -> str:

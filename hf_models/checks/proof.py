@@ -38,7 +38,7 @@ from cape_plugins.doctor.check import (
 from hf_models.checks.calls import SIDES, Batch, padded, unpadded
 from hf_models.checks.generation import from_padded, generate
 from hf_models.checks.in_attention import attention_checks
-from hf_models.checks.model import augmentation, draws_nothing, one_step, padding
+from hf_models.checks.model import augmentation, draw_new_tables, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of, tensors_of
 from hf_models.checks.samples import Samples
 from hf_models.checks.stock_models import (
@@ -57,7 +57,7 @@ from hf_models.switching.built import switch
 from hf_models.switching.install import PARTS, is_model
 
 _UPDATES, _RATE = 3, 0.05  # steps of SGD and their learning rate
-_NEW_TABLES = 0.5  # standard deviation of new tables, which must show a wrong distance
+_NEW_TABLES = 0.5  # standard deviation
 STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
 SEAM = "seam"  # check that is skipped where no seam is found
 _NO_POSITIONS = {"type": "nopos"}
@@ -241,10 +241,7 @@ def _training_checks(
         yield Check(f"{name}: switch", FAILED, one_line(error))
         return
     old = {name for name, _ in model.named_parameters()}
-    with torch.no_grad():
-        for table, parameter in cape_model.named_parameters():
-            if table not in old:
-                parameter.normal_(std=_NEW_TABLES)
+    draw_new_tables(cape_model, old, _NEW_TABLES)
     compare = partial(draws_nothing, inputs=inputs)
     row = check(f"{name}: evaluation draws nothing", partial(compare, cape_model))
     yield unless_stock_fails(row, partial(compare, model))
