@@ -1,0 +1,1 @@
+"""Compares all types of position embeddings on all tasks of the recipes."""
