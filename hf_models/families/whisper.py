@@ -59,8 +59,9 @@ class CapeWhisperPositionalEmbedding(LearnedTable, stock.WhisperPositionalEmbedd
     """The stock table of the decoder, if the type has a table."""
 
 
-class CapeWhisperEncoder(NaturalLengthEncoder, stock.WhisperEncoder):
-    """Recordings of any length."""
+class CapeWhisperEncoder(NaturalLengthEncoder, PositionModelMixin, stock.WhisperEncoder):
+    """Recordings of any length. Part of the other models, or a model alone, which loads folders of
+    whole models, too, and then draws its positions in training."""
 
 
 class CapeWhisperDecoderLayer(MaskedDecoderLayer, stock.WhisperDecoderLayer):

@@ -37,6 +37,9 @@ from hf_models.switching.modeling import (
 )
 
 STRIDE = 2  # frames per position of the encoder
+# Weights of whole models in the folder of which an encoder alone is loaded.
+_IN_WHOLE_MODELS = {r"^(?:model\.)?encoder\.": ""}
+_BESIDE_ENCODER = {r"^(?:model\.)?decoder\.", r"^(?:proj_out|projector|classifier)\."}
 _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
 # Turns masks, 1 and 0 on padding, into the numbers that transformers would add to scores: 0, and
 # the least number or -inf. Made once for each stack; sdpa would make them from a mask in each
@@ -77,7 +80,27 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
     """Mixin over Whisper's encoder, for recordings of any length. Its forward is the only stock
     forward that this package rewrites: Whisper's forward refuses all but 3000 frames, cuts its
     table to 3000 frames and takes no mask. This class therefore has to follow changes in
-    transformers; a test compares both forwards bit for bit, in outputs and three updates."""
+    transformers; a test compares both forwards bit for bit, in outputs and three updates.
+
+    Attributes:
+        alone: Whether the encoder is the outermost model, so nobody else draws for its forward.
+    """
+
+    alone: bool = False
+
+    def finish(self) -> None:
+        """See :class:`~hf_models.switching.modeling.PositionModelMixin`, which calls this method of
+        an outermost model only."""
+        super().finish()
+        self.alone = True
+        ignored = self._keys_to_ignore_on_load_unexpected or ()
+        self._keys_to_ignore_on_load_unexpected = {*ignored, *_BESIDE_ENCODER}
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """See transformers. A folder of a whole model gives the encoder in it."""
+        names = {**_IN_WHOLE_MODELS, **(kwargs.pop("key_mapping", None) or {})}
+        return super().from_pretrained(*args, key_mapping=names, **kwargs)
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`; the stock sinusoids are not
@@ -115,7 +138,8 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
         frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedOutput:
-        """Encodes frames; not augmented without a `draw`, even in training mode.
+        """Encodes frames. As a part of another model the encoder augments only what has a `draw`;
+        alone it draws in training mode.
 
         Args:
             input_features: ``[B, bins, T]``, padded on the right, perhaps with the mask as one more
@@ -125,6 +149,8 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
                 other arguments.
         """
         features, mask = split_mask(input_features, attention_mask, self.config, self.training)
+        if draw is None and self.alone:
+            draw = draw_positions(self.positions, features)
         if mask is not None:  # the first frame counts even in a recording without frames
             mask = F.pad(mask[:, 1:].ne(0), (1, 0), value=True)
             # values on padding must not reach the last frames through a kernel
