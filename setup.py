@@ -114,6 +114,7 @@ setup(
             "fairseq-ctranslate2 = fairseq_user_dir.serving.ctranslate2:export",
             "fairseq-stock = fairseq_user_dir.serving.stock_checkpoint:export",
             "hugging_face-ctranslate2 = hf_models.serving.ctranslate2:export",
+            "hugging_face-ggml = hf_models.serving.ggml:export",
             "hugging_face-onnx = hf_models.serving.onnx:export",
             "hugging_face-stock = hf_models.serving.stock_folder:export",
         ],

@@ -44,6 +44,7 @@ def add_export_args(parser: argparse.ArgumentParser) -> None:
             _add_onnx_args,
             "image, speech and text models; translation and language models with a cache",
         ),
+        ("ggml", _add_ggml_args, "Whisper for whisper.cpp, as one file"),
         ("stock", _add_stock_args, "a checkpoint of the stock class, without this package"),
     ):
         add_args(engines.add_parser(name, help=text, description=text))
@@ -82,6 +83,23 @@ def _add_onnx_args(parser: argparse.ArgumentParser) -> None:
         "--check",
         action="store_true",
         help=("run both models on inputs of other sizes, and compare"),
+    )
+
+
+def _add_ggml_args(parser: argparse.ArgumentParser) -> None:
+    _add_paths(parser, "folder of a Whisper of Hugging Face")
+    for side, name in (("source", "n_audio_ctx, a position takes 20 ms"), ("target", "n_text_ctx")):
+        parser.add_argument(
+            f"--max-{side}-tokens",
+            type=partial(int_at_least, minimum=SHORTEST),
+            metavar="N",
+            help=f"rows of the table of {side} positions: {name} (default: as in the stock model)",
+        )
+    parser.add_argument(
+        "--precision",
+        choices=("float16", "float32"),
+        default="float16",
+        help="precision of the weights (default: float16, as in the files of whisper.cpp)",
     )
 
 

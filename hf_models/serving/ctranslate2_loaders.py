@@ -12,7 +12,6 @@ import torch
 from ctranslate2.converters import transformers as stock
 from ctranslate2.specs import attention_spec, model_spec
 
-from cape_plugins import token_positions
 from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.ctranslate2_tables import (
     has_table,
@@ -21,8 +20,8 @@ from cape_plugins.serving.ctranslate2_tables import (
     relative_rows,
     rotary_options,
 )
-from hf_models.seams.frames import Frames, add_positions
-from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.seams.natural_length import NaturalLengthEncoder
+from hf_models.serving.position_rows import rows_in_time, rows_of_tokens
 from hf_models.serving.source_folder import banned_tokens
 from hf_models.storage.other_files import copy_other_files
 
@@ -89,13 +88,7 @@ class TablesInPlace:
         relative keys."""
         if not has_table(stack.positions.config):
             return model_spec.OPTIONAL
-        rows = self.rows[side]
-        ids = torch.zeros(1, rows, dtype=torch.long)
-        positions = token_positions(torch.ones(1, rows, dtype=torch.bool))
-        addend = stack.embedding(positions, ids, rows, None)
-        if addend is None:
-            return torch.zeros(rows, stack.embed_tokens.embedding_dim)
-        return addend[0].contiguous()
+        return rows_of_tokens(stack, self.rows[side])
 
 
 class TranslationLoader(TablesInPlace, stock.BartLoader):
@@ -148,11 +141,7 @@ class RecognitionLoader(TablesInPlace, stock.WhisperLoader):
         """``[rows, C]``; positions of the encoder are times."""
         if not isinstance(stack, NaturalLengthEncoder):
             return super().table(stack, side)
-        rows = self.rows[side]
-        lengths = torch.tensor([rows])
-        frames = Frames(lengths, stack.config.hop_seconds, None, None)
-        empty = torch.zeros(1, rows, stack.conv2.out_channels)
-        return add_positions(stack.positions, empty, frames, STRIDE)[0].contiguous()
+        return rows_in_time(stack, self.rows[side])
 
 
 def make_room(spec: Any, stack: Any) -> None:

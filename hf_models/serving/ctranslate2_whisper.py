@@ -26,6 +26,7 @@ from hf_models.serving.ctranslate2_loaders import (
     refuse_unfit,
     write_tokenizer,
 )
+from hf_models.serving.position_rows import is_centred
 from hf_models.serving.source_folder import saved_beside
 
 _CHECKED_TOKENS = 64  # largest number of tokens in the check of a recording
@@ -97,13 +98,6 @@ def write_recognition(
     refuse_unfit(model.get_decoder(), beside=False)
     loader = RecognitionLoader(rows["source"], rows["target"])
     loader.write(copy.deepcopy(model).requires_grad_(False), tokenizer, folder, quantization)
-
-
-def is_centred(model: PreTrainedModel) -> bool:
-    """Whether positions are counted from the middle of a recording, so the table fits recordings of
-    one length only."""
-    config = model.config.position_config
-    return bool(config.mean_normalize and config.encoding.adds)
 
 
 def _fitted(features: Tensor, model: PreTrainedModel, rows: int) -> Tensor:
