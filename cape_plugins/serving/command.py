@@ -88,19 +88,13 @@ def _add_onnx_args(parser: argparse.ArgumentParser) -> None:
 
 def _add_ggml_args(parser: argparse.ArgumentParser) -> None:
     _add_paths(parser, "folder of a Whisper of Hugging Face")
-    for side, name in (("source", "n_audio_ctx, a position takes 20 ms"), ("target", "n_text_ctx")):
+    for side, name in (("source", "n_audio_ctx, up to 1500"), ("target", "n_text_ctx")):
         parser.add_argument(
             f"--max-{side}-tokens",
             type=partial(int_at_least, minimum=SHORTEST),
             metavar="N",
             help=f"rows of the table of {side} positions: {name} (default: as in the stock model)",
         )
-    parser.add_argument(
-        "--precision",
-        choices=("float16", "float32"),
-        default="float16",
-        help="precision of the weights (default: float16, as in the files of whisper.cpp)",
-    )
 
 
 def _add_stock_args(parser: argparse.ArgumentParser) -> None:

@@ -15,13 +15,13 @@ from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.output import Exported
 from cape_plugins.serving.templates import fill
 from hf_models.families.whisper import CapeWhisperForConditionalGeneration
+from hf_models.seams.natural_length import STRIDE
 from hf_models.serving.ggml_file import (
     DECODER_POSITIONS,
     ENCODER_POSITIONS,
     FEED_FORWARD,
-    FLOAT16,
-    FLOAT32,
     HOP,
+    MOST_POSITIONS,
     SAMPLING_RATE,
     WINDOW,
     Header,
@@ -34,7 +34,6 @@ from hf_models.serving.source_folder import saved_beside
 from hf_models.storage.loading import clear_errors, load_whole
 
 FILE = "ggml-model.bin"
-PRECISIONS = {"float16": FLOAT16, "float32": FLOAT32}
 TEMPLATE = Path(__file__).with_name("ggml.md")
 _OTHER_ENGINES = "`cape-plugins export ctranslate2` and `onnx` take it"
 
@@ -52,24 +51,13 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         tokenizer = AutoTokenizer.from_pretrained(source)
         extractor = AutoFeatureExtractor.from_pretrained(source)
     rows = {
-        "source": args.max_source_tokens or model.config.max_source_positions,
+        "source": args.max_source_tokens or min(MOST_POSITIONS, model.config.max_source_positions),
         "target": args.max_target_tokens or model.config.max_target_positions,
     }
-    write_model(model, tokenizer, extractor, folder / FILE, rows, PRECISIONS[args.precision])
+    write_model(model, tokenizer, extractor, folder / FILE, rows)
     size = (folder / FILE).stat().st_size / 2**20
     title = f"{type(model).__name__}, position embedding {model.config.position_config.type}"
-    text = fill(
-        TEMPLATE,
-        title=f"{source.resolve().name}: {title}",
-        file=FILE,
-        precision=args.precision,
-        rows=rows["source"],
-        seconds=f"{rows['source'] * 2 * HOP / SAMPLING_RATE:g}",
-        room=rows["target"] // 2 - 4,
-        language="en",
-        centred=is_centred(model),
-        natural_length=model.config.at_natural_length and not is_centred(model),
-    )
+    text = _readme(model, f"{source.resolve().name}: {title}", rows)
     return Exported(text, f"ggml: {title}, {size:.1f} MiB")
 
 
@@ -79,7 +67,6 @@ def write_model(
     extractor: Any,
     path: Path,
     rows: Mapping[str, int],
-    precision: int = FLOAT16,
 ) -> None:
     """Writes a model, with its words and mel filters.
 
@@ -90,12 +77,16 @@ def write_model(
         path: The new file.
         rows: Positions in the table of each side, "source" and "target"; a source position takes 20
             ms.
-        precision: :data:`~hf_models.serving.ggml_file.FLOAT16` or ``FLOAT32``.
 
     Raises:
         ValueError: see :func:`export`.
     """
     config, encoder, decoder = model.config, model.get_encoder(), model.get_decoder()
+    if rows["source"] > MOST_POSITIONS:
+        raise ValueError(
+            f"--max-source-tokens {rows['source']} is not allowed for ggml; allowed: up to "
+            f"{MOST_POSITIONS}, because whisper.cpp reads longer recordings in segments of 30 s."
+        )
     for side, count in rows.items():
         refuse_large_table(f"--max-{side}-tokens", count, config.d_model)
     _refuse_positions(config)
@@ -117,7 +108,6 @@ def write_model(
         config.decoder_attention_heads,
         len(decoder.layers),
         config.num_mel_bins,
-        precision,
     )
     weights = tensors(model.model.state_dict(), tables)
     write_file(path, header, extractor.mel_filters.T, _words(tokenizer, end), weights)
@@ -243,3 +233,20 @@ def _words(tokenizer: Any, end: int) -> list[bytes]:
             "of each text; allowed: tokenizers with all bytes. Take one of OpenAI."
         )
     return words
+
+
+def _readme(model: Any, title: str, rows: Mapping[str, int]) -> str:
+    centred, natural = is_centred(model), model.config.at_natural_length
+    step = STRIDE * HOP
+    return fill(
+        TEMPLATE,
+        title=title,
+        file=FILE,
+        rows=rows["source"],
+        step=step,
+        seconds=f"{rows['source'] * step / SAMPLING_RATE:g}",
+        room=rows["target"] // 2 - 4,
+        centred=centred,
+        natural_length=natural and not centred,
+        padded=not natural and not centred,
+    )

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 MAGIC = 0x67676D6C
-FLOAT32, FLOAT16 = 0, 1  # types of tensors, and of the weights of a file
+FLOAT32, FLOAT16 = 0, 1  # types of tensors
 ENCODER_POSITIONS = "encoder.positional_embedding"
 DECODER_POSITIONS = "decoder.positional_embedding"
 SAMPLING_RATE, WINDOW, HOP = 16000, 400, 160  # samples
 FEED_FORWARD = 4  # width of feed-forward layers, in widths of the model
+MOST_POSITIONS = 1500  # of a recording; whisper.cpp goes on 30 s after each beginning
 
 _LEAST = 51864  # tokens of a model for English alone, which has the fewest
 _END = 50256  # end of a text in a model for English alone; one more in all others
@@ -62,7 +63,7 @@ class Header(NamedTuple):
     text_heads: int
     text_layers: int
     bins: int
-    precision: int  # FLOAT32 or FLOAT16
+    weights: int = FLOAT16
 
 
 def special_tokens(tokens: int) -> dict[str, int]:
@@ -109,11 +110,12 @@ def tensors(weights: Mapping[str, Tensor], tables: Mapping[str, Tensor]) -> dict
     return {**renamed, **tables}
 
 
-def type_of(name: str, tensor: Tensor, precision: int) -> int:
-    """Type of a tensor in a file. Vectors, biases and tables of positions stay in float32, because
-    whisper.cpp expects them so."""
+def type_of(name: str, tensor: Tensor) -> int:
+    """Type of a tensor in a file. Matrices have float16: whisper.cpp stops at convolutions in
+    float32 (1.8.5). Vectors, biases and tables of positions have float32, as whisper.cpp expects.
+    """
     exact = tensor.dim() < 2 or name.endswith((".bias", ".positional_embedding"))
-    return FLOAT32 if exact else precision
+    return FLOAT32 if exact else FLOAT16
 
 
 def write_file(
@@ -132,6 +134,9 @@ def write_file(
         words: Words of the tokens before the end of a text, by number. whisper.cpp names the tokens
             that follow.
         weights: Tensors by their names in the file; see :func:`tensors`.
+
+    Raises:
+        ValueError: for weights that float16 does not hold.
     """
     filters = torch.as_tensor(filters, dtype=torch.float32)
     with path.open("wb") as file:
@@ -142,10 +147,20 @@ def write_file(
             _write_numbers(file, len(word))
             file.write(word)
         for name, weight in weights.items():
-            kind, label = type_of(name, weight, header.precision), name.encode()
+            kind, label = type_of(name, weight), name.encode()
+            weight = weight.half() if kind == FLOAT16 else weight.float()
+            _refuse_overflow(name, weight)
             _write_numbers(file, weight.dim(), len(label), kind, *reversed(weight.shape))
             file.write(label)
-            _write_values(file, weight.half() if kind == FLOAT16 else weight.float())
+            _write_values(file, weight)
+
+
+def _refuse_overflow(name: str, weight: Tensor) -> None:
+    if not weight.isfinite().all():
+        raise ValueError(
+            f"{name} has values beyond 65504, the largest number of float16, which the weights of "
+            "the file have; allowed: smaller ones. Use `cape-plugins export ctranslate2` or `onnx`."
+        )
 
 
 def _write_numbers(file: BinaryIO, *numbers: int) -> None:
