@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from tokenizers import AddedToken
 from transformers import (
+    AutoProcessor,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
@@ -14,6 +15,8 @@ from transformers import (
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+import hf_models
 
 TOKENS, WORDS = 51865, 50257
 TASKS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
@@ -66,3 +69,32 @@ def save_full(place, **changes):
         setattr(model.generation_config, name, value)
     model.generation_config._from_model_config = False
     model.save_pretrained(place)
+
+
+def learn(place, recordings, texts, steps=150):
+    """Trains a model of this package, saved with its processor, until it knows recordings by heart.
+
+    The loss compares the tokens that the texts have; all other tokens get the row of the first
+    token, which is never written, because a text never has it.
+    """
+    processor = AutoProcessor.from_pretrained(place)
+    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(place).train()
+    inputs = processor.feature_extractor(recordings, sampling_rate=16000, return_tensors="pt")
+    labels = processor.tokenizer(texts, padding=True, return_tensors="pt").input_ids
+    table = model.get_input_embeddings().weight
+    kept, small = labels.unique(return_inverse=True)
+    given, targets = labels[:, :-1], small[:, 1:]
+    # the last pad is the EOS of the shorter texts
+    ends = labels[:, 1:].eq(processor.tokenizer.pad_token_id).cumsum(1).gt(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        hidden = model.model(**inputs, decoder_input_ids=given).last_hidden_state
+        logits = hidden @ table[kept].T
+        torch.nn.functional.cross_entropy(logits[~ends], targets[~ends]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        rows = table[kept]
+        table[:] = table[model.config.decoder_start_token_id]
+        table[kept] = rows
+    model.eval().save_pretrained(place)
