@@ -38,7 +38,7 @@ from tests.support.translation_models import (
     save_fairseq,
     save_language_model,
 )
-from tests.support.whisper import save_with_processor
+from tests.support.whisper_full import save_full
 
 for _engine in ("ctranslate2", "faster_whisper", "onnxruntime"):
     pytest.importorskip(_engine)
@@ -73,7 +73,7 @@ def place(corpus, tmp_path_factory):
     VIT.build({"type": "cape"}, num_hidden_layers=1).save_pretrained(folder / "vit")
     # the model takes images of any size
     ViTImageProcessor(do_resize=False).save_pretrained(folder / "vit")
-    save_with_processor(folder / "whisper-stock")
+    save_full(folder / "whisper-stock")
     convert(str(folder / "whisper-stock"), folder / "whisper", {"type": "sinpos"})
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(256, size=(40, 56, 3), dtype=np.uint8)).save(folder / "image.png")
