@@ -85,7 +85,8 @@ def write_model(
     if rows["source"] > MOST_POSITIONS:
         raise ValueError(
             f"--max-source-tokens {rows['source']} is not allowed for ggml; allowed: up to "
-            f"{MOST_POSITIONS}, because whisper.cpp reads longer recordings in segments of 30 s."
+            f"{MOST_POSITIONS}, because whisper.cpp reads longer recordings in segments of 30 s. "
+            "Give fewer."
         )
     for side, count in rows.items():
         refuse_large_table(f"--max-{side}-tokens", count, config.d_model)
