@@ -57,6 +57,7 @@ _DECODER = ("angles", "rope", "decoder", "text", "rotary")
 _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
 _TOWER = GeneratedRow("grid", "abspos", "vision", "image", "encoder")
+_DETECTOR = ("detection", "abspos", "encoder", "image", "encoder")
 _SPECTROGRAM = ("spectrogram", "abspos", "encoder", "audio", "encoder")
 _VIDEO = ("video", "abspos", "encoder", "video", "encoder")
 _TURNED_VIDEO = ("video angles", "rope", "encoder", "video", "rotary")
@@ -105,6 +106,8 @@ _IMAGES = """
     aimv2_vision_model chinese_clip_vision_model clip_vision_model dpt ijepa internvl_vision
     mgp-str pixio qianfan_ocr_vision tipsv2_vision_model vision-encoder-decoder vit_msn
 """
+# The same with tokens of detections behind the patches, and a table behind each layer.
+_DETECTORS = "yolos"
 # Models of sounds with a table of patches of a spectrogram.
 _SPECTROGRAMS = "audio-spectrogram-transformer"
 # Models of videos with a table of tubelets, learned or fixed, or of patches and of frames.
@@ -146,6 +149,7 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_DECODER, _DECODERS),
     **_rows(_ENCODER, _ENCODERS),
     **_rows(_IMAGE, _IMAGES),
+    **_rows(_DETECTOR, _DETECTORS),
     **_rows(_SPECTROGRAM, _SPECTROGRAMS),
     **_rows(_VIDEO, _VIDEOS),
     **_rows(_TURNED_VIDEO, _TURNED_VIDEOS),

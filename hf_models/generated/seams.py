@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hf_models.generated.seam import Seam
+from hf_models.seams.detection import DetectionPositions
 from hf_models.seams.grids import PatchGrid
 from hf_models.seams.patch_angles import PatchAngles
 from hf_models.seams.rotary import RotaryAngles
@@ -17,6 +18,7 @@ SEAMS: dict[str, type[Seam]] = {
     "rows": RowTable,
     "sinusoids": SinusoidTable,
     "grid": PatchGrid,
+    "detection": DetectionPositions,
     "spectrogram": SpectrogramTable,
     "patch angles": PatchAngles,
     "video": VideoPositions,

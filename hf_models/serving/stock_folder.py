@@ -175,7 +175,8 @@ def _set_image_size(cape: PreTrainedModel, height: int, width: int) -> None:
             )
         grid.grid = grid.patches(height, width)
         refuse_large_table("--image-size", math.prod(grid.grid), grid.width)
-    sizes.image_size = height if height == width else (height, width)
+    is_pair = isinstance(sizes.image_size, list | tuple)
+    sizes.image_size = (height, width) if is_pair or height != width else height
 
 
 def _refuse_in_attention(cape: PreTrainedModel, stock_type: type) -> None:

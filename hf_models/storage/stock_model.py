@@ -135,9 +135,12 @@ def _rows_of_patches(embeddings: PatchEmbeddings, like: Tensor) -> Tensor:
 
 
 def _rows_of_grid(seam: TakesAnySize, table: Tensor) -> Tensor:
-    """``[special tokens + patches, C]`` at the size of inputs in the configuration."""
+    """The rows in the shape of the stock table ``[..., special tokens + patches, C]``, at the size
+    of inputs in the configuration."""
     grid = seam.patch_grid
-    return grid.embedding(table)[0] if seam.drops_table else getattr(seam, seam.table_name)
+    if not seam.drops_table:
+        return getattr(seam, seam.table_name)
+    return grid.embedding(table)[0].expand_as(table)
 
 
 def _rows_of_frames(encoder: NaturalLengthEncoder, like: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import transformers
 
 import hf_models
 from tests.hf import (
+    test_detection,
     test_grids,
     test_patch_angles,
     test_rows,
@@ -35,6 +36,7 @@ SEAMS = {
         ADDED,
         {"pixel_values": (2, 3, 48, 40)},
     ),
+    "detection": (test_detection.build, ADDED, {"pixel_values": (2, 3, 48, 40)}),
     "patch angles": (
         test_patch_angles.build,
         test_patch_angles.SCALED,
@@ -53,7 +55,10 @@ SEAMS = {
 }
 each = pytest.mark.parametrize("seam", SEAMS)
 GENERATES = {"angles", "causal rows", "sinusoids"}
-SIZES = {"rows": ("--max-tokens", LONG), "grid": ("--image-size", 48, 40)}
+SIZES = {
+    "rows": ("--max-tokens", LONG),
+    **dict.fromkeys(("grid", "detection"), ("--image-size", 48, 40)),
+}
 
 
 def build(seam):
