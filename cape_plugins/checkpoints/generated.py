@@ -6,6 +6,7 @@ module needs the standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -25,6 +26,8 @@ class GeneratedRow:
         only_adds: Whether the model hides or reorders tokens behind the place where positions are
             added, so positions cannot act in attention.
         checked: Whether ``cape-plugins doctor`` without a model checks the family.
+        with_table: Field of stock configurations that gives the stock model another type, and that
+            type; None if all stock models have one type.
         tower: Row of a part with a position embedding that is set separately, as the images of
             CLIP. Its `side` is a name for the part, and begins the name of the field of
             configurations; by default the part keeps its stock positions.
@@ -38,12 +41,18 @@ class GeneratedRow:
     keeps_borders: bool = False
     only_adds: bool = False
     checked: bool = False
+    with_table: tuple[str, str] | None = None
     tower: GeneratedRow | None = None
 
     @property
     def sides(self) -> dict[str, GeneratedRow]:
         """The rows of the position embeddings by side, the main one first."""
         return {row.side: row for row in (self, self.tower) if row is not None}
+
+    def stock_type(self, settings: Mapping[str, Any]) -> str:
+        """Type of position embedding of the stock model with these settings."""
+        field, other = self.with_table or ("", "")
+        return other if settings.get(field) else self.stock
 
     @property
     def oddities(self) -> dict[str, Any]:
@@ -57,6 +66,7 @@ _DECODER = ("angles", "rope", "decoder", "text", "rotary")
 _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
 _TOWER = GeneratedRow("grid", "abspos", "vision", "image", "encoder")
+_OPTIONAL = ("optional grid", "nopos", "encoder", "image", "encoder")
 _DETECTOR = ("detection", "abspos", "encoder", "image", "encoder")
 _SPECTROGRAM = ("spectrogram", "abspos", "encoder", "audio", "encoder")
 _VIDEO = ("video", "abspos", "encoder", "video", "encoder")
@@ -160,6 +170,10 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_ENCODER_OF_ROWS, _PAIRS_OF_ROWS),
     **_rows(_DECODER_OF_SINUSOIDS, _DECODERS_OF_SINUSOIDS),
     **_rows(_PAIR_OF_SINUSOIDS, _PAIRS_OF_SINUSOIDS),
+    # biases of distances in attention, and a table only if the configuration says so
+    "data2vec-vision": GeneratedRow(
+        *_OPTIONAL, with_table=("use_absolute_position_embeddings", "abspos")
+    ),
     # rows that are odd, and a few that `cape-plugins doctor` checks
     "vit_mae": GeneratedRow(*_IMAGE, only_adds=True),
     "llama": GeneratedRow(*_DECODER, checked=True),

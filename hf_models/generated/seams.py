@@ -5,6 +5,7 @@ from __future__ import annotations
 from hf_models.generated.seam import Seam
 from hf_models.seams.detection import DetectionPositions
 from hf_models.seams.grids import PatchGrid
+from hf_models.seams.optional_grids import OptionalTable
 from hf_models.seams.patch_angles import PatchAngles
 from hf_models.seams.rotary import RotaryAngles
 from hf_models.seams.rows import RowTable
@@ -18,6 +19,7 @@ SEAMS: dict[str, type[Seam]] = {
     "rows": RowTable,
     "sinusoids": SinusoidTable,
     "grid": PatchGrid,
+    "optional grid": OptionalTable,
     "detection": DetectionPositions,
     "spectrogram": SpectrogramTable,
     "patch angles": PatchAngles,
