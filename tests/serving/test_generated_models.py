@@ -11,6 +11,7 @@ import hf_models
 from tests.hf import (
     test_detection,
     test_grids,
+    test_optional_grids,
     test_patch_angles,
     test_rows,
     test_sinusoids,
@@ -37,6 +38,11 @@ SEAMS = {
         {"pixel_values": (2, 3, 48, 40)},
     ),
     "detection": (test_detection.build, ADDED, {"pixel_values": (2, 3, 48, 40)}),
+    "optional grid": (
+        lambda: test_optional_grids.build("table"),
+        ADDED,
+        {"pixel_values": (2, 3, 48, 40)},
+    ),
     "patch angles": (
         test_patch_angles.build,
         test_patch_angles.SCALED,
