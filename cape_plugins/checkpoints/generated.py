@@ -68,6 +68,8 @@ _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
 _TOWER = GeneratedRow("grid", "abspos", "vision", "image", "encoder")
 _OPTIONAL = ("optional grid", "nopos", "encoder", "image", "encoder")
 _DETECTOR = ("detection", "abspos", "encoder", "image", "encoder")
+_PACKED_IMAGE = ("packed grid", "abspos", "encoder", "image", "encoder")
+_PACKED_TOWER = GeneratedRow("packed grid", "abspos", "vision", "image", "encoder")
 _SPECTROGRAM = ("spectrogram", "abspos", "encoder", "audio", "encoder")
 _VIDEO = ("video", "abspos", "encoder", "video", "encoder")
 _TURNED_VIDEO = ("video angles", "rope", "encoder", "video", "rotary")
@@ -116,6 +118,8 @@ _IMAGES = """
     aimv2_vision_model chinese_clip_vision_model clip_vision_model dpt ijepa internvl_vision
     mgp-str pixio qianfan_ocr_vision tipsv2_vision_model vision-encoder-decoder vit_msn
 """
+# The same with images of different sizes in a batch.
+_PACKED_IMAGES = "siglip2_vision_model"
 # The same with tokens of detections behind the patches, and a table behind each layer.
 _DETECTORS = "yolos"
 # Models of sounds with a table of patches of a spectrogram.
@@ -136,6 +140,8 @@ _ENCODERS_OF_ROWS = """
 """
 # The same beside images with a table of patches.
 _TEXTS_AND_IMAGES = "altclip chinese_clip clip clipseg groupvit metaclip_2 owlv2 owlvit"
+# The same with images of different sizes in a batch.
+_TEXTS_AND_PACKED_IMAGES = "siglip2"
 _DECODERS_OF_ROWS = """
     bert-generation biogpt blip flaubert git gpt2 gpt_bigcode gpt_neo openai-gpt opt trocr
     xlm
@@ -159,6 +165,7 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_DECODER, _DECODERS),
     **_rows(_ENCODER, _ENCODERS),
     **_rows(_IMAGE, _IMAGES),
+    **_rows(_PACKED_IMAGE, _PACKED_IMAGES),
     **_rows(_DETECTOR, _DETECTORS),
     **_rows(_SPECTROGRAM, _SPECTROGRAMS),
     **_rows(_VIDEO, _VIDEOS),
@@ -166,6 +173,7 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_TURNED_IMAGE, _TURNED_IMAGES),
     **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
     **_rows(_ENCODER_OF_ROWS, _TEXTS_AND_IMAGES, tower=_TOWER),
+    **_rows(_ENCODER_OF_ROWS, _TEXTS_AND_PACKED_IMAGES, tower=_PACKED_TOWER),
     **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),
     **_rows(_ENCODER_OF_ROWS, _PAIRS_OF_ROWS),
     **_rows(_DECODER_OF_SINUSOIDS, _DECODERS_OF_SINUSOIDS),

@@ -29,7 +29,7 @@ from hf_models.seams.rows import is_position_table
 from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions
 
-_LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
+LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
 _FLAG = "interpolate_pos_encoding"  # argument of stock models that lets images have any size
 _PIXELS = "pixel_values"
 _MOST_SPECIAL_TOKENS = 16
@@ -135,7 +135,7 @@ class PatchGrid(Seam):
 
     def build_encoder(self, settings: PositionConfig) -> PositionEncoder:
         """The encoder of the positions of patches, for the size in :attr:`grid` and `width`."""
-        return build_position_encoder(settings, self.width, layout=_LAYOUT, table_size=self.grid)
+        return build_position_encoder(settings, self.width, layout=LAYOUT, table_size=self.grid)
 
     def embed_patches(
         self, grid: tuple[int, ...], draw: Draw | None, like: Tensor
