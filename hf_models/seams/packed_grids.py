@@ -139,3 +139,21 @@ def _check_sizes(sizes: Tensor, length: int) -> None:
                 f"{length} patches; allowed: at least one patch, and no more than the batch has. "
                 "Give the sizes that the image processor returns."
             )
+
+
+def refuse_packed_patches(model: nn.Module, command: str) -> None:
+    """Refuses a model with packed patches.
+
+    Args:
+        model: A model of this package.
+        command: What cannot take the model, such as "export onnx".
+
+    Raises:
+        ValueError: for a model with packed patches.
+    """
+    if any(isinstance(module, PackedTable) for module in model.modules()):
+        raise ValueError(
+            f"{command} has no inputs for {type(model).__name__}, which takes packed patches of "
+            "images of different sizes; allowed: models that take whole images. `python -m "
+            "hf_models.convert --self-contained` writes the code of the model beside it."
+        )

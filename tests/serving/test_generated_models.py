@@ -12,6 +12,7 @@ from tests.hf import (
     test_detection,
     test_grids,
     test_optional_grids,
+    test_packed_grids,
     test_patch_angles,
     test_rows,
     test_sinusoids,
@@ -140,6 +141,14 @@ def test_stock_folders_are_refused_with_the_reason(seam, flags, message, tmp_pat
     model, _ = build(seam)
     model.save_pretrained(tmp_path / "model")
     assert message in refusal(capsys, "stock", tmp_path / "model", tmp_path / "out", *flags)
+
+
+@pytest.mark.parametrize("engine", ["stock", "onnx"])
+def test_packed_patches_are_refused(engine, tmp_path, capsys):
+    model = hf_models.switch(test_packed_grids.build_both(), {"type": "sinpos"})
+    model.save_pretrained(tmp_path / "model")
+    error = refusal(capsys, engine, tmp_path / "model", tmp_path / "out")
+    assert "takes packed patches of images of different sizes" in error
 
 
 def test_a_learned_table_of_patches_is_resized_before(tmp_path, capsys):
