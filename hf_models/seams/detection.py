@@ -13,6 +13,7 @@ from hf_models.generated.seam import Seam
 from hf_models.seams.grids import ParameterOwner, as_pair
 from hf_models.seams.rotary import arguments_of
 from hf_models.seams.rows import is_position_table
+from hf_models.seams.stack_attention import refuse_in_attention
 
 _NUMBER = "num_detection_tokens"  # field of stock configurations
 _DETECTIONS = "detection_tokens"  # parameter [1, detections, C]
@@ -48,15 +49,18 @@ class DetectionPositions(Seam):
 class DetectionGrid(ParameterOwner):
     """Base of the modules with a table ``[..., class token + patches + detections, C]``."""
 
-    adds = False  # types that act in attention expect all special tokens before the patches
-
     def patch_sizes(self, owner: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See :class:`~hf_models.seams.grids.PatchGrid`."""
         size = as_pair(owner.config.patch_size)
         return size, size
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.generated.seam.Seam`. Types that act in attention, which expect
+        all special tokens before the patches, are refused."""
+        refuse_in_attention(
+            self.settings_in(config),
+            f"{type(self).__name__} puts tokens of detections behind the patches",
+        )
         self.tokens_behind = getattr(self.config, _NUMBER)
         super().prepare(owner, path, config, trained)
 

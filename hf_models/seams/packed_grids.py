@@ -14,6 +14,7 @@ from cape_plugins import Positions, build_position_encoder, coordinate_positions
 from hf_models.generated.seam import Seam
 from hf_models.seams.grids import LAYOUT, left_alone
 from hf_models.seams.rows import is_position_table, takes_packed_patches
+from hf_models.seams.stack_attention import refuse_in_attention
 from hf_models.switching.modeling import embed_positions
 
 
@@ -27,6 +28,7 @@ class PackedTable(Seam):
         width: C.
     """
 
+    adds = True
     table_name: str
     keeps_table: bool
     width: int
@@ -50,10 +52,13 @@ class PackedTable(Seam):
         return (cls, stock), {"table_name": keywords["name"]}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.generated.seam.Seam`. Types that act in attention are refused."""
         weight = getattr(self, self.table_name).weight
         rows, self.width = weight.shape
         settings = self.settings_in(config)
+        refuse_in_attention(
+            settings, f"{type(self).__name__} gets images of different sizes in one batch"
+        )
         side = math.isqrt(rows)  # stock code takes the table for a square, too
         self.positions = build_position_encoder(
             settings, self.width, layout=LAYOUT, table_size=(side, side)

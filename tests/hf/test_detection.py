@@ -128,7 +128,7 @@ def test_copies_and_checkpoints_compute_the_same(tmp_path):
 
 
 def test_types_that_act_in_attention_are_refused():
-    with pytest.raises(ValueError, match="positions in attention"):
+    with pytest.raises(ValueError, match="detections behind the patches"):
         switched(build(), type="rope")
 
 

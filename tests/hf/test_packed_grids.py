@@ -117,8 +117,10 @@ def test_wrong_sizes_are_refused(shape):
 
 
 def test_types_that_act_in_attention_are_refused():
-    with pytest.raises(ValueError, match="positions in attention"):
+    with pytest.raises(ValueError, match="images of different sizes in one batch"):
         switched(build(), type="rope")
+    with pytest.raises(ValueError, match="images of different sizes in one batch"):
+        hf_models.switch(build_both(), {"type": "rope"}, vision_position_embedding={"type": "rope"})
 
 
 def test_copies_and_checkpoints_compute_the_same(tmp_path):
