@@ -25,6 +25,9 @@ TYPES = (
     "rfs",
 )
 
+# Names on the page
+LABELS = {ROPE_SHIFT: "rope+shift", ROPE_SCALE: "rope+shift+scale"}
+
 SAME, TWICE, BEYOND, SIZES = (
     "nothing longer than in training",
     "up to twice as long",

@@ -16,7 +16,7 @@ from recipes.mt import quickstart
 from recipes.phones import run as phones
 from recipes.shootout import __main__ as shootout
 from recipes.shootout.cells import Cell, command_of, published, read_cells, write_cells
-from recipes.shootout.page import balance
+from recipes.shootout.page import balance, first_places
 from recipes.shootout.ranks import is_ahead, ranks_of, values_of
 from recipes.shootout.tasks import BEYOND, QUESTIONS, SAME, TASKS, TYPES
 from recipes.vit import finetune_hf as vit
@@ -95,6 +95,15 @@ def test_the_recipe_has_the_options_of_the_task(task) -> None:
 
 def test_columns_of_the_control_have_the_names_of_its_axes() -> None:
     assert {domain.axis for domain in demo.TASKS.values()} < set(CONTROL.columns[1])
+
+
+def test_choosing_shows_the_table_of_the_page() -> None:
+    """Made anew from the cells, the table on both pages is the same."""
+    page = (ROOT / "docs/results/shootout/shootout.md").read_text(encoding="utf-8")
+    cells = read_cells(ROOT / "docs/results/shootout/cells.csv")
+    table = "\n".join(first_places(TASKS, cells))
+    assert f"## First places\n\n{table}\n\n" in page
+    assert f"\n\n{table}\n\n" in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> Path:
