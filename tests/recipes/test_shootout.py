@@ -13,6 +13,7 @@ from recipes.lab.steps import CommandError
 from recipes.lm import finetune_hf as llama
 from recipes.lm import run as lm
 from recipes.mt import quickstart
+from recipes.mt import run as mt
 from recipes.phones import run as phones
 from recipes.shootout import __main__ as shootout
 from recipes.shootout.cells import Cell, command_of, published, read_cells, write_cells
@@ -72,24 +73,26 @@ PARSERS = {
     "recipes.asr.run": lambda words: asr.make_parser().parse_args(words),
     "recipes.lm.finetune_hf": lambda words: llama.read_options(words)[0],
     "recipes.lm.run": lambda words: lm.make_parser().parse_args(words),
+    "recipes.mt.run": lambda words: mt.parse_arguments(words)[0],
     "recipes.mt.quickstart": quickstart.parse_arguments,
     "recipes.phones.run": lambda words: phones.make_parser().parse_args(words),
     "recipes.vit.finetune_hf": lambda words: vit.read_options(words)[0],
 }
+PAIR = ("a.en", "a.de")
 FILES = {
     "texts": ["--train-file", "a.txt", "--validation-file", "b.txt"],
     "images": ["--dataset", "images"],
+    "captions": ["--train", *PAIR, "--valid", *PAIR, "--test", *PAIR],
     "": [],
 }
-WITH_COMMANDS = [task for task in TASKS if task.command]
 
 
-@pytest.mark.parametrize("task", WITH_COMMANDS, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_the_recipe_has_the_options_of_the_task(task) -> None:
     module, *words = command_of(task, task.types(), 1, FILES[task.files])
     options = [word for name in task.shared for word in (f"--{name}", "1")]
-    args = PARSERS[module]([*words, *options, "--output", "results"])
-    assert args.compare == [task.word(name) for name in task.types()]
+    args = PARSERS[module]([*words, *options])
+    assert list(args.compare) == [task.word(name) for name in task.types()]
     assert args.seeds == [1]
 
 
