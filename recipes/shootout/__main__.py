@@ -49,6 +49,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar=("TRAIN", "VALID"),
         help="text files of the language models",
     )
+    parser.add_argument(
+        "--captions",
+        nargs=6,
+        type=Path,
+        metavar="FILE",
+        help="training, validation and test text of the captions, source and target of each",
+    )
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="images of CIFAR-10")
     parser.add_argument("--plan", action="store_true", help="print what would be trained, and stop")
     command_line.add_shared(parser, "jobs", default=1)
@@ -63,6 +70,9 @@ def files_of(args: argparse.Namespace) -> dict[str, list[str]]:
     if args.texts:
         train, valid = map(str, args.texts)
         options["texts"] = ["--train-file", train, "--validation-file", valid]
+    if args.captions:
+        train, valid, test = (list(map(str, args.captions[at : at + 2])) for at in (0, 2, 4))
+        options["captions"] = ["--train", *train, "--valid", *valid, "--test", *test]
     if args.images:
         options["images"] = ["--dataset", str(args.images)]
     return options
@@ -86,9 +96,7 @@ def plan(
         wanted = [name for name in types if name in task.types()]
         seeds = task.seeds.get(budget, ())
         reason = f"not in the budget {budget}"
-        if not task.command:
-            seeds, reason = (), "only published tables are read"
-        elif task.files and task.files not in files:
+        if task.files and task.files not in files:
             seeds, reason = (), f"give --{task.files}"
         for seed in seeds:
             todo = tuple(name for name in wanted if (task.name, name, seed) not in finished)

@@ -47,19 +47,24 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def _cells(task: Task, rows: Iterable[Mapping[str, str]], source: str) -> Iterator[Cell]:
     """The cells of a table of a recipe, for types and groups of the task only."""
-    types = {task.word(name): name for name in task.types()}
+    types = {_in_tables(task.word(name)): name for name in task.types()}
     groups = {group for groups in task.tests.values() for group in groups}
     type_column, group_columns, value_column = task.columns
     if isinstance(group_columns, str):
         group_columns = (group_columns,)
     for row in rows:
         group = next(row[column] for column in group_columns if column in row)
-        name = types.get(row[type_column])
+        name = types.get(_in_tables(row[type_column]))
         if name is None or group not in groups or not row[value_column]:
             continue
         seconds = float(row["train_seconds"]) if row.get("train_seconds") else None
         value = float(row[value_column])
         yield Cell(task.name, name, int(row["seed"]), group, value, seconds, source)
+
+
+def _in_tables(word: str) -> str:
+    """A type as tables write it: names of models for recipes.mt.analyze have no "="."""
+    return word.replace("=", " ")
 
 
 def read_cells(path: Path) -> list[Cell]:
@@ -122,13 +127,14 @@ def make(
         ChildError: the recipe failed, or its table lacks a type.
     """
     folder = work / folder_name(task.name)
-    output = folder / f"seed{seed}"
-    settings = {"jobs": jobs, "work": folder / "work"}
+    settings = {"jobs": jobs, "work": folder / "work", "output": folder / f"seed{seed}"}
     shared = [word for name in task.shared for word in (f"--{name}", str(settings[name]))]
     module, *words = command_of(task, types, seed, options)
-    run_module(module, *words, *shared, "--output", output, log=folder / f"seed{seed}.log")
+    run_module(module, *words, *shared, log=folder / f"seed{seed}.log")
+    table = settings["output" if "output" in task.shared else "work"] / task.table
     cells = []
-    for cell in _cells(task, _rows(output / task.table), ""):
-        command = command_of(task, (cell.type,), cell.seed, options)
-        cells.append(cell._replace(source=shown_command("python -m", command)))
-    return [cell for cell in cells if cell.type in types and cell.seed == seed]
+    for cell in _cells(task, _rows(table), ""):
+        source = shown_command("python -m", command_of(task, (cell.type,), seed, options))
+        # recipes.mt.analyze numbers the seeds that it was given
+        cells.append(cell._replace(seed=seed, source=source))
+    return [cell for cell in cells if cell.type in types]

@@ -12,7 +12,7 @@ from recipes.lab.figures import draw_matrix, new_figure, write_figure
 from recipes.lab.tables import Row, cell, grouped, markdown
 from recipes.shootout.cells import Cell
 from recipes.shootout.ranks import Rank, Values, ranks_of, values_of
-from recipes.shootout.tasks import QUESTIONS, TYPES, Task
+from recipes.shootout.tasks import LABELS, QUESTIONS, TYPES, Task
 
 INTRODUCTION = (
     "Values are mean ± sample standard deviation of seeds; a number of lengths is averaged. Behind "
@@ -21,7 +21,7 @@ INTRODUCTION = (
     "comparisons. The first columns are the mean shares of the other types that a type is ahead of "
     "and behind, over the tasks that have ranks of this type; `tasks` is their number, and shares "
     "of few tasks tell little about other tasks. Values of one seed are in italics, and have no "
-    "rank. `{arrows}`: lower or higher is better. Cells, and the command of each: "
+    "rank. {arrows}: lower or higher is better. {labels}. Cells, and the command of each: "
     "[cells.csv](cells.csv)."
 )
 PICTURE = "shootout.png"
@@ -35,14 +35,52 @@ def sections(
     Args:
         missing: Lines that tell what was not measured, and why.
     """
-    introduction = INTRODUCTION.format(arrows="↓, ↑")
+    introduction = INTRODUCTION.format(
+        arrows="↓, ↑", labels="; ".join(f"`{label}` is `{name}`" for name, label in LABELS.items())
+    )
     parts = {"": [introduction, "", f"![ahead and behind by question]({PICTURE})"]}
+    parts["First places"] = first_places(tasks, cells)
     for question in QUESTIONS:
         if lines := _question(tasks, question, cells):
             parts[question.capitalize()] = lines
     parts["Seconds of training"] = costs(tasks, cells)
     parts["Not measured"] = list(missing) or ["Everything is measured."]
     return parts
+
+
+def first_places(tasks: Sequence[Task], cells: Sequence[Cell]) -> list[str]:
+    """A table with the types that no other type is ahead of, by task and question; the type with
+    the best mean stands first, with its value."""
+    by_question = {name: ranks_by_task(tasks, name, cells) for name in QUESTIONS}
+    rows = []
+    for task in tasks:
+        found = [by_task.get(task.name) for by_task in by_question.values()]
+        texts = [
+            _first(*values_and_ranks, task) if values_and_ranks else ""
+            for values_and_ranks in found
+        ]
+        if any(texts):
+            rows.append([f"{task.name}: {task.metric}", *texts])
+    return markdown(["task", *QUESTIONS], rows)
+
+
+def _first(values: Values, ranks: Mapping[str, Rank], task: Task) -> str:
+    means = {name: mean(values[name]) for name in ranks}
+    order = sorted(ranks, key=means.__getitem__, reverse=not task.lower_is_better)
+    tied = [name for name in order if ranks[name].best == 1]
+    behind = [name for name in order if ranks[name].best > 1]
+    if not tied:
+        return ""
+    if not behind:
+        return f"all {len(tied)} types are tied"
+    best = f"{cell(values[tied[0]])}"
+    if len(tied) > 2 and len(behind) < len(tied):
+        return f"{best}, all but {_names(behind)}"
+    return f"{best} {_names(tied)}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{LABELS.get(name, name)}`" for name in names)
 
 
 def ranks_by_task(
@@ -87,7 +125,7 @@ def _question(tasks: Sequence[Task], question: str, cells: Sequence[Cell]) -> li
     for name in sorted(TYPES, key=lambda name: _order(balances[name])):
         texts = [_cell(values.get(name, ()), ranks.get(name)) for values, ranks in found.values()]
         if any(texts):
-            rows.append([f"`{name}`", *_shown(balances[name]), *texts])
+            rows.append([_names([name]), *_shown(balances[name]), *texts])
     return markdown(header, rows)
 
 
@@ -127,7 +165,7 @@ def costs(tasks: Sequence[Task], cells: Sequence[Cell]) -> list[str]:
     for name in TYPES:
         seconds = [_seconds(column.get(name, ())) for column in columns.values()]
         if any(seconds):
-            rows.append([f"`{name}`", *seconds])
+            rows.append([_names([name]), *seconds])
     note = "Seconds compare within a column only: machines and loads differ between columns."
     return [note, "", *markdown(["type", *columns], rows)]
 
@@ -156,6 +194,6 @@ def write_picture(path: Path, tasks: Sequence[Task], cells: Sequence[Cell]) -> N
     figure, [[axes]] = new_figure(9, 6)
     draw_matrix(axes, leads, texts, vmin=-100, vmax=100, cmap="RdYlGn")
     axes.set_xticks(range(len(QUESTIONS)), [fill(name, 16) for name in QUESTIONS])
-    axes.set_yticks(range(len(TYPES)), TYPES)
+    axes.set_yticks(range(len(TYPES)), [LABELS.get(name, name) for name in TYPES])
     axes.set_title("other types ahead of, minus other types behind, %")
     write_figure(path, figure)

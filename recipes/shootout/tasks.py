@@ -25,6 +25,9 @@ TYPES = (
     "rfs",
 )
 
+# Names on the page
+LABELS = {ROPE_SHIFT: "rope+shift", ROPE_SCALE: "rope+shift+scale"}
+
 SAME, TWICE, BEYOND, SIZES = (
     "nothing longer than in training",
     "up to twice as long",
@@ -43,16 +46,14 @@ class Task:
         name: Name in tables and options.
         metric: What is measured, with its unit.
         command: Module and options after ``python -m``, in which ``{files}`` stands for `files`.
-            The program adds ``--compare``, ``--seeds``, ``--output`` and what `shared` names.
-            Empty for a task that is read from published tables only.
-        table: Table that the command writes into its ``--output``.
+            The program adds ``--compare``, ``--seeds`` and what `shared` names.
+        table: Table that the command writes, below its ``--output``, or else its ``--work``.
         columns: Names of the columns with the type, the group of tests, and the value. The group
             may have several names, because published tables are put together of several tables.
         tests: Groups of tests by question; the value of a question is the mean of its groups.
         seconds: CPU seconds of one training, about, on the machine of the published tables.
         seeds: Seeds by budget; none for a budget that is missing.
-        shared: Options for side-by-side trainings and for finished work, where the command has
-            them.
+        shared: The command's options of side-by-side trainings, finished work and results.
         lower_is_better: Whether the metric is an error.
         words: The command's word of a type, where it differs.
         without: Types that the models of the task do not have, and why.
@@ -69,7 +70,7 @@ class Task:
     tests: Mapping[str, tuple[str, ...]]
     seconds: int
     seeds: Mapping[str, tuple[int, ...]]
-    shared: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ("jobs", "work", "output")
     lower_is_better: bool = True
     words: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     without: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -91,7 +92,6 @@ ALWAYS = {"1h": THREE, "6h": THREE, "full": THREE}
 SMALL = {"1h": ONE, "6h": (1, 2), "full": THREE}
 MEDIUM = {"6h": ONE, "full": THREE}
 LARGE = {"full": THREE}
-NEVER: dict[str, tuple[int, ...]] = {}
 
 # In encoders a bias without direction cannot tell what is before from what is after.
 DIRECTED = {"alibi": "alibi:directed=true"}
@@ -128,7 +128,7 @@ TASKS = (
         {SAME: ("4",), TWICE: ("8",), BEYOND: ("16", "32", "64")},
         seconds=8,
         seeds=ALWAYS,
-        shared=("jobs",),
+        shared=("jobs", "output"),
         words=DIRECTED,
         pages=(("demo-scores.csv", "demo-types/scores.md"),),
     ),
@@ -141,7 +141,7 @@ TASKS = (
         {SAME: ("40",), TWICE: ("80",), BEYOND: ("160", "320")},
         seconds=10,
         seeds=ALWAYS,
-        shared=("jobs",),
+        shared=("jobs", "output"),
         words=DIRECTED,
         pages=(("demo-scores.csv", "demo-text-types/scores.md"),),
     ),
@@ -154,7 +154,7 @@ TASKS = (
         {SAME: ("8",), SIZES: ("4", "12", "16", "24", "32")},
         seconds=20,
         seeds=ALWAYS,
-        shared=("jobs",),
+        shared=("jobs", "output"),
         without=ON_A_GRID,
         pages=(
             ("demo-scores.csv", "demo-image/scores.md"),
@@ -170,7 +170,6 @@ TASKS = (
         {SAME: ("4",), TWICE: ("6", "7", "8")},
         seconds=340,
         seeds=SMALL,
-        shared=("jobs", "work"),
         lower_is_better=False,
         words=DIRECTED,
         pages=(("quickstart/scores.csv", ""),),
@@ -184,6 +183,7 @@ TASKS = (
         {SAME: ("5",), TWICE: ("8", "10"), BEYOND: ("20",)},
         seconds=60,
         seeds=SMALL,
+        shared=("output",),
         lower_is_better=False,
         words=AUGMENTED_ROPE,
         without=NOT_ROTARY,
@@ -198,7 +198,6 @@ TASKS = (
         POSITIONS,
         seconds=130,
         seeds=MEDIUM,
-        shared=("jobs", "work"),
         words={ROPE_SCALE: f"{ROPE_SHIFT},max_global_scale=2"},
         pages=(
             ("lm-fairseq/scores.csv", ""),
@@ -215,6 +214,7 @@ TASKS = (
         POSITIONS,
         seconds=400,
         seeds=LARGE,
+        shared=("output",),
         words=AUGMENTED_ROPE,
         without=NOT_ROTARY,
         pages=(("lm-losses.csv", "lm-multi30k/scores.md"),),
@@ -229,7 +229,6 @@ TASKS = (
         DURATIONS,
         seconds=100,
         seeds=MEDIUM,
-        shared=("jobs", "work"),
         words=DIRECTED,
         pages=(("asr-scores.csv", "asr-types/scores.md"),),
     ),
@@ -242,7 +241,6 @@ TASKS = (
         DURATIONS,
         seconds=300,
         seeds=LARGE,
-        shared=("jobs", "work"),
         words={name: f"decoder-{name}" for name in DECODER_ROWS},
         without={
             name: "the study of decoders has no such row"
@@ -261,24 +259,27 @@ TASKS = (
         {SAME: ("0.6000",), BEYOND: ("2.5000", "10.0000", "30.0000")},
         seconds=120,
         seeds=MEDIUM,
-        shared=("work",),
+        shared=("work", "output"),
         words=DIRECTED,
         pages=(("phones-lengths.csv", "phones-adamw/results.md"),),
     ),
     Task(
         "captions",
         "BLEU of stacked captions",
-        "",
-        "",
+        "recipes.mt.run multi30k_study prepare train select analyze {files}",
+        "analysis/length-stacked.csv",
         ("model", "sentences", "bleu"),
         {SAME: ("1",), TWICE: ("2",), BEYOND: ("4", "6")},
-        seconds=0,
-        seeds=NEVER,
+        seconds=1200,
+        seeds=LARGE,
+        shared=("jobs", "work"),
         lower_is_better=False,
+        words=DIRECTED,
         pages=(
             ("multi30k-length-stacked.csv", "multi30k-study/length-stacked.md"),
             ("multi30k-length-stacked.csv", "multi30k-study-types/length-stacked.md"),
         ),
+        files="captions",
     ),
     Task(
         "CIFAR-10",
@@ -289,6 +290,7 @@ TASKS = (
         {SAME: ("32",), SIZES: ("20", "24", "40", "48", "64")},
         seconds=900,
         seeds=LARGE,
+        shared=("output",),
         lower_is_better=False,
         without=ON_A_GRID,
         pages=(("image-scores.csv", "cifar10-fine/scores.md"),),
@@ -303,6 +305,7 @@ TASKS = (
         {SAME: ("24", "32", "40"), SIZES: ("20", "28", "48", "64")},
         seconds=900,
         seeds=LARGE,
+        shared=("output",),
         lower_is_better=False,
         without=ON_A_GRID,
         pages=(("image-scores.csv", "cifar10-fine-univit/scores.md"),),

@@ -13,10 +13,11 @@ from recipes.lab.steps import CommandError
 from recipes.lm import finetune_hf as llama
 from recipes.lm import run as lm
 from recipes.mt import quickstart
+from recipes.mt import run as mt
 from recipes.phones import run as phones
 from recipes.shootout import __main__ as shootout
 from recipes.shootout.cells import Cell, command_of, published, read_cells, write_cells
-from recipes.shootout.page import balance
+from recipes.shootout.page import balance, first_places
 from recipes.shootout.ranks import is_ahead, ranks_of, values_of
 from recipes.shootout.tasks import BEYOND, QUESTIONS, SAME, TASKS, TYPES
 from recipes.vit import finetune_hf as vit
@@ -72,29 +73,40 @@ PARSERS = {
     "recipes.asr.run": lambda words: asr.make_parser().parse_args(words),
     "recipes.lm.finetune_hf": lambda words: llama.read_options(words)[0],
     "recipes.lm.run": lambda words: lm.make_parser().parse_args(words),
+    "recipes.mt.run": lambda words: mt.parse_arguments(words)[0],
     "recipes.mt.quickstart": quickstart.parse_arguments,
     "recipes.phones.run": lambda words: phones.make_parser().parse_args(words),
     "recipes.vit.finetune_hf": lambda words: vit.read_options(words)[0],
 }
+PAIR = ("a.en", "a.de")
 FILES = {
     "texts": ["--train-file", "a.txt", "--validation-file", "b.txt"],
     "images": ["--dataset", "images"],
+    "captions": ["--train", *PAIR, "--valid", *PAIR, "--test", *PAIR],
     "": [],
 }
-WITH_COMMANDS = [task for task in TASKS if task.command]
 
 
-@pytest.mark.parametrize("task", WITH_COMMANDS, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_the_recipe_has_the_options_of_the_task(task) -> None:
     module, *words = command_of(task, task.types(), 1, FILES[task.files])
     options = [word for name in task.shared for word in (f"--{name}", "1")]
-    args = PARSERS[module]([*words, *options, "--output", "results"])
-    assert args.compare == [task.word(name) for name in task.types()]
+    args = PARSERS[module]([*words, *options])
+    assert list(args.compare) == [task.word(name) for name in task.types()]
     assert args.seeds == [1]
 
 
 def test_columns_of_the_control_have_the_names_of_its_axes() -> None:
     assert {domain.axis for domain in demo.TASKS.values()} < set(CONTROL.columns[1])
+
+
+def test_choosing_shows_the_table_of_the_page() -> None:
+    """Made anew from the cells, the table on both pages is the same."""
+    page = (ROOT / "docs/results/shootout/shootout.md").read_text(encoding="utf-8")
+    cells = read_cells(ROOT / "docs/results/shootout/cells.csv")
+    table = "\n".join(first_places(TASKS, cells))
+    assert f"## First places\n\n{table}\n\n" in page
+    assert f"\n\n{table}\n\n" in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> Path:
