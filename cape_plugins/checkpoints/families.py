@@ -199,7 +199,7 @@ def add_generated_row(model_type: str, row: GeneratedRow) -> None:
         Family(
             model_type,
             sides,
-            row.stock if row.tower is None else lambda settings, side: row.sides[side].stock,
+            lambda settings, side: row.sides[side].stock_type(settings),
             keeps_borders=row.keeps_borders,
         )
     )

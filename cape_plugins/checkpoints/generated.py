@@ -6,6 +6,7 @@ module needs the standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -25,6 +26,8 @@ class GeneratedRow:
         only_adds: Whether the model hides or reorders tokens behind the place where positions are
             added, so positions cannot act in attention.
         checked: Whether ``cape-plugins doctor`` without a model checks the family.
+        with_table: Field of stock configurations that gives the stock model another type, and that
+            type; None if all stock models have one type.
         tower: Row of a part with a position embedding that is set separately, as the images of
             CLIP. Its `side` is a name for the part, and begins the name of the field of
             configurations; by default the part keeps its stock positions.
@@ -38,12 +41,18 @@ class GeneratedRow:
     keeps_borders: bool = False
     only_adds: bool = False
     checked: bool = False
+    with_table: tuple[str, str] | None = None
     tower: GeneratedRow | None = None
 
     @property
     def sides(self) -> dict[str, GeneratedRow]:
         """The rows of the position embeddings by side, the main one first."""
         return {row.side: row for row in (self, self.tower) if row is not None}
+
+    def stock_type(self, settings: Mapping[str, Any]) -> str:
+        """Type of position embedding of the stock model with these settings."""
+        field, other = self.with_table or ("", "")
+        return other if settings.get(field) else self.stock
 
     @property
     def oddities(self) -> dict[str, Any]:
@@ -57,6 +66,10 @@ _DECODER = ("angles", "rope", "decoder", "text", "rotary")
 _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
 _TOWER = GeneratedRow("grid", "abspos", "vision", "image", "encoder")
+_OPTIONAL = ("optional grid", "nopos", "encoder", "image", "encoder")
+_DETECTOR = ("detection", "abspos", "encoder", "image", "encoder")
+_PACKED_IMAGE = ("packed grid", "abspos", "encoder", "image", "encoder")
+_PACKED_TOWER = GeneratedRow("packed grid", "abspos", "vision", "image", "encoder")
 _SPECTROGRAM = ("spectrogram", "abspos", "encoder", "audio", "encoder")
 _VIDEO = ("video", "abspos", "encoder", "video", "encoder")
 _TURNED_VIDEO = ("video angles", "rope", "encoder", "video", "rotary")
@@ -105,6 +118,10 @@ _IMAGES = """
     aimv2_vision_model chinese_clip_vision_model clip_vision_model dpt ijepa internvl_vision
     mgp-str pixio qianfan_ocr_vision tipsv2_vision_model vision-encoder-decoder vit_msn
 """
+# The same with images of different sizes in a batch.
+_PACKED_IMAGES = "siglip2_vision_model"
+# The same with tokens of detections behind the patches, and a table behind each layer.
+_DETECTORS = "yolos"
 # Models of sounds with a table of patches of a spectrogram.
 _SPECTROGRAMS = "audio-spectrogram-transformer"
 # Models of videos with a table of tubelets, learned or fixed, or of patches and of frames.
@@ -123,6 +140,8 @@ _ENCODERS_OF_ROWS = """
 """
 # The same beside images with a table of patches.
 _TEXTS_AND_IMAGES = "altclip chinese_clip clip clipseg groupvit metaclip_2 owlv2 owlvit"
+# The same with images of different sizes in a batch.
+_TEXTS_AND_PACKED_IMAGES = "siglip2"
 _DECODERS_OF_ROWS = """
     bert-generation biogpt blip flaubert git gpt2 gpt_bigcode gpt_neo openai-gpt opt trocr
     xlm
@@ -146,16 +165,23 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_DECODER, _DECODERS),
     **_rows(_ENCODER, _ENCODERS),
     **_rows(_IMAGE, _IMAGES),
+    **_rows(_PACKED_IMAGE, _PACKED_IMAGES),
+    **_rows(_DETECTOR, _DETECTORS),
     **_rows(_SPECTROGRAM, _SPECTROGRAMS),
     **_rows(_VIDEO, _VIDEOS),
     **_rows(_TURNED_VIDEO, _TURNED_VIDEOS),
     **_rows(_TURNED_IMAGE, _TURNED_IMAGES),
     **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
     **_rows(_ENCODER_OF_ROWS, _TEXTS_AND_IMAGES, tower=_TOWER),
+    **_rows(_ENCODER_OF_ROWS, _TEXTS_AND_PACKED_IMAGES, tower=_PACKED_TOWER),
     **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),
     **_rows(_ENCODER_OF_ROWS, _PAIRS_OF_ROWS),
     **_rows(_DECODER_OF_SINUSOIDS, _DECODERS_OF_SINUSOIDS),
     **_rows(_PAIR_OF_SINUSOIDS, _PAIRS_OF_SINUSOIDS),
+    # biases of distances in attention, and a table only if the configuration says so
+    "data2vec-vision": GeneratedRow(
+        *_OPTIONAL, with_table=("use_absolute_position_embeddings", "abspos")
+    ),
     # rows that are odd, and a few that `cape-plugins doctor` checks
     "vit_mae": GeneratedRow(*_IMAGE, only_adds=True),
     "llama": GeneratedRow(*_DECODER, checked=True),

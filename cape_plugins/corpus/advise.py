@@ -9,7 +9,7 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
   `cape` must see the positions of an input of length N, so the shift covers the difference (CAPE
   section 5.2: "covers 60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0 reach T
   + shift: shift = N - T. Mean-normalised positions lie around 0: shift = (N - T) / 2. In text, a
-  share of the samples stays unaugmented (docs/choosing.md, Probability).
+  share of the samples stays unaugmented (docs/settings.md, Probability).
 * N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. On finer grids
   `cape` with the shift of the paper, 0.5: images span [-1, 1] at any size, so no shift covers a
   larger image. The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
@@ -19,7 +19,7 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 that keeps the order (CAPE section 5.2 and Appendix D.1).
 * Source scale: alpha, target tokens / source tokens (CAPE section 5.3). The length of a pair is
   then the larger of target length and source length times alpha.
-* A model that is trained already goes on with these settings (docs/choosing.md, A trained model);
+* A model that is trained already goes on with these settings (docs/settings.md, A trained model);
   where nothing in use is longer, it keeps its type.
 """
 
@@ -45,7 +45,7 @@ REACHED = 0.05  # share of the training inputs that reach T
 LARGEST_SCALE = 4  # for rotary models; larger scales have not been measured
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
 AUGMENTED = 0.75  # share of samples that cape augments in text
-PAGE = "docs/choosing.md"
+PAGE, SETTINGS = "docs/choosing.md", "docs/settings.md"
 SHARE = 25  # percent of the updates of the first training, after which a switched model is level
 
 
@@ -192,7 +192,7 @@ def choose(
     reason = (
         f"relpos carries over to longer inputs in most tasks ({PAGE}, Which type). If positions "
         f"alone lead to the answer, as in lists of numbers, take {default.type}: its shift shows "
-        f"training the positions of inputs of {corpus.longest:g} ({PAGE}, Shift)."
+        f"training the positions of inputs of {corpus.longest:g} ({SETTINGS}, Shift)."
     )
     return {"type": "relpos"}, cape, reason
 
@@ -205,14 +205,15 @@ def _how_to_switch(trained: str) -> Iterator[str]:
     yield (
         f"note:     train for {SHARE} % of the updates of the first training or more, at its "
         f"highest learning rate or twice this rate, with warm-up and decay; train {trained} on for "
-        f"as long, and compare ({PAGE}, A trained model)."
+        f"as long, and compare ({SETTINGS}, A trained model)."
     )
 
 
 def _choose_scale(corpus: Corpus) -> tuple[Any, ...]:
     scale = min(math.ceil(corpus.longest / corpus.reached), LARGEST_SCALE)
     reach = scale * corpus.reached
-    reason = f"a scale of {scale} shows training distances up to {reach:g} tokens ({PAGE}, Scale)"
+    reason = f"a scale of {scale} shows training distances up to {reach:g} tokens"
+    reason += f" ({SETTINGS}, Scale)"
     if reach < corpus.longest:
         reason += f"; for longer inputs compare nopos, randpos and rfs ({PAGE}, Which type)"
     return {"type": DEFAULT_TYPE, "max_global_scale": float(scale)}, f"{reason}."
@@ -222,8 +223,8 @@ def _choose_on_grid(corpus: Corpus, domain_name: str) -> tuple[Any, ...]:
     if (share := aliasing(domain_name, corpus.shortest_side)) > COARSE:
         reason = (
             f"on {corpus.shortest_side} patches a side {100 * share:.0f} % of the channels of "
-            f"sinusoids turn by more than half a circle from patch to patch ({PAGE}, When not to "
-            "use cape)."
+            f"sinusoids turn by more than half a circle from patch to patch "
+            f"({SETTINGS}, When not to use cape)."
         )
         return {"type": "abspos"}, reason
     default, sizes_differ = PositionConfig(DEFAULT_TYPE, domain_name), len(set(corpus.lengths)) > 1

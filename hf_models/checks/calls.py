@@ -102,6 +102,8 @@ def unpadded(model: Any, batch: Mapping[str, Tensor]) -> Samples:
 
 
 def _image(model: _Model) -> Tensor:
+    if model.form == _PACKED_FORM:
+        return _padded_patches(model)
     sizes = model.part("vision_config", "backbone_config", "encoder")
     size = getattr(sizes, "image_size", None) or _IMAGE
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
@@ -156,13 +158,42 @@ def _packed_patches(model: _Model) -> Tensor:
     return torch.randn(BATCH * PATCHES**2, numbers, generator=model.generator)
 
 
+def _padded_patches(model: _Model) -> Tensor:
+    """``[B, patches, numbers of a patch]``, patches of images of different sizes."""
+    sizes = model.part("vision_config")
+    return model.numbers(_patches_of(sizes), sizes.num_channels * sizes.patch_size**2)
+
+
+def _patches_of(sizes: Any) -> int:
+    """Patches of a packed image in a batch; raises AttributeError where patches are not packed."""
+    return min(sizes.num_patches, PATCHES**2)
+
+
+def _patch_mask(model: _Model) -> Tensor:
+    """``[B, patches]``, 0 on padding."""
+    shapes = _image_shapes(model)
+    length = _patches_of(model.part("vision_config"))
+    return (torch.arange(length) < shapes.prod(1, keepdim=True)).long()
+
+
+def _image_shapes(model: _Model) -> Tensor:
+    """``[B, 2]``, rows and columns of patches; the second image has fewer patches."""
+    if model.form != _PACKED_FORM:
+        raise TypeError("only packed images have sizes")
+    _patches_of(model.part("vision_config"))
+    return torch.tensor([[PATCHES, PATCHES], [PATCHES // 2, PATCHES + 1]])
+
+
 _FORMS = 3
+_PACKED_FORM = 2
 # Makes an input; raises AttributeError or TypeError if the configuration has no such form.
 _MAKERS: dict[str, Callable[[_Model], Tensor | None]] = {
     "input_ids": lambda model: model.words(LENGTH),
     "decoder_input_ids": lambda model: model.words(TARGETS),
     "bbox": _boxes,
     "pixel_values": _image,
+    "pixel_attention_mask": _patch_mask,
+    "spatial_shapes": _image_shapes,
     "pixel_values_videos": _video,
     "input_values": _wave,
     "input_features": _spectrum,

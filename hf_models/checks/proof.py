@@ -135,10 +135,10 @@ def _proof(
         text = f"its {name} is the class of the model type {owner}"
         return Proof(model_type, None, name, [Check("class", SKIPPED, text)])
     if known_row is not None:
-        checks = _checks(stock, known_row.stock, position_embedding)
+        checks = _checks(stock, _stock_type(stock.model), position_embedding)
         return Proof(model_type, known_row, name, checks)
     if is_model(PARTS.get(type(stock.model))):  # a family with a file
-        checks = _checks(stock, _file_type(stock.model), position_embedding)
+        checks = _checks(stock, _stock_type(stock.model), position_embedding)
         return Proof(model_type, None, name, checks)
     if find_family(model_type) is not None:
         return Proof(model_type, None, name, [_no_seam(f"its family has no class for {name}")])
@@ -174,8 +174,8 @@ def candidates(model: Any) -> list[GeneratedRow]:
     )
 
 
-def _file_type(model: Any) -> str:
-    """Type of the stock model in a family with a file."""
+def _stock_type(model: Any) -> str:
+    """Type of position embedding of a stock model whose family is known."""
     family = find_family(model.config.model_type)
     side = next(side for side, row in family.sides.items() if row.field == FIELD)
     return family.stock_type(vars(model.config), side)

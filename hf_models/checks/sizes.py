@@ -93,6 +93,7 @@ BY_TYPE: dict[str, dict[str, Any]] = {
     "bamba": _MAMBA,
     "big_bird": {"attention_type": "original_full"},
     "bigbird_pegasus": {"attention_type": "original_full"},
+    "data2vec-vision": {"use_relative_position_bias": True},
     "deberta": {"relative_attention": False},
     "esm": {"pad_token_id": 1, "mask_token_id": 5, "position_embedding_type": "absolute"},
     "fsmt": {"langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from hf_models.generated.seam import Seam
+from hf_models.seams.detection import DetectionPositions
 from hf_models.seams.grids import PatchGrid
+from hf_models.seams.optional_grids import OptionalTable
+from hf_models.seams.packed_grids import PackedTable
 from hf_models.seams.patch_angles import PatchAngles
 from hf_models.seams.rotary import RotaryAngles
 from hf_models.seams.rows import RowTable
@@ -17,6 +20,9 @@ SEAMS: dict[str, type[Seam]] = {
     "rows": RowTable,
     "sinusoids": SinusoidTable,
     "grid": PatchGrid,
+    "optional grid": OptionalTable,
+    "packed grid": PackedTable,
+    "detection": DetectionPositions,
     "spectrogram": SpectrogramTable,
     "patch angles": PatchAngles,
     "video": VideoPositions,

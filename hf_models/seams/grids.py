@@ -29,7 +29,7 @@ from hf_models.seams.rows import is_position_table
 from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions
 
-_LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
+LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
 _FLAG = "interpolate_pos_encoding"  # argument of stock models that lets images have any size
 _PIXELS = "pixel_values"
 _MOST_SPECIAL_TOKENS = 16
@@ -46,7 +46,8 @@ class PatchGrid(Seam):
         kernel: Height and width of a patch, in pixels.
         stride: Distance of neighbouring patches in pixels, down and to the right.
         grid: Rows and columns of patches at the image size of the configuration.
-        special_tokens: Number of tokens before the patches.
+        special_tokens: Number of tokens that are no patches.
+        tokens_behind: Number of special tokens behind the patches; the others are before them.
         width: C.
         keeps_table: Whether the stock table stays, with all that stock code does with it.
     """
@@ -57,6 +58,7 @@ class PatchGrid(Seam):
     stride: tuple[int, ...]
     grid: tuple[int, ...]
     special_tokens: int
+    tokens_behind: int = 0
     width: int
     keeps_table: bool
 
@@ -93,12 +95,11 @@ class PatchGrid(Seam):
         Raises:
             ValueError: if the table does not fit the size of inputs in the configuration.
         """
-        cut = next(part for part in owner.modules() if isinstance(part, self.convolution))
-        self.kernel, self.stride = self.patch_sizes(cut)
+        self.kernel, self.stride = self.patch_sizes(owner)
         self.grid = self.patches(*self.trained_size(owner, config))
         rows, self.width = table.shape[-2:]
         self.special_tokens = rows - math.prod(self.grid_of_table)
-        if not 0 <= self.special_tokens <= _MOST_SPECIAL_TOKENS:
+        if not 0 <= self.special_tokens - self.tokens_behind <= _MOST_SPECIAL_TOKENS:
             raise ValueError(
                 f"the table of {type(owner).__name__} has {rows} rows for a grid of "
                 f"{' x '.join(map(str, self.grid_of_table))} patches; allowed: one for each patch, "
@@ -115,9 +116,11 @@ class PatchGrid(Seam):
         """Sizes of the axes for which the stock table has rows."""
         return self.grid
 
-    def patch_sizes(self, convolution: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes and distances of patches along the axes of the grid."""
-        return tuple(convolution.kernel_size), tuple(convolution.stride)
+    def patch_sizes(self, owner: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and distances of patches along the axes of the grid. For `owner` see
+        :meth:`measure`."""
+        cut = next(part for part in owner.modules() if isinstance(part, self.convolution))
+        return tuple(cut.kernel_size), tuple(cut.stride)
 
     def trained_size(self, owner: nn.Module, config: Any) -> tuple[int, ...]:
         """Height and width of the inputs that the stock table is for, as the convolution sees them.
@@ -132,7 +135,7 @@ class PatchGrid(Seam):
 
     def build_encoder(self, settings: PositionConfig) -> PositionEncoder:
         """The encoder of the positions of patches, for the size in :attr:`grid` and `width`."""
-        return build_position_encoder(settings, self.width, layout=_LAYOUT, table_size=self.grid)
+        return build_position_encoder(settings, self.width, layout=LAYOUT, table_size=self.grid)
 
     def embed_patches(
         self, grid: tuple[int, ...], draw: Draw | None, like: Tensor
@@ -159,7 +162,8 @@ class PatchGrid(Seam):
         """``[1 or B, special tokens + patches, C]`` for the inputs of this forward, zero at special
         tokens. For the arguments see :meth:`embed_grid`."""
         embedding, _ = self.embed_grid(like, size)
-        return left_alone(F.pad(embedding, (0, 0, self.special_tokens, 0)))
+        before = self.special_tokens - self.tokens_behind
+        return left_alone(F.pad(embedding, (0, 0, before, self.tokens_behind)))
 
     def embed_grid(
         self, like: Tensor, size: tuple[int, ...] | None = None

@@ -8,6 +8,7 @@ the positions in them.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,7 @@ _DECODER = re.compile(r"(^|\.|_)decoder\.")  # in the path of a module
 _DECODER_MASK = "decoder_attention_mask"
 _CAUSAL_MASK = "bias"  # stock buffer [1, 1, N, N] of attention modules, which ends with the table
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+_PACKED = ("pixel_values", "spatial_shapes")  # arguments of modules that embed packed patches
 _ROOM = 8192  # tokens for which buffers have room even where no model is called around the table
 _STD = 0.02  # of new tables, if the configuration says nothing
 _CONTENT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
@@ -127,7 +129,7 @@ class RowTable(CountedRows, nn.Embedding):
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
         """See :class:`~hf_models.generated.seam.Seam`: tables with the name of positions, but for
-        tables of image patches, whose owner has a convolution."""
+        tables of image patches, whose owner has a convolution or takes packed patches."""
         for path, module in model.named_modules():
             owner_path, _, name = path.rpartition(".")
             if not isinstance(module, nn.Embedding) or isinstance(module, cls):
@@ -135,7 +137,8 @@ class RowTable(CountedRows, nn.Embedding):
             if not is_position_table(name):
                 continue
             owner = model.get_submodule(owner_path)
-            if not any(isinstance(part, _CONVOLUTIONS) for part in owner.modules()):
+            is_grid = any(isinstance(part, _CONVOLUTIONS) for part in owner.modules())
+            if not (is_grid or takes_packed_patches(owner)):
                 yield path, module, {}
 
     @classmethod
@@ -215,6 +218,11 @@ class RowTable(CountedRows, nn.Embedding):
 def is_position_table(name: str) -> bool:
     """Whether an attribute of a stock module is called like a table of positions."""
     return bool(_TABLE.search(name)) and not _OTHER_TABLE.search(name)
+
+
+def takes_packed_patches(module: nn.Module) -> bool:
+    """Whether a stock module is given patches of images, and the sizes of the images, alone."""
+    return tuple(inspect.signature(type(module).forward).parameters)[1:] == _PACKED
 
 
 def _grow_buffers(owner: nn.Module, length: int, new_size: int) -> None:

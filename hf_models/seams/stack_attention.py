@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cape_plugins import AttentionPositions, Draw, Positions
+from cape_plugins import AttentionPositions, Draw, PositionConfig, Positions
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam
 from hf_models.host import cached_tokens, find_cache
@@ -90,34 +90,26 @@ def add_to_layers(model: nn.Module, path: str, seam: Seam, only_adds: bool) -> N
     settings = seam.positions.config
     if not settings.in_attention:
         return
-    beginning = f"position embedding {settings.type!r} acts in attention, and"
-    remedy = (
-        "allowed: types that add to the content, without relative_context. Choose one, such as "
-        "'cape'."
-    )
+    name = type(model).__name__
     if only_adds:
-        raise ValueError(
-            f"{beginning} {type(model).__name__} hides or reorders tokens before its layers; "
-            f"{remedy}"
-        )
+        refuse_in_attention(settings, f"{name} hides or reorders tokens before its layers")
     stack_path, attentions = _self_attentions(model, path)
     computing = [module for _, module in attentions if not _looks_up_function(module)]
     if computing:
-        raise ValueError(
-            f"{beginning} {type(computing[0]).__name__} does not look its attention function up as "
-            f"transformers' other models do; {remedy}"
+        refuse_in_attention(
+            settings,
+            f"{type(computing[0]).__name__} does not look its attention function up as "
+            "transformers' other models do",
         )
     around = _model_around(model, path)
     if model.can_generate() and around is not model and type(model).part_for(around) is None:
-        raise ValueError(
-            f"{beginning} generation of {type(model).__name__} calls the stock "
-            f"{type(around).__name__} alone, which knows no positions; {remedy}"
+        refuse_in_attention(
+            settings,
+            f"generation of {name} calls the stock {type(around).__name__} alone, which knows no "
+            "positions",
         )
     if not attentions:
-        raise ValueError(
-            f"{beginning} {type(model).__name__} has no attention with heads that are known; "
-            f"{remedy}"
-        )
+        refuse_in_attention(settings, f"{name} has no attention with heads that are known")
     modules = [module for _, module in attentions]
     causal = bool(getattr(modules[0], "is_causal", False))
     seam.layer_key = path
@@ -128,6 +120,23 @@ def add_to_layers(model: nn.Module, path: str, seam: Seam, only_adds: bool) -> N
         layer = model.get_submodule(layer_path)
         layer.attention_paths, layer.stack = tuple(paths), path
         layer.__class__ = mixed(PositionLayer, type(layer))
+
+
+def refuse_in_attention(settings: PositionConfig, reason: str) -> None:
+    """Refuses a type that acts in attention.
+
+    Args:
+        settings: Position embedding of a side.
+        reason: Why the model cannot have such a type.
+
+    Raises:
+        ValueError: for a type that acts in attention.
+    """
+    if settings.in_attention:
+        raise ValueError(
+            f"position embedding {settings.type!r} acts in attention, and {reason}; allowed: types "
+            "that add to the content, without relative_context. Choose one, such as 'cape'."
+        )
 
 
 def leave_for_layers(

@@ -156,9 +156,9 @@ class FrameTable(TubeletGrid, ParameterOwner):
         """Rows and columns."""
         return self.grid[1:]
 
-    def patch_sizes(self, convolution: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def patch_sizes(self, owner: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A patch is one frame long."""
-        kernel, stride = super().patch_sizes(convolution)
+        kernel, stride = super().patch_sizes(owner)
         return (1, *kernel), (1, *stride)
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:

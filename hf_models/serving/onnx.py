@@ -22,6 +22,7 @@ import hf_models
 from cape_plugins import PositionEncoder
 from cape_plugins.serving.output import Exported
 from hf_models.processors.feature_extraction import choose_extractor
+from hf_models.seams.packed_grids import refuse_packed_patches
 from hf_models.serving.onnx_generation import generation_graphs, language_model_graph
 from hf_models.serving.onnx_graphs import (
     Graph,
@@ -111,6 +112,7 @@ def graphs(model: Any) -> list[Graph]:
     Raises:
         ValueError: for a model that no graph fits.
     """
+    refuse_packed_patches(model, "export onnx")
     generates = model.can_generate()
     if generates and model.config.is_encoder_decoder:
         return generation_graphs(model)

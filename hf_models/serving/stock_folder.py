@@ -26,6 +26,7 @@ from hf_models.processors.limits import follow_in_folder, set_limit
 from hf_models.seams.grids import PatchGrid
 from hf_models.seams.images import ImageModel
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.seams.packed_grids import refuse_packed_patches
 from hf_models.seams.rows import RowTable
 from hf_models.serving.source_folder import refuse_data
 from hf_models.storage.loading import clear_errors, load_whole
@@ -61,6 +62,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     _check_arguments(args)
     with clear_errors(str(source)):
         cape, stock_type = _load(source)
+    refuse_packed_patches(cape, "export stock")
     # both compute in float32, so no difference is rounding; the file keeps the stored precision
     stored, cape = cape.dtype, cape.float()
     _refuse_in_attention(cape, stock_type)
@@ -175,7 +177,8 @@ def _set_image_size(cape: PreTrainedModel, height: int, width: int) -> None:
             )
         grid.grid = grid.patches(height, width)
         refuse_large_table("--image-size", math.prod(grid.grid), grid.width)
-    sizes.image_size = height if height == width else (height, width)
+    is_pair = isinstance(sizes.image_size, list | tuple)
+    sizes.image_size = (height, width) if is_pair or height != width else height
 
 
 def _refuse_in_attention(cape: PreTrainedModel, stock_type: type) -> None:

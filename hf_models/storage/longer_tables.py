@@ -37,14 +37,17 @@ class _Table(NamedTuple):
     Attributes:
         name: Name of the parameter.
         weight: ``[..., special rows + positions, C]``.
-        special: Rows before the first position.
+        special: Rows that are no positions.
         grid: Sizes of the axes of patches; None for a table of tokens.
+        behind: How many of the special rows are behind the last position; the others are before
+            the first one.
     """
 
     name: str
     weight: Tensor
     special: int
     grid: tuple[int, ...] | None
+    behind: int = 0
 
     @property
     def positions(self) -> int:
@@ -189,7 +192,7 @@ def _tables(model: nn.Module) -> Iterator[_Table]:
     """The learned tables of a model of this package."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for module in model.modules():
-        grid, special, weight = None, 0, None
+        grid, special, behind, weight = None, 0, 0, None
         if isinstance(module, RowTable) and module.keeps_table:
             weight, special = module._parameters["weight"], module.first_row
         elif isinstance(module, LearnedTable):
@@ -201,8 +204,9 @@ def _tables(model: nn.Module) -> Iterator[_Table]:
             name = "weight" if is_module else getattr(module, "table_name", "")
             weight = getattr(module, name, None)
             special, grid = module.special_tokens, module.grid_of_table
+            behind = module.tokens_behind
         if id(weight) in names:  # fixed tables are no parameters
-            yield _Table(names[id(weight)], weight, special, grid)
+            yield _Table(names[id(weight)], weight, special, grid, behind)
 
 
 def _growth(model: PreTrainedModel, size: str) -> _Growth:
@@ -329,15 +333,18 @@ def _new_shapes(
 
 def _extended(old: _Table, new: _Table, kind: str, keep: int) -> Tensor:
     """The weights of a table at its new size, in the shape of its parameter."""
-    rows = old.weight.reshape(-1, old.weight.shape[-1])
-    special, trained = rows[: old.special], rows[old.special :]
-    if old.grid is None:
-        longer = _longer(trained, new.positions, kind, keep)
-    elif kind == "copy":
-        longer = _repeated(trained, old.grid, new.grid)
-    else:
-        longer = resize_grid(trained, old.grid, new.grid)
-    return torch.cat((special, longer)).view(new.weight.shape)
+    tables = old.weight.reshape(-1, *old.weight.shape[-2:])  # a table of each layer, or one
+    parts = []
+    for rows in tables:
+        before, trained, behind = rows.split((old.special - old.behind, old.positions, old.behind))
+        if old.grid is None:
+            longer = _longer(trained, new.positions, kind, keep)
+        elif kind == "copy":
+            longer = _repeated(trained, old.grid, new.grid)
+        else:
+            longer = resize_grid(trained, old.grid, new.grid)
+        parts += before, longer, behind
+    return torch.cat(parts).view(new.weight.shape)
 
 
 def _longer(trained: Tensor, positions: int, kind: str, keep: int) -> Tensor:

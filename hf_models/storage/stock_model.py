@@ -17,6 +17,7 @@ from hf_models.seams.frames import Frames, add_positions
 from hf_models.seams.grids import PatchTable, TakesAnySize
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
+from hf_models.seams.optional_grids import OptionalTable
 from hf_models.seams.rows import RowTable
 from hf_models.switching import built as switch_built
 from hf_models.switching.install import LearnedTable
@@ -43,7 +44,8 @@ class Part(NamedTuple):
 def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
     """See :func:`hf_models.switching.built.build_stock`; the stock model has a table to fill."""
     fields = {}
-    has_patches = any(isinstance(module, PatchEmbeddings) for module in cape.modules())
+    of_patches = PatchEmbeddings | OptionalTable
+    has_patches = any(isinstance(module, of_patches) for module in cape.modules())
     if has_patches and hasattr(cape.config, "use_absolute_position_embeddings"):
         fields["use_absolute_position_embeddings"] = True
     return switch_built.build_stock(cape, stock_class, **fields)
@@ -135,9 +137,12 @@ def _rows_of_patches(embeddings: PatchEmbeddings, like: Tensor) -> Tensor:
 
 
 def _rows_of_grid(seam: TakesAnySize, table: Tensor) -> Tensor:
-    """``[special tokens + patches, C]`` at the size of inputs in the configuration."""
+    """The rows in the shape of the stock table ``[..., special tokens + patches, C]``, at the size
+    of inputs in the configuration."""
     grid = seam.patch_grid
-    return grid.embedding(table)[0] if seam.drops_table else getattr(seam, seam.table_name)
+    if not seam.drops_table:
+        return getattr(seam, seam.table_name)
+    return grid.embedding(table)[0].expand_as(table)
 
 
 def _rows_of_frames(encoder: NaturalLengthEncoder, like: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import Seq2SeqTrainingArguments
+from transformers import PreTrainedModel, Seq2SeqTrainingArguments
 
 from cape_plugins.settings.switching import Step, number_of_updates
+from recipes.lab.command_line import positive
 from recipes.lab.steps import CommandError
 
+NEW_MODULES = ("relative", "layer_bias")  # of relpos and of fire
 STATE = "trainer_state.json"  # written by the Trainer: updates, and the rate at each logged update
 
 
@@ -36,6 +38,14 @@ def add_switch_args(parser: argparse.ArgumentParser) -> None:
         help="with --model: trains each type of --compare for each of these numbers of updates, "
         "such as 0 10%% 25%% 50%% of the updates of the model's training; 0 tests the model "
         "without training. Default of --learning_rate: the highest rate of the model's training",
+    )
+    parser.add_argument(
+        "--lora",
+        type=positive,
+        metavar="RANK",
+        help="with --model: trains adapters of this rank beside all linear layers, and modules "
+        "that only the new type has; the adapters are merged into the saved model. From scratch, "
+        "all weights are trained",
     )
     parser.add_argument(
         "--switch-scratch",
@@ -70,6 +80,8 @@ def plan_trainings(
         CommandError: if the updates are shares of a training that is not known.
     """
     begins_with_model = args.model is not None
+    if args.lora and not begins_with_model:
+        raise CommandError(f"--lora {args.lora}: adapts a trained model; give the model by --model")
     if not args.switch_updates:
         if args.switch_scratch:
             raise CommandError("--switch-scratch belongs to --switch-updates; give both")
@@ -124,3 +136,25 @@ def changed_arguments(row: Step, training: Seq2SeqTrainingArguments) -> dict[str
         "max_steps": row.updates,
         "warmup_steps": min(warm_up, row.updates // 4) if warm_up >= 1 else warm_up,
     }
+
+
+def with_adapters(model: PreTrainedModel, rank: int) -> Any:
+    """Freezes the model and adds low-rank adapters beside all its linear layers. Modules of types
+    in attention, which a checkpoint with another type does not have, are trained as a whole.
+
+    Raises:
+        CommandError: if the package peft is missing.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        why = f"--lora {rank} needs the package peft ({error}); pip install peft"
+        raise CommandError(why) from None
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules="all-linear",
+        modules_to_save=sorted(names.intersection(NEW_MODULES)) or None,
+    )
+    return get_peft_model(model, config)

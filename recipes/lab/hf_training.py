@@ -21,7 +21,13 @@ from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, Tr
 from hf_models import RankSeedCallback
 from recipes.lab.command_line import add_compared, add_shared, check_shared, new_parser
 from recipes.lab.data import read_text
-from recipes.lab.hf_switching import add_switch_args, changed_arguments, plan_trainings, take_rate
+from recipes.lab.hf_switching import (
+    add_switch_args,
+    changed_arguments,
+    plan_trainings,
+    take_rate,
+    with_adapters,
+)
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import (
     OTHER_OUTPUT,
@@ -213,7 +219,8 @@ def train_all(
         trainer.add_callback(RankSeedCallback())
         if run_args.process_index == 0:
             record(folder, made_with)
-        train(trainer, folder, trains=row.updates != 0)
+        rank = args.lora if row.continues else None
+        train(trainer, folder, trains=row.updates != 0, rank=rank)
         yield {"variant": variant, "seed": seed}, trainer
 
 
@@ -223,16 +230,21 @@ def _begin_anew(trainer: Trainer) -> None:
     trainer.model = trainer.model_wrapped = new_model
 
 
-def train(trainer: Trainer, folder: Path, trains: bool = True) -> None:
+def train(trainer: Trainer, folder: Path, trains: bool = True, rank: int | None = None) -> None:
     """Trains the model, unless it is finished, and loads the saved model. Without updates, saves
-    the model unchanged."""
+    the model unchanged. With a `rank`, trains adapters and merges them into the saved model."""
     run_args = trainer.args
     duration = {key: getattr(run_args, key) for key in DURATION}
     if not trains:
         trainer.save_model()
     elif not _finished(folder, duration):  # resuming would train one more step
         resume = run_args.resume_from_checkpoint or _last_whole_checkpoint(folder)
+        if rank:
+            trainer.model = trainer.model_wrapped = with_adapters(trainer.model, rank)
         result = trainer.train(resume_from_checkpoint=resume)
+        if rank:
+            merged = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
+            trainer.model = trainer.model_wrapped = merged
         trainer.save_model()
         trainer.save_state()  # says to a later --switch-updates how long the training was
         trainer.save_metrics("train", {**result.metrics, **duration})

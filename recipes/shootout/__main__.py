@@ -5,36 +5,45 @@
     python -m recipes.shootout --tables docs/results --budget none
     python -m recipes.shootout --plan
 
-A budget sets the seeds of each task: `none` trains nothing; `1h` the control, number lists and
-copies; `6h` small models and one seed more; `full` all. The hours are for two cores. Recipes train
-each type and seed of a task. An interrupted run goes on where it was. With --tables, cells of
-published tables are taken over and not trained again.
+Recipes train each type and seed of a task. An interrupted run goes on where it was. With --tables,
+values of published tables are shown, too, and are not trained again.
 """
 
 import argparse
+import contextlib
+import fcntl
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
+from cape_plugins.machine import available_cores
 from recipes.lab import command_line
-from recipes.lab.steps import CommandError, run_main, started_as
+from recipes.lab.steps import ChildError, CommandError, run_main, started_as
 from recipes.lab.tables import how_made, markdown, shown_command, write_page
-from recipes.shootout.cells import Cell, make, published, read_cells, write_cells
+from recipes.shootout.cells import Cell, make, published, read_trained, source_of, write_cells
 from recipes.shootout.page import PICTURE, sections, write_picture
 from recipes.shootout.tasks import BUDGETS, TASKS, TYPES, Task
 
 PACKAGES = ("torch", "transformers", "fairseq-fixed", "scipy")
 Job = tuple[Task, int, tuple[str, ...]]  # task, seed, types
+Files = Mapping[str, Sequence[str]]  # options of the recipes, by option of this program
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = command_line.new_parser(__doc__)
-    parser.add_argument("--budget", choices=BUDGETS, default="1h", help="(default: %(default)s)")
+    parser.add_argument(
+        "--budget",
+        choices=BUDGETS,
+        default="1h",
+        help="none: nothing is trained; 1h: the control, copies, and lists with one seed; 6h: also "
+        "small models; full: all (default: %(default)s, hours of two cores)",
+    )
     names = [task.name for task in TASKS]
     parser.add_argument(
-        "--tasks", nargs="+", choices=names, metavar="TASK", help=f"of {'; '.join(names)}"
+        "--tasks", nargs="+", choices=names, metavar="TASK", help=f"of {' '.join(names)}"
     )
     parser.add_argument(
         "--compare", nargs="+", choices=TYPES, metavar="TYPE", help=f"of {' '.join(TYPES)}"
@@ -49,23 +58,62 @@ def make_parser() -> argparse.ArgumentParser:
         metavar=("TRAIN", "VALID"),
         help="text files of the language models",
     )
+    parser.add_argument(
+        "--captions",
+        nargs=6,
+        type=Path,
+        metavar="FILE",
+        help="training, validation and test text of the captions, source and target of each",
+    )
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="images of CIFAR-10")
     parser.add_argument("--plan", action="store_true", help="print what would be trained, and stop")
-    command_line.add_shared(parser, "jobs", default=1)
+    command_line.add_shared(parser, "jobs", default=available_cores())
     command_line.add_shared(parser, "work", default=Path("build/shootout"))
     command_line.add_shared(parser, "output", default=Path("results/shootout"))
     return parser
 
 
 def files_of(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Options of the recipes for the user's files, by the name of the option of this program."""
-    options = {}
+    """Options of the recipes for the user's files, by the option of this program."""
+    options: dict[str, list[str]] = {}
     if args.texts:
         train, valid = map(str, args.texts)
         options["texts"] = ["--train-file", train, "--validation-file", valid]
+    if args.captions:
+        pairs = [list(map(str, args.captions[at : at + 2])) for at in (0, 2, 4)]
+        options["captions"] = ["--train", *pairs[0], "--valid", *pairs[1], "--test", *pairs[2]]
     if args.images:
         options["images"] = ["--dataset", str(args.images)]
+    for name in options:
+        paths = getattr(args, name)
+        for path in paths if isinstance(paths, list) else [paths]:
+            if not path.exists():
+                raise CommandError(f"--{name} {path}: no such file or folder")
     return options
+
+
+def known_cells(
+    args: argparse.Namespace, tasks: Sequence[Task], files: Files
+) -> tuple[list[Cell], list[Cell]]:
+    """Returns cells to show, and other cells of the file: of other tasks, and of other data. Cells
+    of the user's data are never shown beside published cells."""
+    names = {task.name: task for task in tasks}
+    cells, others = [], []
+    for cell in read_trained(args.output / "cells.csv"):
+        task = names.get(cell.task)
+        options = files.get(task.files, ()) if task else ()
+        shown = task and cell.source == source_of(task, cell.type, cell.seed, options)
+        (cells if shown else others).append(cell)
+    if args.tables is None:
+        return cells, others
+    if not args.tables.is_dir():
+        raise CommandError(f"--tables {args.tables}: no such folder; give docs/results")
+    trained = {(cell.task, cell.type, cell.seed) for cell in cells}
+    for task in tasks:
+        if task.files not in files:
+            found = published(task, args.tables)
+            cells += [cell for cell in found if (cell.task, cell.type, cell.seed) not in trained]
+    return cells, others
 
 
 def plan(
@@ -73,7 +121,7 @@ def plan(
     types: Sequence[str],
     budget: str,
     cells: Sequence[Cell],
-    files: Sequence[str],
+    files: Files,
 ) -> tuple[list[Job], list[str]]:
     """What has to be trained, the first seed of all tasks first; and what is left out, and why."""
     finished = {(cell.task, cell.type, cell.seed) for cell in cells}
@@ -85,35 +133,52 @@ def plan(
             missing += _left_out(task, refused, why)
         wanted = [name for name in types if name in task.types()]
         seeds = task.seeds.get(budget, ())
-        reason = f"not in the budget {budget}"
-        if not task.command:
-            seeds, reason = (), "only published tables are read"
-        elif task.files and task.files not in files:
-            seeds, reason = (), f"give --{task.files}"
+        reason = f"not trained with --budget {budget}"
+        if task.files and task.files not in files:
+            seeds, reason = (), f"not trained without --{task.files}"
         for seed in seeds:
             todo = tuple(name for name in wanted if (task.name, name, seed) not in finished)
             if todo:
                 jobs.append((task, seed, todo))
-        seen = {name for task_name, name, _ in finished if task_name == task.name}
         if not seeds:
+            seen = {name for task_name, name, _ in finished if task_name == task.name}
             missing += _left_out(task, [name for name in wanted if name not in seen], reason)
     return sorted(jobs, key=lambda job: job[1]), missing
 
 
 def _left_out(task: Task, types: Sequence[str], why: str) -> list[str]:
     """A line that tells why a task has no values of these types."""
-    return [f"- {task.name}, {', '.join(f'`{name}`' for name in types)}: {why}"] if types else []
+    names = ", ".join(f"`{TYPES[name]}`" for name in types)
+    return [f"- {task.name}, {names}: {why}"] if types else []
 
 
 def plan_table(jobs: Sequence[Job], side_by_side: int) -> list[str]:
-    """What will be trained, and about how long that takes on the machine of the tables."""
-    rows, total = [], 0
+    """What will be trained, and about how long that takes on two cores."""
+    rows, total = [], 0.0
     for task, seed, types in jobs:
-        seconds = task.seconds * len(types)
-        total += seconds // (side_by_side if "jobs" in task.shared else 1)
-        rows.append([task.name, seed, " ".join(types), f"{seconds / 60:.0f}"])
+        minutes = task.seconds * len(types) / 60
+        total += minutes / (side_by_side if "jobs" in task.shared else 1)
+        rows.append([task.name, str(seed), " ".join(types), f"{minutes:.1f}"])
+    if not rows:
+        return ["nothing is left to train"]
     lines = markdown(["task", "seed", "types", "CPU minutes, about"], rows)
-    return [*lines, "", f"about {total / 3600:.1f} hours"]
+    return [*lines, "", f"about {total:.0f} minutes, --jobs {side_by_side}"]
+
+
+@contextlib.contextmanager
+def alone(*folders: Path) -> Iterator[None]:
+    """Holds a lock on each folder, so that two runs do not write into one."""
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)  # unlocks, as the end of the process does
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                why = f"{folder}: another run works here; wait, or give other --work and --output"
+                raise CommandError(why) from None
+        yield
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -123,32 +188,41 @@ def main(argv: Sequence[str] | None = None) -> None:
     tasks = [task for task in TASKS if not args.tasks or task.name in args.tasks]
     types = [name for name in TYPES if not args.compare or name in args.compare]
     files = files_of(args)
-    path = args.output / "cells.csv"
-    cells = read_cells(path)
-    if args.tables:
-        if not args.tables.is_dir():
-            raise CommandError(f"--tables {args.tables}: no such folder; give docs/results")
-        found = [cell for task in tasks for cell in published(task, args.tables)]
-        known = {(cell.task, cell.type, cell.seed) for cell in cells}
-        cells += [cell for cell in found if (cell.task, cell.type, cell.seed) not in known]
-    jobs, missing = plan(tasks, types, args.budget, cells, list(files))
-    print("\n".join(plan_table(jobs, args.jobs)) if jobs else "nothing is left to train")
+    cells, others = known_cells(args, tasks, files)
+    jobs, missing = plan(tasks, types, args.budget, cells, files)
+    print("\n".join(plan_table(jobs, args.jobs)), flush=True)
     if args.plan:
+        print("\n".join(["", *missing]))
         return
-    for task, seed, names in tqdm(jobs, "tasks and seeds", disable=None):
-        tqdm.write(f"{task.name}, seed {seed}: {' '.join(names)}")
-        options = files.get(task.files, [])
-        cells += make(task, names, seed, options, args.work, args.jobs)
-        write_cells(path, cells)
-    if not cells:
-        raise CommandError("no cell to show; raise --budget, or give --tables docs/results")
-    write_cells(path, cells)
-    shown = [cell for cell in cells if cell.type in types]
-    write_picture(args.output / PICTURE, tasks, shown)
+    if not jobs and not cells:
+        raise CommandError("no value to show; give a larger --budget, or --tables docs/results")
     facts = how_made(shown_command(started_as(), argv), PACKAGES)
-    parts = sections(tasks, shown, missing)
-    write_page(args.output / "shootout.md", "Shoot-out: all types on all tasks", parts, facts)
+
+    def write() -> None:
+        shown = [cell for cell in cells if cell.type in types]
+        write_cells(args.output / "cells.csv", [*cells, *others])
+        write_picture(args.output / PICTURE, tasks, shown)
+        title = "Shoot-out: all types on all tasks"
+        write_page(args.output / "shootout.md", title, sections(tasks, shown, missing), facts)
+
+    with alone(args.work, args.output):
+        failures = 0
+        for task, seed, names in tqdm(jobs, "tasks and seeds", disable=None):
+            tqdm.write(f"{task.name}, seed {seed}: {' '.join(names)}")
+            try:
+                cells += make(task, names, seed, files.get(task.files, ()), args.work, args.jobs)
+            except ChildError as error:  # the other tasks go on
+                failures += 1
+                tqdm.write(f"error: {error}", file=sys.stderr)
+                missing += _left_out(task, names, f"seed {seed} failed")
+            write()
+        if not jobs:
+            write()
     print(f"page and figure: {args.output}/shootout.md, {PICTURE}")
+    if failures:
+        raise ChildError(
+            f"{failures} of {len(jobs)} commands failed; their logs are in {args.work}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,23 @@
-"""Cells: the value of one type, seed and group of tests of a task, and the command that made it.
-Cells are read from published tables, or made by the recipes; the file of cells is what a run that
-was interrupted goes on from."""
+"""Cells: the value of one type, seed and group of tests of a task, and where it is from. Published
+cells are read from tables each time; trained cells are in a file, from which a run that was
+interrupted goes on."""
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.lab.steps import CommandError, folder_name, run_module
+from recipes.lab.steps import ChildError, CommandError, folder_name, run_module
 from recipes.lab.tables import shown_command, write_csv
-from recipes.shootout.tasks import Task
+from recipes.shootout.tasks import TASKS, Task
+
+PROGRAM = "python -m"  # how the source of a trained cell begins
 
 
 class Cell(NamedTuple):
-    """A value; `seconds` of training are empty where a table has none."""
+    """A value. `train_seconds` is None where a table has none; `source` is a page, or the command
+    that trains the type with this seed."""
 
     task: str
     type: str
@@ -27,16 +31,26 @@ class Cell(NamedTuple):
 def published(task: Task, folder: Path) -> list[Cell]:
     """Reads the cells of a task from tables like those in ``docs/results``, below `folder`. A table
     that several pages share has a column ``page``. A type that several pages have is read from the
-    first page, because types are compared within one run."""
+    first page, because types are compared within one run.
+
+    Raises:
+        CommandError: if a table lacks a column or has values that are no numbers.
+    """
     cells: list[Cell] = []
     for table, page in task.pages:
         path = folder / table
         if not path.is_file():
             continue
         known = {cell.type for cell in cells}
-        source = (folder / (page or table)).as_posix()
-        rows = (row for row in _rows(path) if not page or row["page"] == page)
-        cells += (cell for cell in _cells(task, rows, source) if cell.type not in known)
+        source = (folder / page if page else path.with_suffix(".md")).as_posix()
+        try:
+            rows = [row for row in _rows(path) if not page or row["page"] == page]
+            cells += [cell for cell in _cells(task, rows, source) if cell.type not in known]
+        except (KeyError, TypeError, ValueError) as error:
+            why = (
+                f"--tables {folder}: {table} is no table of results ({error!r}); give docs/results"
+            )
+            raise CommandError(why) from None
     return cells
 
 
@@ -47,41 +61,44 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def _cells(task: Task, rows: Iterable[Mapping[str, str]], source: str) -> Iterator[Cell]:
     """The cells of a table of a recipe, for types and groups of the task only."""
-    types = {task.word(name): name for name in task.types()}
+    types = {_in_tables(task.word(name)): name for name in task.types()}
     groups = {group for groups in task.tests.values() for group in groups}
-    type_column, group_columns, value_column = task.columns
-    if isinstance(group_columns, str):
-        group_columns = (group_columns,)
     for row in rows:
-        group = next(row[column] for column in group_columns if column in row)
-        name = types.get(row[type_column])
-        if name is None or group not in groups or not row[value_column]:
+        group_column = next(filter(row.__contains__, task.group_column), task.group_column[0])
+        group = row[group_column]
+        name = types.get(_in_tables(row[task.type_column]))
+        if name is None or group not in groups or not row[task.value_column]:
             continue
         seconds = float(row["train_seconds"]) if row.get("train_seconds") else None
-        value = float(row[value_column])
+        value = float(row[task.value_column])
         yield Cell(task.name, name, int(row["seed"]), group, value, seconds, source)
 
 
-def read_cells(path: Path) -> list[Cell]:
-    """Reads a file of :func:`write_cells`; a file that does not exist has no cells."""
-    if not path.is_file():
+def _in_tables(word: str) -> str:
+    """A type as tables write it: names of models for recipes.mt.analyze have no "="."""
+    return word.replace("=", " ")
+
+
+def read_trained(path: Path) -> list[Cell]:
+    """Reads the trained cells of a file of :func:`write_cells`; no file has no cells."""
+    if not path.exists():
         return []
+    groups = {task.name: {g for row in task.tests.values() for g in row} for task in TASKS}
+    cells = []
     try:
-        return [
-            Cell(
-                row["task"],
-                row["type"],
-                int(row["seed"]),
-                row["group"],
-                float(row["value"]),
-                float(row["train_seconds"]) if row["train_seconds"] else None,
-                row["source"],
-            )
-            for row in _rows(path)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
+        for row in _rows(path):
+            seconds = float(row["train_seconds"]) if row["train_seconds"] else None
+            value, seed = float(row["value"]), int(row["seed"])
+            cell = Cell(row["task"], row["type"], seed, row["group"], value, seconds, row["source"])
+            if not isfinite(value) or not cell.source:
+                raise ValueError(f"cut line: {', '.join(map(str, row.values()))}")
+            # tasks and groups may have changed since
+            if cell.source.startswith(PROGRAM) and cell.group in groups.get(cell.task, ()):
+                cells.append(cell)
+    except (KeyError, OSError, TypeError, ValueError) as error:
         why = f"{path} is no table of this program ({error}); delete it or give another --output"
         raise CommandError(why) from None
+    return cells
 
 
 def write_cells(path: Path, cells: Iterable[Cell]) -> None:
@@ -95,12 +112,16 @@ def command_of(task: Task, types: Sequence[str], seed: int, options: Sequence[st
     Args:
         options: The user's files, as options of the recipe; they replace ``{files}``.
     """
-    words = [part for word in task.command.split() for part in _filled(word, options)]
+    words: list[str] = []
+    for word in task.command.split():
+        words += options if word == "{files}" else [word]
     return [*words, "--seeds", str(seed), "--compare", *map(task.word, types)]
 
 
-def _filled(word: str, options: Sequence[str]) -> Sequence[str]:
-    return options if word == "{files}" else (word,)
+def source_of(task: Task, name: str, seed: int, options: Sequence[str]) -> str:
+    """The source of a trained cell. Other files give another source, so that their cells are not
+    taken for each other."""
+    return shown_command(PROGRAM, command_of(task, (name,), seed, options))
 
 
 def make(
@@ -119,16 +140,24 @@ def make(
         jobs: Trainings that run side by side, where the recipe can do that.
 
     Raises:
-        ChildError: the recipe failed, or its table lacks a type.
+        ChildError: the recipe failed, or its table lacks a type or a group of tests.
     """
     folder = work / folder_name(task.name)
-    output = folder / f"seed{seed}"
-    settings = {"jobs": jobs, "work": folder / "work"}
+    settings = {"jobs": jobs, "work": folder / "work", "output": folder / f"seed{seed}"}
     shared = [word for name in task.shared for word in (f"--{name}", str(settings[name]))]
     module, *words = command_of(task, types, seed, options)
-    run_module(module, *words, *shared, "--output", output, log=folder / f"seed{seed}.log")
-    cells = []
-    for cell in _cells(task, _rows(output / task.table), ""):
-        command = command_of(task, (cell.type,), cell.seed, options)
-        cells.append(cell._replace(source=shown_command("python -m", command)))
-    return [cell for cell in cells if cell.type in types and cell.seed == seed]
+    log = folder / f"seed{seed}.log"
+    run_module(module, *words, *shared, log=log)
+    table = settings["output" if "output" in task.shared else "work"] / task.table
+    # recipes.mt.analyze numbers the seeds that it was given: 1, whatever the seed
+    cells = [
+        cell._replace(seed=seed, source=source_of(task, cell.type, seed, options))
+        for cell in _cells(task, _rows(table), "")
+        if cell.type in types
+    ]
+    groups = {group for groups in task.tests.values() for group in groups}
+    wanted = {(name, group) for name in types for group in groups}
+    if missing := wanted - {(cell.type, cell.group) for cell in cells}:
+        name, group = min(missing)
+        raise ChildError(f"{table} has no row of {task.word(name)} at {group}; see {log}")
+    return cells

@@ -1,30 +1,20 @@
 """The page of the shoot-out: a table a question, a heat map, costs, and what is missing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
-from typing import NamedTuple
 
 import numpy as np
 
 from recipes.lab.figures import draw_matrix, new_figure, write_figure
-from recipes.lab.tables import Row, cell, grouped, markdown
-from recipes.shootout.cells import Cell
-from recipes.shootout.ranks import Rank, Values, ranks_of, values_of
+from recipes.lab.tables import cell, markdown
+from recipes.shootout.cells import PROGRAM, Cell
+from recipes.shootout.ranks import Answer, Balance, Rank, answers, balance
 from recipes.shootout.tasks import QUESTIONS, TYPES, Task
 
-INTRODUCTION = (
-    "Values are mean ± sample standard deviation of seeds; a number of lengths is averaged. Behind "
-    "a value stands its rank: `2-4` is tied for the places two to four. A type is ahead of another "
-    "if Welch's t-test of the seeds has p < 0.05, without correction for the number of "
-    "comparisons. The first columns are the mean shares of the other types that a type is ahead of "
-    "and behind, over the tasks that have ranks of this type; `tasks` is their number, and shares "
-    "of few tasks tell little about other tasks. Values of one seed are in italics, and have no "
-    "rank. `{arrows}`: lower or higher is better. Cells, and the command of each: "
-    "[cells.csv](cells.csv)."
-)
 PICTURE = "shootout.png"
+Answers = Mapping[str, Sequence[Answer]]  # by question
 
 
 def sections(
@@ -35,71 +25,114 @@ def sections(
     Args:
         missing: Lines that tell what was not measured, and why.
     """
-    introduction = INTRODUCTION.format(arrows="↓, ↑")
-    parts = {"": [introduction, "", f"![ahead and behind by question]({PICTURE})"]}
-    for question in QUESTIONS:
-        if lines := _question(tasks, question, cells):
-            parts[question.capitalize()] = lines
+    found = {question: answers(tasks, question, cells) for question in QUESTIONS}
+    parts = {
+        "": [*_introduction(found), "", f"![ahead and behind by question]({PICTURE})"],
+        "First places": first_places(found),
+    }
+    parts |= {question.capitalize(): _table(rows) for question, rows in found.items() if rows}
+    parts["Tasks"] = _tasks([task for task in tasks if any(row.task == task.name for row in cells)])
     parts["Seconds of training"] = costs(tasks, cells)
-    parts["Not measured"] = list(missing) or ["Everything is measured."]
+    one_seed = [
+        f"- {answer.task.name}, {_names(names)}: one seed, so no rank"
+        for answer in found[QUESTIONS[0]]
+        if (names := [name for name in answer.values if name not in answer.ranks])
+    ]
+    nothing = "Each chosen type has two seeds or more on each chosen task that has the type."
+    parts["Not measured"] = [*missing, *one_seed] or [nothing]
     return parts
 
 
-def ranks_by_task(
-    tasks: Iterable[Task], question: str, cells: Sequence[Cell]
-) -> dict[str, tuple[Values, Mapping[str, Rank]]]:
-    """Values and ranks of the tasks that answer a question and have cells."""
-    found = {}
-    for task in tasks:
-        if values := values_of(task, question, cells):
-            found[task.name] = values, ranks_of(values, task.lower_is_better)
-    return found
+def _introduction(found: Answers) -> list[str]:
+    counts = [len(row.ranks) for rows in found.values() for row in rows]
+    pairs = sum(count * (count - 1) // 2 for count in counts)
+    labels = "; ".join(f"`{TYPES[name]}` is `{name}`" for name in TYPES if TYPES[name] != name)
+    return [
+        "* A value is the mean ± sample standard deviation of the seeds. Where a question has "
+        "several lengths, the value is their mean.",
+        "* The number in brackets is the rank of the type. Types that cannot be told apart have an "
+        "interval: `2-4` means that one type is better, and that the type may be second, third or "
+        "fourth. A wide interval means that the seeds differ much. **Bold**: no type is better.",
+        "* A type is better than another if Welch's t-test of their seeds has p < 0.05. The page "
+        f"compares {pairs} pairs, and nothing is corrected for their number: pairs without a "
+        f"difference would give about {pairs * 0.05:.0f} differences by chance.",
+        "* `ahead` and `behind` are the shares of the other types that a type is better and worse "
+        "than, averaged over families of tasks, whose number stands below. Shares of few families "
+        "say little.",
+        f"* ↓: lower is better, ↑: higher is better. *Italics*: one seed, no rank. {labels}.",
+        "* [cells.csv](cells.csv) has all values, each with its page or the command that makes it.",
+    ]
 
 
-class Balance(NamedTuple):
-    """Mean shares of the other types that a type is ahead of and behind, over some tasks."""
-
-    ahead: float
-    behind: float
-    tasks: int
-
-
-def balance(ranks: Iterable[Mapping[str, Rank]], name: str) -> Balance | None:
-    """The balance of a type; None without ranks."""
-    rows = [row[name] for row in ranks if name in row]
-    if not rows:
-        return None
-    shares = (mean(row.ahead for row in rows), mean(row.behind for row in rows))
-    return Balance(*shares, len(rows))
+def first_places(found: Answers) -> list[str]:
+    """A table with the types that no other type is better than, by task and question; the type with
+    the best mean stands first, after its value."""
+    by_task: dict[str, list[str]] = {}
+    for column, rows in enumerate(found.values()):
+        for answer in rows:
+            texts = by_task.setdefault(_title(answer.task), [""] * len(found))
+            texts[column] = _first(answer)
+    return markdown(["task", *found], [[title, *texts] for title, texts in by_task.items()])
 
 
-def _question(tasks: Sequence[Task], question: str, cells: Sequence[Cell]) -> list[str]:
-    found = ranks_by_task(tasks, question, cells)
-    if not found:
-        return []
-    by_name = {task.name: task for task in tasks}
-    header = ["type", "ahead, %", "behind, %", "tasks"]
-    for name in found:
-        arrow = "↓" if by_name[name].lower_is_better else "↑"
-        header.append(f"{name}: {by_name[name].metric} {arrow}")
-    balances = {name: balance((ranks for _, ranks in found.values()), name) for name in TYPES}
-    rows = []
-    for name in sorted(TYPES, key=lambda name: _order(balances[name])):
-        texts = [_cell(values.get(name, ()), ranks.get(name)) for values, ranks in found.values()]
-        if any(texts):
-            rows.append([f"`{name}`", *_shown(balances[name]), *texts])
-    return markdown(header, rows)
+def _first(answer: Answer) -> str:
+    ranks, values = answer.ranks, answer.values
+    order = sorted(
+        ranks, key=lambda name: mean(values[name]), reverse=not answer.task.lower_is_better
+    )
+    tied = [name for name in order if ranks[name].best == 1]
+    behind = [name for name in order if ranks[name].best > 1]
+    if not tied:
+        return ""
+    best = cell(values[tied[0]])
+    if not behind:
+        return f"{best} all {len(tied)} types"
+    if len(tied) > 2 and len(behind) < len(tied):
+        return f"{best} all but {_names(behind)}"
+    return f"{best} {_names(tied)}"
 
 
-def _order(row: Balance | None) -> float:
-    """Sorts the largest lead first, and types without ranks last."""
-    return 2.0 if row is None else row.behind - row.ahead
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{TYPES[name]}`" for name in names)
 
 
-def _shown(row: Balance | None) -> list[str]:
+def _title(task: Task) -> str:
+    return f"{task.name}: {task.metric} {'↓' if task.lower_is_better else '↑'}"
+
+
+def _table(found: Sequence[Answer]) -> list[str]:
+    """A row a task; types stand in the order of their lead, those with ranks in less than half of
+    the families at the end."""
+    balances = {name: balance(found, name) for name in TYPES}
+    families = len({answer.task.family for answer in found})
+    names = sorted(
+        (name for name in TYPES if any(name in answer.values for answer in found)),
+        key=lambda name: _order(balances[name], families),
+    )
+    rows = [
+        [
+            _title(answer.task),
+            *(_cell(answer.values.get(name, ()), answer.ranks.get(name)) for name in names),
+        ]
+        for answer in found
+    ]
+    for title, text in (("ahead", "{0.ahead:.0%}"), ("behind", "{0.behind:.0%}")):
+        rows.append(
+            [title, *(text.format(row) if (row := balances[name]) else "" for name in names)]
+        )
+    rows.append(
+        [
+            f"families of {families}",
+            *(str(row.families) if row else "0" for row in map(balances.get, names)),
+        ]
+    )
+    return markdown(["task", *map(_names, ([name] for name in names))], rows)
+
+
+def _order(row: Balance | None, families: int) -> tuple[bool, float]:
     if row is None:
-        return ["", "", "0"]
-    return [f"{100 * row.ahead:.0f}", f"{100 * row.behind:.0f}", str(row.tasks)]
+        return True, 2.0
+    return row.families * 2 < families, row.behind - row.ahead
 
 
 def _cell(values: Sequence[float], rank: Rank | None) -> str:
@@ -112,50 +145,59 @@ def _cell(values: Sequence[float], rank: Rank | None) -> str:
     return f"**{text}** ({place})" if rank.best == 1 else f"{text} ({place})"
 
 
-def costs(tasks: Sequence[Task], cells: Sequence[Cell]) -> list[str]:
-    """A table of seconds of training. Seconds compare within a column only: tables were made on
-    different machines."""
-    columns = {}
+def _tasks(tasks: Sequence[Task]) -> list[str]:
+    """Lengths and settings of each task."""
+    rows = []
     for task in tasks:
-        rows = [row._asdict() for row in cells if row.task == task.name and row.train_seconds]
-        tables = grouped(({**row, "table": _table(row["source"])} for row in rows), "table")
-        for table, table_rows in tables.items():
-            columns[f"{task.name} ({table})"] = grouped(table_rows, "type")
+        tests = "; ".join(f"{name}: {', '.join(groups)}" for name, groups in task.tests.items())
+        words = [f"`{TYPES[name]}` is `{word}`" for name, word in task.words.items()]
+        note = "; ".join(filter(None, (task.note, *words)))
+        rows.append([task.name, task.family, tests, task.lengths, note])
+    return markdown(["task", "family", "tests by question", "lengths", "settings"], rows)
+
+
+def costs(tasks: Sequence[Task], cells: Sequence[Cell]) -> list[str]:
+    """A table of seconds of training: the least of the seeds, whose times differ by what else ran
+    on the machine."""
+    columns: dict[str, dict[str, float]] = {}
+    for row in cells:
+        if row.train_seconds:
+            times = columns.setdefault(f"{row.task} ({_origin(row.source)})", {})
+            times[row.type] = min(times.get(row.type, row.train_seconds), row.train_seconds)
     if not columns:
         return ["No table has seconds."]
-    rows = []
-    for name in TYPES:
-        seconds = [_seconds(column.get(name, ())) for column in columns.values()]
-        if any(seconds):
-            rows.append([f"`{name}`", *seconds])
-    note = "Seconds compare within a column only: machines and loads differ between columns."
-    return [note, "", *markdown(["type", *columns], rows)]
+    rows = [
+        [title, *(f"{times[name]:.0f}" if name in times else "" for name in TYPES)]
+        for title, times in columns.items()
+    ]
+    note = (
+        "The least of the seeds. Machines and their loads differ between rows, and loads also "
+        "within a row: [benchmarks](../../../benchmarks/README.md) measure what a type costs."
+    )
+    return [note, "", *markdown(["task (page)", *(f"`{label}`" for label in TYPES.values())], rows)]
 
 
-def _table(source: str) -> str:
-    """The folder of a published table; "here" for a training of this program."""
-    return "here" if source.startswith("python ") else Path(source).parent.name
-
-
-def _seconds(rows: Iterable[Row]) -> str:
-    numbers = [row["train_seconds"] for row in rows]
-    return f"{mean(numbers):.0f}" if numbers else ""
+def _origin(source: str) -> str:
+    """The folder of a published page; "trained here" for others."""
+    return "trained here" if source.startswith(PROGRAM) else Path(source).parent.name
 
 
 def write_picture(path: Path, tasks: Sequence[Task], cells: Sequence[Cell]) -> None:
     """Draws a heat map: by type and question, the share of the other types that a type is ahead of
-    minus the share that it is behind."""
-    found = {name: ranks_by_task(tasks, name, cells) for name in QUESTIONS}
+    minus the share that it is behind, and the number of families."""
     leads = np.full((len(TYPES), len(QUESTIONS)), np.nan)
-    for column, tasks_of_question in enumerate(found.values()):
+    texts = [[""] * len(QUESTIONS) for _ in TYPES]
+    for column, question in enumerate(QUESTIONS):
+        found = answers(tasks, question, cells)
         for row, name in enumerate(TYPES):
-            lead = balance((ranks for _, ranks in tasks_of_question.values()), name)
-            if lead is not None:
+            if (lead := balance(found, name)) is not None:
                 leads[row, column] = 100 * (lead.ahead - lead.behind)
-    texts = [["" if np.isnan(lead) else f"{lead:+.0f}" for lead in row] for row in leads]
-    figure, [[axes]] = new_figure(9, 6)
+                texts[row][column] = f"{leads[row, column]:+.0f} ({lead.families})"
+    figure, [[axes]] = new_figure(10, 6)
     draw_matrix(axes, leads, texts, vmin=-100, vmax=100, cmap="RdYlGn")
-    axes.set_xticks(range(len(QUESTIONS)), [fill(name, 16) for name in QUESTIONS])
-    axes.set_yticks(range(len(TYPES)), TYPES)
-    axes.set_title("other types ahead of, minus other types behind, %")
+    axes.set_xticks(range(len(QUESTIONS)), [fill(name, 14) for name in QUESTIONS])
+    axes.set_yticks(range(len(TYPES)), TYPES.values())
+    axes.set_title(
+        "% of the other types that are worse, minus % that are better (families of tasks)"
+    )
     write_figure(path, figure)

@@ -2,14 +2,17 @@
 
 A type is ahead of another if Welch's t-test of their seeds has p < 0.05. The rank of a type is an
 interval: from one more than the number of types ahead of it, to the number of types that it is not
-ahead of. Types whose intervals overlap are tied. Nothing is corrected for the number of
-comparisons: one pair in twenty without a difference differs by chance.
+ahead of. Types whose intervals do not overlap differ; types whose intervals overlap may be tied.
+Nothing is corrected for the number of comparisons: of twenty pairs without a difference, one
+differs by chance.
 """
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import NamedTuple
+
+from scipy.stats import ttest_ind
 
 from recipes.shootout.cells import Cell
 from recipes.shootout.tasks import Task
@@ -25,15 +28,21 @@ class Rank(NamedTuple):
     worst: int
     of: int
 
-    @property
-    def ahead(self) -> float:
-        """Share of the other types that this type is ahead of."""
-        return (self.of - self.worst) / (self.of - 1) if self.of > 1 else 0.0
 
-    @property
-    def behind(self) -> float:
-        """Share of the other types that are ahead of this type."""
-        return (self.best - 1) / (self.of - 1) if self.of > 1 else 0.0
+class Answer(NamedTuple):
+    """What one task says to a question."""
+
+    task: Task
+    values: Values
+    ranks: Mapping[str, Rank]
+
+
+class Balance(NamedTuple):
+    """Mean shares of the other types that a type is ahead of and behind, over families of tasks."""
+
+    ahead: float
+    behind: float
+    families: int
 
 
 def values_of(task: Task, question: str, cells: Iterable[Cell]) -> Values:
@@ -54,8 +63,6 @@ def values_of(task: Task, question: str, cells: Iterable[Cell]) -> Values:
 def is_ahead(values: Sequence[float], others: Sequence[float], lower_is_better: bool) -> bool:
     """Whether `values` are better than `others` by more than their seeds differ. One seed tells
     nothing about this."""
-    from scipy.stats import ttest_ind
-
     if min(len(values), len(others)) < 2:
         return False
     if (mean(values) < mean(others)) != lower_is_better or mean(values) == mean(others):
@@ -68,7 +75,7 @@ def is_ahead(values: Sequence[float], others: Sequence[float], lower_is_better: 
         return bool(ttest_ind(values, others, equal_var=False).pvalue < LEVEL)
 
 
-def ranks_of(values: Values, lower_is_better: bool) -> Mapping[str, Rank]:
+def ranks_of(values: Values, lower_is_better: bool) -> dict[str, Rank]:
     """The rank of each type that has two seeds or more."""
     several = {name: numbers for name, numbers in values.items() if len(numbers) > 1}
     ranks = {}
@@ -78,3 +85,27 @@ def ranks_of(values: Values, lower_is_better: bool) -> Mapping[str, Rank]:
         worse = sum(is_ahead(numbers, row, lower_is_better) for row in others)
         ranks[name] = Rank(1 + better, len(several) - worse, len(several))
     return ranks
+
+
+def answers(tasks: Iterable[Task], question: str, cells: Sequence[Cell]) -> list[Answer]:
+    """What the tasks that have cells say to a question."""
+    found = []
+    for task in tasks:
+        if values := values_of(task, question, cells):
+            found.append(Answer(task, values, ranks_of(values, task.lower_is_better)))
+    return found
+
+
+def balance(found: Iterable[Answer], name: str) -> Balance | None:
+    """The balance of a type: the mean of each family's mean; None without ranks."""
+    families: dict[str, list[tuple[float, float]]] = {}
+    for answer in found:
+        if name in answer.ranks:
+            best, worst, of = answer.ranks[name]
+            shares = ((of - worst) / max(of - 1, 1), (best - 1) / max(of - 1, 1))
+            families.setdefault(answer.task.family, []).append(shares)
+    if not families:
+        return None
+    means = [tuple(map(mean, zip(*rows, strict=True))) for rows in families.values()]
+    ahead, behind = map(mean, zip(*means, strict=True))
+    return Balance(ahead, behind, len(families))

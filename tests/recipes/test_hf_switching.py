@@ -27,7 +27,7 @@ def write_state(folder, updates, *rates):
 
 
 def plan(model, *words, scratch=False):
-    args = argparse.Namespace(model=model, switch_updates=words, switch_scratch=scratch)
+    args = argparse.Namespace(model=model, switch_updates=words, switch_scratch=scratch, lora=None)
     return plan_trainings(COMPARED, args)
 
 

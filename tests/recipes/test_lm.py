@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file
 
 from cape_plugins.settings.registry import ROTARY, types_of
 from recipes.lab.steps import CommandError
@@ -194,3 +196,33 @@ def test_own_text_from_a_checkpoint(tmp_path):
     second = read_scores(tmp_path / "second", "loss")
     assert second["cape"]["0-15"] < first["0-15"] + 0.5
     assert [row["position"] for row in read_csv(tmp_path / "second/scores.csv")] == [*first]
+
+
+def test_adapters_go_on_after_an_interruption_and_are_merged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = [*map(str, QUICK[:-2]), "--test-lengths", "5", "--save_total_limit", "2"]
+    lm.main([*common, *QUICK[-2:], "--compare", "rope", "--output", "first"])
+    switching = [*common, "--model", "first/rope", "--lora", "2", "--switch-updates", "4"]
+    switching += ["--compare", "cape:max_global_scale=2", "--output", "second"]
+    lm.main(switching)
+    (folder,) = (path for path in (tmp_path / "second").iterdir() if path.is_dir())
+    first, merged = (
+        load_file(path / "model.safetensors") for path in (tmp_path / "first/rope", folder)
+    )
+    assert merged.keys() == first.keys()
+    moved = {name for name in first if not torch.equal(first[name], merged[name])}
+    assert moved == {name for name in first if "_proj" in name}
+    for name in moved:
+        assert torch.linalg.matrix_rank(merged[name] - first[name], rtol=1e-3) <= 2
+
+    for file in ("model.safetensors", "train_results.json"):  # as if the training had ended
+        (folder / file).unlink()
+    shutil.rmtree(folder / "checkpoint-4")
+    lm.main(switching)
+    again = load_file(folder / "model.safetensors")
+    assert all(torch.equal(merged[name], again[name]) for name in merged)
+
+
+def test_adapters_need_a_trained_model(tmp_path):
+    with pytest.raises(CommandError, match="--lora 2: adapts a trained model; give the model by"):
+        lm.main([*map(str, QUICK), "--lora", "2", "--output", str(tmp_path)])

@@ -1,27 +1,41 @@
-"""The shoot-out: ranks, cells of published tables, and a run that goes on."""
+"""The shoot-out: ranks, cells of published tables, and runs that go on."""
 
 import csv
+import fcntl
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cape_plugins import cli
+from cape_plugins import PositionConfig, cli
 from cape_plugins.demo import tasks as demo
+from cape_plugins.settings.registry import ROTARY
 from recipes.asr import run as asr
-from recipes.lab.steps import CommandError
+from recipes.lab.steps import ChildError, CommandError
 from recipes.lm import finetune_hf as llama
 from recipes.lm import run as lm
 from recipes.mt import quickstart
+from recipes.mt import run as mt
 from recipes.phones import run as phones
 from recipes.shootout import __main__ as shootout
-from recipes.shootout.cells import Cell, command_of, published, read_cells, write_cells
-from recipes.shootout.page import balance
-from recipes.shootout.ranks import is_ahead, ranks_of, values_of
-from recipes.shootout.tasks import BEYOND, QUESTIONS, SAME, TASKS, TYPES
+from recipes.shootout.cells import (
+    Cell,
+    command_of,
+    make,
+    published,
+    read_trained,
+    source_of,
+    write_cells,
+)
+from recipes.shootout.page import first_places
+from recipes.shootout.ranks import Answer, answers, balance, is_ahead, ranks_of, values_of
+from recipes.shootout.tasks import EIGHT, QUESTIONS, SAME, TASKS, TYPES
 from recipes.vit import finetune_hf as vit
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
+BY_NAME = {task.name: task for task in TASKS}
 CONTROL = TASKS[0]
 
 
@@ -30,9 +44,15 @@ def test_types_that_differ_by_less_than_their_seeds_are_tied() -> None:
     ranks = ranks_of(values, lower_is_better=True)
     assert ranks == {"a": (1, 2, 3), "b": (1, 2, 3), "c": (3, 3, 3)}  # one seed has no rank
     assert ranks_of(values, lower_is_better=False)["c"] == (1, 1, 3)
-    assert balance([ranks], "a") == (0.5, 0, 1)
-    assert balance([ranks, ranks], "c") == (0, 1, 2)
-    assert balance([ranks], "d") is None
+
+
+def test_tasks_of_one_family_count_as_one() -> None:
+    ahead, behind = ({"a": (1, 1, 3)}, {"a": (3, 3, 3)})
+    a, b = replace(CONTROL, family="x"), replace(CONTROL, family="y")
+    found = [Answer(a, {}, ahead), Answer(a, {}, ahead), Answer(b, {}, behind)]
+    assert balance(found, "a") == (0.5, 0.5, 2)
+    assert balance(found[:2], "a") == (1, 0, 1)
+    assert balance(found, "b") is None
 
 
 def test_values_without_deviation_are_compared() -> None:
@@ -43,27 +63,54 @@ def test_values_without_deviation_are_compared() -> None:
 
 
 def test_a_question_is_the_mean_of_its_groups() -> None:
-    groups = CONTROL.tests[BEYOND]
+    groups = CONTROL.tests[EIGHT]
+    assert len(groups) > 1
     cells = [
         Cell(CONTROL.name, "cape", seed, group, seed + number, None, "")
         for seed in (1, 2)
         for number, group in enumerate(groups)
     ]
     mean = (len(groups) - 1) / 2
-    assert values_of(CONTROL, BEYOND, cells) == {"cape": [1 + mean, 2 + mean]}
-    assert values_of(CONTROL, BEYOND, cells[:-1]) == {"cape": [1 + mean]}  # a group is missing
+    assert values_of(CONTROL, EIGHT, cells) == {"cape": [1 + mean, 2 + mean]}
+    assert values_of(CONTROL, EIGHT, cells[:-1]) == {"cape": [1 + mean]}  # a group is missing
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_published_tables_have_all_seeds_of_a_task(task) -> None:
-    cells = published(task, ROOT / "docs" / "results")
+    cells = published(task, RESULTS)
     assert task.tests.keys() <= set(QUESTIONS)
-    assert set(task.without) <= set(TYPES)
-    assert set(task.words) <= set(TYPES)
     for question in task.tests:
         values = values_of(task, question, cells)
         assert len(values) >= 4
         assert {len(numbers) for numbers in values.values()} == {3}
+    assert all(Path(cell.source).is_file() for cell in cells)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_the_word_of_a_type_has_the_augmentation_of_the_type(task) -> None:
+    assert set(task.without) <= set(TYPES)
+    assert set(task.words) <= set(TYPES)
+    architecture = ROTARY if task.name in ("copies", "lm-rotary") else "encoder"
+    for name in task.types():
+        word = task.word(name).removeprefix("decoder-")
+        config, expected = settings(word, architecture), settings(name, "encoder")
+        for option in ("max_local_shift", "max_global_scale", "max_global_shift"):
+            assert getattr(config, option) == getattr(expected, option), (name, word)
+
+
+def settings(word: str, architecture: str) -> PositionConfig:
+    name, _, options = word.partition(":")
+    values = dict(part.split("=") for part in options.split(",") if part)
+    numbers = {
+        key: value == "true" if value == "true" else float(value) for key, value in values.items()
+    }
+    return PositionConfig.from_dict({"type": name, **numbers}, "text", architecture)
+
+
+def test_tables_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "demo-scores.csv").write_text("page,type,seed\ndemo-types/scores.md,cape,1\n")
+    with pytest.raises(CommandError, match="demo-scores.csv is no table of results"):
+        published(CONTROL, tmp_path)
 
 
 # what reads the options of each recipe
@@ -72,35 +119,51 @@ PARSERS = {
     "recipes.asr.run": lambda words: asr.make_parser().parse_args(words),
     "recipes.lm.finetune_hf": lambda words: llama.read_options(words)[0],
     "recipes.lm.run": lambda words: lm.make_parser().parse_args(words),
+    "recipes.mt.run": lambda words: mt.parse_arguments(words)[0],
     "recipes.mt.quickstart": quickstart.parse_arguments,
     "recipes.phones.run": lambda words: phones.make_parser().parse_args(words),
     "recipes.vit.finetune_hf": lambda words: vit.read_options(words)[0],
 }
+PAIR = ("a.en", "a.de")
 FILES = {
     "texts": ["--train-file", "a.txt", "--validation-file", "b.txt"],
     "images": ["--dataset", "images"],
+    "captions": ["--train", *PAIR, "--valid", *PAIR, "--test", *PAIR],
     "": [],
 }
-WITH_COMMANDS = [task for task in TASKS if task.command]
 
 
-@pytest.mark.parametrize("task", WITH_COMMANDS, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_the_recipe_has_the_options_of_the_task(task) -> None:
     module, *words = command_of(task, task.types(), 1, FILES[task.files])
     options = [word for name in task.shared for word in (f"--{name}", "1")]
-    args = PARSERS[module]([*words, *options, "--output", "results"])
-    assert args.compare == [task.word(name) for name in task.types()]
+    args = PARSERS[module]([*words, *options])
+    assert list(args.compare) == [task.word(name) for name in task.types()]
     assert args.seeds == [1]
 
 
 def test_columns_of_the_control_have_the_names_of_its_axes() -> None:
-    assert {domain.axis for domain in demo.TASKS.values()} < set(CONTROL.columns[1])
+    assert {domain.axis for domain in demo.TASKS.values()} < set(CONTROL.group_column)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> Path:
+def test_choosing_shows_the_table_of_the_page() -> None:
+    """Made anew from published tables and trained cells, the table on both pages is the same."""
+    page = (RESULTS / "shootout/shootout.md").read_text(encoding="utf-8")
+    trained = read_trained(RESULTS / "shootout/cells.csv")
+    known = {(cell.task, cell.type, cell.seed) for cell in trained}
+    tables = [cell for task in TASKS for cell in published(task, RESULTS)]
+    cells = [*trained, *(cell for cell in tables if cell[:3] not in known)]
+    found = {question: answers(TASKS, question, cells) for question in QUESTIONS}
+    table = "\n".join(first_places(found))
+    assert f"## First places\n\n{table}\n\n" in page
+    assert f"\n\n{table}\n\n" in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str, **changes) -> Path:
     monkeypatch.chdir(folder)
-    small = replace(CONTROL, command=f"{CONTROL.command} --updates 2", seeds={"1h": (1, 2)})
-    monkeypatch.setattr(shootout, "TASKS", (small,))
+    command = f"{CONTROL.command} --updates 2"
+    task = replace(CONTROL, **{"command": command, "seeds": {"1h": (1, 2)}, **changes})
+    monkeypatch.setattr(shootout, "TASKS", (task,))
     shootout.main(["--compare", "nopos", "cape", "--output", "out", *options])
     return folder / "out"
 
@@ -109,31 +172,75 @@ def test_a_run_goes_on_and_its_cells_name_their_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     output = run(monkeypatch, tmp_path)
-    cells = read_cells(output / "cells.csv")
+    cells = read_trained(output / "cells.csv")
     assert {(cell.type, cell.seed) for cell in cells} == {
         (name, seed) for name in ("nopos", "cape") for seed in (1, 2)
     }
     assert cells[0].source == (
         "python -m cape_plugins demo --domain audio --updates 2 --seeds 1 --compare nopos"
     )
-    with (tmp_path / "build/shootout/control--audio/seed1/scores.csv").open() as file:
-        table = {
-            (row["type"], row["length (s)"]): row["error_percent"] for row in csv.DictReader(file)
-        }
+    with (tmp_path / "build/shootout/control-audio/seed1/scores.csv").open() as file:
+        table = {(row["type"], row["length (s)"]): row for row in csv.DictReader(file)}
     for cell in cells:
         if cell.seed == 1:
-            assert cell.value == pytest.approx(float(table[cell.type, cell.group]), abs=1e-4)
+            expected = float(table[cell.type, cell.group]["error_percent"])
+            assert cell.value == pytest.approx(expected, abs=1e-4)
     page = (output / "shootout.md").read_text(encoding="utf-8")
-    assert SAME.capitalize() in page
-    assert "`cape`" in page
-    assert "`rope`" not in page
+    assert f"## {SAME.capitalize()}" in page
+    assert "| `cape` |" in page
     assert (output / "shootout.png").stat().st_size > 5000
 
     write_cells(output / "cells.csv", [cell for cell in cells if cell.seed == 1])
     capsys.readouterr()
     run(monkeypatch, tmp_path, "--plan")
-    assert "| control, audio | 2 | nopos cape |" in capsys.readouterr().out
-    assert {cell.seed for cell in read_cells(output / "cells.csv")} == {1}  # nothing was trained
+    assert "| control-audio | 2 | nopos cape |" in capsys.readouterr().out
+    assert {cell.seed for cell in read_trained(output / "cells.csv")} == {1}  # nothing was trained
+
+
+def test_published_values_are_read_anew_and_other_data_stay_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = ("--tables", str(RESULTS), "--budget", "none")
+    output = run(monkeypatch, tmp_path, *tables)
+    path, text = output / "cells.csv", (output / "cells.csv").read_text()
+    own = source_of(replace(CONTROL, command="tool {files}"), "cape", 1, ["--data", "mine"])
+    other = Cell(CONTROL.name, "cape", 1, "4", 9.0, None, own)
+    wrong = text.replace(",66.0900", ",1.0000") + ",".join(map(str, [*other[:5], "", own])) + "\n"
+    path.write_text(wrong)
+    run(monkeypatch, tmp_path, *tables)
+    *again, last = path.read_text().splitlines()
+    assert again == text.splitlines()  # the published value is back
+    assert last.endswith("tool --data mine --seeds 1 --compare cape")  # not lost, and not shown
+    assert "9.00" not in (output / "shootout.md").read_text()
+
+    images = tmp_path / "images"
+    images.mkdir()
+    mine = ("--tables", str(RESULTS), "--images", str(images), "--plan")
+    run(monkeypatch, tmp_path, *mine, files="images")
+    with pytest.raises(CommandError, match="no value to show"):  # none of the published values
+        run(monkeypatch, tmp_path, *mine[:-1], "--budget", "none", files="images")
+
+
+def test_a_failing_command_is_told_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = f"{CONTROL.command} --updates 2"
+    good = replace(CONTROL, command=command, seeds={"1h": (1,)})
+    bad = replace(good, name="control-text", command="cape_plugins demo --domain smell")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shootout, "TASKS", (bad, good))
+    with pytest.raises(ChildError, match="1 of 2 commands failed; their logs are in build"):
+        shootout.main(["--compare", "nopos", "--output", "out"])
+    page = (tmp_path / "out/shootout.md").read_text(encoding="utf-8")
+    assert "- control-text, `nopos`: seed 1 failed" in page
+    assert "- control-audio, `nopos`: one seed, so no rank" in page
+
+
+def test_a_group_that_the_table_lacks_is_an_error(tmp_path: Path) -> None:
+    command = f"{CONTROL.command} --updates 2"
+    task = replace(CONTROL, command=command, tests={SAME: ("4", "5")})
+    with pytest.raises(ChildError, match=r"scores.csv has no row of nopos at 5; see"):
+        make(task, ("nopos",), 1, [], tmp_path, 1)
 
 
 def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +248,30 @@ def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         run(monkeypatch, tmp_path, "--budget", "none")
     with pytest.raises(CommandError, match="--tables missing: no such folder"):
         run(monkeypatch, tmp_path, "--tables", "missing")
-    (tmp_path / "out").mkdir(exist_ok=True)
-    (tmp_path / "out" / "cells.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(CommandError, match="delete it or give another --output"):
+    with pytest.raises(CommandError, match="--texts a.txt: no such file"):
+        run(monkeypatch, tmp_path, "--texts", "a.txt", "b.txt")
+    source = "python -m x"
+    lines = ("a,b\n1,2\n", f"{','.join(Cell._fields)}\ncontrol-audio,cape,1,4,nan,,{source}\n")
+    for text in (*lines, lines[1].replace("nan,,", "")):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / "cells.csv").write_text(text)
+        with pytest.raises(CommandError, match="delete it or give another --output"):
+            run(monkeypatch, tmp_path)
+    (tmp_path / "out" / "cells.csv").unlink()
+    descriptor = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(CommandError, match="out: another run works here"):
         run(monkeypatch, tmp_path)
+    os.close(descriptor)
+
+
+def test_the_readme_has_the_budgets() -> None:
+    text = (ROOT / "recipes/shootout/README.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `")]
+    budgets = ("1h", "6h", "full")
+    shown = {}
+    for names, *counts in (row for row in rows if len(row) == 1 + len(budgets)):
+        for name in names.split("`")[1::2]:
+            shown[name] = [int(count.strip() or 0) for count in counts]
+    expected = {task.name: [len(task.seeds.get(b, ())) for b in budgets] for task in TASKS}
+    assert {name: shown[name] for name in expected} == expected

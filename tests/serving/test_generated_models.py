@@ -9,7 +9,10 @@ import transformers
 
 import hf_models
 from tests.hf import (
+    test_detection,
     test_grids,
+    test_optional_grids,
+    test_packed_grids,
     test_patch_angles,
     test_rows,
     test_sinusoids,
@@ -35,6 +38,12 @@ SEAMS = {
         ADDED,
         {"pixel_values": (2, 3, 48, 40)},
     ),
+    "detection": (test_detection.build, ADDED, {"pixel_values": (2, 3, 48, 40)}),
+    "optional grid": (
+        lambda: test_optional_grids.build("table"),
+        ADDED,
+        {"pixel_values": (2, 3, 48, 40)},
+    ),
     "patch angles": (
         test_patch_angles.build,
         test_patch_angles.SCALED,
@@ -53,7 +62,10 @@ SEAMS = {
 }
 each = pytest.mark.parametrize("seam", SEAMS)
 GENERATES = {"angles", "causal rows", "sinusoids"}
-SIZES = {"rows": ("--max-tokens", LONG), "grid": ("--image-size", 48, 40)}
+SIZES = {
+    "rows": ("--max-tokens", LONG),
+    **dict.fromkeys(("grid", "detection"), ("--image-size", 48, 40)),
+}
 
 
 def build(seam):
@@ -129,6 +141,14 @@ def test_stock_folders_are_refused_with_the_reason(seam, flags, message, tmp_pat
     model, _ = build(seam)
     model.save_pretrained(tmp_path / "model")
     assert message in refusal(capsys, "stock", tmp_path / "model", tmp_path / "out", *flags)
+
+
+@pytest.mark.parametrize("engine", ["stock", "onnx"])
+def test_packed_patches_are_refused(engine, tmp_path, capsys):
+    model = hf_models.switch(test_packed_grids.build_both(), {"type": "sinpos"})
+    model.save_pretrained(tmp_path / "model")
+    error = refusal(capsys, engine, tmp_path / "model", tmp_path / "out")
+    assert "takes packed patches of images of different sizes" in error
 
 
 def test_a_learned_table_of_patches_is_resized_before(tmp_path, capsys):
