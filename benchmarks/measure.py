@@ -28,7 +28,10 @@ from recipes.lab.steps import progress
 from recipes.lab.tables import how_made
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-PACKAGES = ("torch", "fairseq-fixed", "transformers", "numpy", "ctranslate2", "onnxruntime")
+PACKAGES = (
+    *("torch", "fairseq-fixed", "transformers", "numpy", "ctranslate2", "onnxruntime"),
+    "pywhispercpp",
+)
 MIN_ROUNDS, MAX_ROUNDS = 5, 500
 WARM_UP = 2  # rounds: memory allocators and libraries settle in the first rounds
 

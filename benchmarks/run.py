@@ -1,6 +1,7 @@
 """Measures costs and writes tables and plots: ``python -m benchmarks.run [NAME ...]``."""
 
 import argparse
+import importlib.util
 import logging
 import os
 import pkgutil
@@ -26,14 +27,24 @@ BENCHMARKS = {
     "speech": "speech:run",
     "vision": "vision:run",
     "serving": "serving:run",
+    "whisper_cpp": "whisper_cpp:run",
 }
-CPU_ONLY = {"serving"}  # in float32; the engines of serving set their precision themselves
+CPU_ONLY = {"serving", "whisper_cpp"}  # in float32; engines set their precision themselves
+NEEDED = {"whisper_cpp": "pywhispercpp"}  # packages that `make bench` does not install
 RESULTS = Path(__file__).parent / "results"
 QUICK_RESULTS = Path("build") / "benchmarks-quick"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+def lacking(name: str) -> str | None:
+    """What a benchmark lacks on this machine, and the remedy."""
+    package = NEEDED.get(name)
+    if package is None or importlib.util.find_spec(package):
+        return None
+    return f"{name} needs {package}: pip install {package}"
+
+
+def make_options() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; default all"
@@ -65,13 +76,20 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help=f"rounds before the timed ones (default: {measure.WARM_UP})",
     )
     add_shared(parser, "output", shown="benchmarks/results")
+    return parser
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_options()
     args = parser.parse_args(argv)
     for name in args.names:
         if name not in BENCHMARKS:
             parser.error(f"unknown benchmark {name!r}; choose from {', '.join(BENCHMARKS)}")
+        if message := lacking(name):
+            parser.error(message)
     elsewhere = args.device != "cpu" or args.dtype != "float32"
     if elsewhere and CPU_ONLY & {*args.names}:
-        names = ", ".join(CPU_ONLY & {*args.names})
+        names = ", ".join(sorted(CPU_ONLY & {*args.names}))
         parser.error(f"{names} takes no --device and no --dtype: leave them out")
     args.names = args.names or [name for name in BENCHMARKS if not (elsewhere and name in CPU_ONLY)]
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -102,6 +120,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     device, dtype = torch.device(args.device), DTYPES[args.dtype]
     setup = measure.Setup(device, dtype, args.quick, args.clock, args.rounds, args.warm_up)
     for name in args.names:
+        if message := lacking(name):
+            print(f"left out: {message}", file=sys.stderr, flush=True)
+            continue
         begin = time.monotonic()
         torch.manual_seed(0)
         result = pkgutil.resolve_name(f"benchmarks.{BENCHMARKS[name]}")(setup)
