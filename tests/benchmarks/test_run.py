@@ -74,7 +74,7 @@ def results(run_cli, tmp_path_factory) -> Path:
     measure the memory of a single process, which has no torch."""
     folder = tmp_path_factory.mktemp("results")
     run_cli("python", "-m", "benchmarks.run", "relative", *FLAGS, folder)
-    others = [name for name in run.BENCHMARKS if name != "relative"]
+    others = [name for name in run.BENCHMARKS if name != "relative" and not run.lacking(name)]
     measure_peak = serving.peak_memory
 
     def peak_of_ctranslate2(make, folder, search):
@@ -187,6 +187,21 @@ def test_serving_table_has_every_engine_in_every_case(results):
 
 
 @pytest.mark.slow
+def test_whisper_cpp_table_has_every_way_at_every_duration(results):
+    """Words, and a recording of one duration for times; transformers writes its own texts."""
+    whisper_cpp = pytest.importorskip("benchmarks.whisper_cpp", exc_type=ImportError)
+    rows = read_rows(only(results, "whisper_cpp-cpu-torch*.csv"))
+    ways = [whisper_cpp.TRANSFORMERS, *whisper_cpp.ENGINE]
+    words, times = ([row for row in rows if row[key]] for key in ("wer", "ratio"))
+    durations = [(row["duration"], row["variant"]) for row in words]
+    assert durations == [(duration, way) for duration in ("1-3 s", "3-6 s") for way in ways]
+    assert all(0 <= float(row["wer"]) < 1000 and int(row["words"]) > 0 for row in words)
+    assert [int(row["same"]) for row in words if row["variant"] == ways[0]] == [2, 2]
+    assert [(row["duration"], row["variant"]) for row in times] == [("1 s", way) for way in ways]
+    assert all(float(row[column]) > 0 for row in times for column in NUMBERS)
+
+
+@pytest.mark.slow
 def test_memory_is_measured(results):
     rows = read_rows(only(results, "relative-cpu-torch*.csv"))
     peaks = [float(row["mib"]) for row in rows if row["mib"]]
@@ -197,6 +212,8 @@ def test_memory_is_measured(results):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", run.BENCHMARKS)
 def test_markdown_says_how_to_repeat_it_and_shows_the_plot(results, name):
+    if message := run.lacking(name):
+        pytest.skip(message)
     path = only(results, f"{name}-cpu-torch*.md")
     text = path.read_text(encoding="utf-8")
     assert f"python -m benchmarks.run {name} --rounds 1 --warm-up 1 --quick" in text
@@ -228,7 +245,20 @@ def test_what_runs_on_a_cpu_only_is_left_out_elsewhere(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert run.parse_arguments([]).names == list(run.BENCHMARKS)
     names = run.parse_arguments(["--device", "cuda"]).names
-    assert names == [name for name in run.BENCHMARKS if name != "serving"]
+    assert names == [name for name in run.BENCHMARKS if name not in ("serving", "whisper_cpp")]
+
+
+def test_what_needs_a_package_that_is_missing_is_refused_or_left_out(monkeypatch, capsys):
+    """Refused where it is asked for by name, left out of all."""
+    monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        run.parse_arguments(["whisper_cpp"])
+    message = "whisper_cpp needs pywhispercpp: pip install pywhispercpp"
+    assert message in capsys.readouterr().err
+    monkeypatch.setattr(run, "BENCHMARKS", {"whisper_cpp": "whisper_cpp:run"})
+    run.main([])
+    logging.disable(logging.NOTSET)
+    assert capsys.readouterr().err == f"left out: {message}\n"
 
 
 def test_quick_results_do_not_replace_the_committed_ones():
