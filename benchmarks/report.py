@@ -132,7 +132,7 @@ def plot_columns(axes, rows: Sequence[Mapping[str, object]], x: str, y: str, **s
     axes.plot([row[x] for row in rows], [row[y] for row in rows], marker="o", **style)
 
 
-def legend_below(figure, axes) -> None:
+def legend_below(figure, axes, columns: int = 6) -> None:
     """Draws the legend of `axes` below all panels."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize="small")
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")

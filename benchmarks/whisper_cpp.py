@@ -190,4 +190,4 @@ def plot(words: list[dict], times: list[dict], figure: Any) -> None:
     left.set_ylabel("word error rate, %")
     draw_bars(right, pivot(times, "duration", "variant", "milliseconds"))
     right.set_ylabel("milliseconds of a call")
-    legend_below(figure, left)
+    legend_below(figure, left, columns=3)
