@@ -173,8 +173,9 @@ def make_models(setup: Setup, name: str, group: Group) -> dict[str, nn.Module]:
     config = CONFIG_MAPPING[name]
     stock_class = group.models[config]
     stock_class = stock_class[0] if isinstance(stock_class, tuple) else stock_class
-    cape_class = hf_models.MODELS[f"Cape{stock_class.__name__}"]
-    stock_type = find_family(name).stock_type({}, "encoder")
+    cape_class = getattr(hf_models, f"Cape{stock_class.__name__}")
+    family = find_family(name)
+    stock_type = family.stock_type({}, next(iter(family.sides)))
     sizes = shrunk(group.sizes) if setup.quick else group.sizes
     models = {
         "stock": build(stock_class, sizes),
