@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from hf_models.families import rows, speech_ctc, speech_to_text, whisper
+from hf_models.families import rows, speech_ctc, whisper
 
-_SPEECH = (speech_ctc, speech_to_text, whisper)
-FAMILIES = [*rows.FAMILIES.all(), *(module.FAMILY for module in _SPEECH)]
+FAMILIES = [*rows.FAMILIES.all(), speech_ctc.FAMILY, whisper.FAMILY]
 # pickles and adapters of peft may name the file that a family of today's rows once had
 sys.modules.update({f"{__name__}.{row.package}": rows for row in rows.ROWS})

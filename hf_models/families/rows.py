@@ -7,6 +7,13 @@ from hf_models.seams.bos_hint import Generates
 from hf_models.seams.drop_path import DropPathModel, DropPathSettings
 from hf_models.seams.images import ImageModel, PatchEmbeddings, PatchEmbeddingsWithModule
 from hf_models.seams.relative_biases import RelativeBiasModel
+from hf_models.seams.speech import (
+    EncodesSpeech,
+    RecognitionEncoder,
+    RecognitionModel,
+    RecognitionSettings,
+    TakesFrames,
+)
 from hf_models.seams.text import SourceStack, TargetStack, TranslationModel
 from hf_models.seams.tokens import TokenEmbeddings, TokenModel
 from hf_models.switching.install import LearnedTable
@@ -190,6 +197,34 @@ ROWS = (
         "Siglip",
         "A classifier of images; holds the position embedding, and `vision_config` holds sizes.",
         {"ForImageClassification": Part("Linear classifier on the mean of the patches.", Model)},
+    ),
+    Row(
+        "speech_to_text",
+        "Speech2Text",
+        """Speech recognition or translation with encoder and decoder.
+
+        `position_embedding` belongs to the encoder (seconds), `decoder_position_embedding` to the
+        decoder (tokens), by default with the same type; time and text do not share a draw. Frames
+        are counted as in stock checkpoints, from `pad_token_id` + 1 on, in steps of the encoder.
+        """,
+        {
+            "Encoder": Part(
+                "See :class:`~hf_models.seams.speech.SpeechEncoder`.", RecognitionEncoder
+            ),
+            "Decoder": Part(
+                "Text side: positions are tokens, with a separate draw.",
+                TargetStack,
+                _supports_sdpa=True,
+                _supports_flash_attn=True,
+            ),
+            "Model": Part("Encoder and decoder.", EncodesSpeech, RecognitionModel, Model),
+            "ForConditionalGeneration": Part(
+                "Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and "
+                "``generate()``.",
+                *(TakesFrames, EncodesSpeech, Model),
+            ),
+        },
+        config_mixins=(RecognitionSettings,),
     ),
 )
 FAMILIES = Families(ROWS, __name__)

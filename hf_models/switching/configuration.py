@@ -274,7 +274,8 @@ def position_config_class(
     namespace = {
         "__module__": module,
         "__doc__": doc,
-        "__annotations__": dict.fromkeys(fields, dict | None),
+        # a string, which strict leaves to the clear error of the mixin
+        "__annotations__": dict.fromkeys(fields, "dict | None"),
         **dict.fromkeys(fields),
         "model_type": OWN_PREFIX + stock.model_type,
     }
