@@ -1,27 +1,11 @@
-"""The families of Hugging Face models, one file each."""
+"""The families of Hugging Face models that are registered with ``import hf_models``."""
 
 from __future__ import annotations
 
-from hf_models.families import (
-    bart,
-    beit,
-    bert,
-    deit,
-    dinov2,
-    dinov2_with_registers,
-    m2m_100,
-    marian,
-    mbart,
-    pegasus,
-    siglip,
-    speech_ctc,
-    speech_to_text,
-    vit,
-    whisper,
-)
+import sys
 
-_TEXT = (marian, m2m_100, bart, mbart, pegasus, bert)
-_IMAGES = (vit, deit, dinov2, dinov2_with_registers, beit)
-_SPEECH = (speech_ctc, speech_to_text, whisper)
-FAMILIES = [module.FAMILY for module in (*_TEXT, *_IMAGES, *_SPEECH)]
-FAMILIES += [siglip.VISION, siglip.CLASSIFIER]
+from hf_models.families import rows, speech_ctc, whisper
+
+FAMILIES = [*rows.FAMILIES.all(), speech_ctc.FAMILY, whisper.FAMILY]
+# pickles and adapters of peft may name the file that a family of today's rows once had
+sys.modules.update({f"{__name__}.{row.package}": rows for row in rows.ROWS})

@@ -19,14 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 import transformers
-from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from cape_plugins.checkpoints.families import OWN_PREFIX, find_family
+from cape_plugins.checkpoints.families import OWN_PREFIX
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.model import GeneratedModel, how_to_check
-from hf_models.switching.configuration import PositionEmbeddingMixin
+from hf_models.switching.configuration import position_config_class
 from hf_models.switching.install import PARTS, FamilyClasses, stock_class
 from hf_models.switching.registry import AUTO_CLASSES, MODELS, register_family
 from hf_models.switching.weight_names import translate_older_names
@@ -114,20 +113,7 @@ def _make(stock_config: type) -> FamilyClasses:
     # a dataclass looks names up in the module of a class, which must be there before
     importlib.import_module(_MODULE)
     model_type = stock_config.model_type
-    fields = [side.field for side in find_family(model_type).sides.values()]
-    config = strict(
-        type(
-            _PREFIX + stock_config.__name__,
-            (PositionEmbeddingMixin, stock_config),
-            {
-                "__module__": _MODULE,
-                "__doc__": stock_config.__doc__,
-                "__annotations__": dict.fromkeys(fields, dict | None),
-                **dict.fromkeys(fields),
-                "model_type": OWN_PREFIX + model_type,
-            },
-        )
-    )
+    config = position_config_class(stock_config, _MODULE, stock_config.__doc__)
     parts = [_part(stock, config) for stock in _stock_models(stock_config)]
     # weights that stock checkpoints hold in another form, such as experts one by one
     translate_older_names(model_type, config.model_type)

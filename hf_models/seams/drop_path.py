@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from torch import Tensor, nn
+
+from hf_models.seams.images import ImageModel
 
 
 class DropPath(nn.Module):
@@ -40,3 +45,29 @@ def add_drop_path(layers: nn.ModuleList, rate: float) -> None:
         layer_rate = rate * depth / max(1, len(layers) - 1)
         if layer_rate:
             layer.dropout = DropPath(layer_rate, layer.dropout)
+
+
+# the stock configuration keeps its constructor, its text and what it calls equal
+@dataclass(init=False, repr=False, eq=False, kw_only=True)
+class DropPathSettings:
+    """Mixin over a configuration with the field `drop_path_rate`, for a :class:`DropPathModel`."""
+
+    drop_path_rate: float | int = 0.0
+
+    def validate_drop_path_rate(self) -> None:
+        """Part of strict validation."""
+        if not 0 <= self.drop_path_rate < 1:
+            raise ValueError(
+                f"drop_path_rate={self.drop_path_rate} is not allowed; allowed: 0 to less than 1, "
+                "such as 0.1."
+            )
+
+
+class DropPathModel(ImageModel):
+    """Mixin over a stock model of images whose `layers` have a dropout at the end of each branch;
+    its configuration has :class:`DropPathSettings`."""
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
+        super().install_positions(config, trained)
+        add_drop_path(self.layers, config.drop_path_rate)

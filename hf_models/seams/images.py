@@ -143,6 +143,23 @@ class PatchEmbeddings(Bound, PositionHost):
         return torch.cat((table[:, :special], rows[None]), dim=1)
 
 
+class PatchEmbeddingsWithModule(PatchEmbeddings):
+    """Mixin over stock embeddings whose table is a module that looks rows up (SigLIP)."""
+
+    @property
+    def table(self) -> Tensor | None:
+        """See :class:`PatchEmbeddings`."""
+        return None if self.positions is not None else self.position_embedding.weight[None]
+
+    def set_table(self, table: nn.Parameter | None) -> None:
+        """See :class:`PatchEmbeddings`."""
+        self.position_embedding = NoTable()
+        if table is not None:
+            self.position_embedding = nn.Embedding.from_pretrained(
+                table.data[0], freeze=not table.requires_grad
+            )
+
+
 def _pair(size: Any) -> tuple[int, int]:
     """Height and width, from one number or two."""
     return tuple(size) if isinstance(size, Sequence) else (size, size)

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from cape_plugins import Draw, PositionEncoder
+from cape_plugins import Draw, PositionConfig, PositionEncoder
 from cape_plugins.mathematics.binding import Bound
 from cape_plugins.speech.subsampling import (
     ConvSubsampler,
@@ -27,11 +27,13 @@ from hf_models.seams.frames import (
     add_positions,
     attention_arguments,
     check_mask,
+    check_seconds,
     hop_in_seconds,
 )
 from hf_models.switching.install import PositionHost, PositionSlot
 from hf_models.switching.modeling import (
     InitializesPositions,
+    build_positions,
     draw_positions,
 )
 
@@ -164,6 +166,49 @@ class SpeechEncoder(EncodesSpeech, PositionHost, InitializesPositions):
             return super().forward(input_features, attention_mask=attention_mask, **kwargs)
 
 
+# the stock configuration keeps its constructor, its text and what it calls equal
+@dataclass(init=False, repr=False, eq=False, kw_only=True)
+class RecognitionSettings:
+    """Mixin over Speech2Text's configuration, with the distance and length of frames."""
+
+    stock_difference: ClassVar = (
+        "padding: no longer reaches the last frames of shorter recordings through a convolution"
+    )
+
+    hop_seconds: float | int = 0.01
+    window_seconds: float | int = 0.025
+
+    def validate_seconds(self) -> None:
+        """Part of strict validation."""
+        check_seconds(self, "hop_seconds", "window_seconds")
+
+    @property
+    def decoder_position_config(self) -> PositionConfig:
+        """All settings of the position embedding of the decoder."""
+        return self.position_settings("decoder_position_embedding")
+
+    @property
+    def conv_layers(self) -> list[tuple[int, int]]:
+        """Kernel size and stride of each convolution."""
+        return [(kernel, 2) for kernel in self.conv_kernel_sizes]
+
+
+class RecognitionEncoder(SpeechEncoder):
+    """Mixin over Speech2Text's encoder, in a model with :class:`RecognitionSettings`."""
+
+    def make_subsampler(self, config: Any) -> Subsampler:
+        """Convolutions with kernel 5 and stride 2, if the configuration has no others."""
+        inner = [config.conv_channels // 2] * (config.num_conv_layers - 1)
+        return Subsampler(
+            [config.input_feat_per_channel * config.input_channels, *inner, config.d_model],
+            config.conv_layers,
+            scale=self.embed_scale,
+            positions=build_positions(
+                config, "encoder", config.max_source_positions, config.init_std
+            ),
+        )
+
+
 @dataclass
 class MaskedOutput(BaseModelOutput):
     """Output of an encoder, for a decoder that takes the encoder's mask.
@@ -263,6 +308,15 @@ def takes_frames(forward: Callable[..., Any]) -> Callable[..., Any]:
         parameters=[*parameters, *frame_parameters, keywords]
     )
     return forward_with_frames
+
+
+class TakesFrames:
+    """Mixin directly over a stock model: its forward gets the arguments of :func:`takes_frames`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if TakesFrames in cls.__bases__:  # else a subclass of the user
+            cls.forward = takes_frames(cls.__bases__[-1].forward)
 
 
 def encoder_lengths(config: Any, lengths: Any) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
 
 from cape_plugins import PositionConfig
 from cape_plugins.checkpoints.families import OWN_PREFIX, find_family, known_types
@@ -255,3 +257,27 @@ class PositionEmbeddingMixin:
             ):
                 complete[option.name] = value
         return CheckedSettings(complete)
+
+
+def position_config_class(
+    stock: Any, module: str, doc: str | None, mixins: Sequence[type] = ()
+) -> type:
+    """The configuration class of a family: the stock class with its fields of positions.
+
+    Args:
+        stock: Stock class, whose family has a row in cape_plugins.checkpoints.families.
+        module: Name of an imported module in which pickle finds the class by name.
+        doc: Docstring.
+        mixins: Further bases, in front of :class:`PositionEmbeddingMixin`.
+    """
+    fields = [side.field for side in find_family(stock.model_type).sides.values()]
+    namespace = {
+        "__module__": module,
+        "__doc__": doc,
+        # a string, which strict leaves to the clear error of the mixin
+        "__annotations__": dict.fromkeys(fields, "dict | None"),
+        **dict.fromkeys(fields),
+        "model_type": OWN_PREFIX + stock.model_type,
+    }
+    bases = (*mixins, PositionEmbeddingMixin, stock)
+    return strict(type(f"Cape{stock.__name__}", bases, namespace))

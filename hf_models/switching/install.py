@@ -164,8 +164,8 @@ def add_parts(family: FamilyClasses) -> FamilyClasses:
     family: configuration and names of the models, tokenizers and processors of the stock models,
     and older names in stock checkpoints, which transformers translates by class name.
 
-    The file of a family of this package calls this function, because a self-contained folder has
-    that file but nobody who registers the family. For other families ``hf_models.register_family``
+    What makes a family of this package calls this function, because a self-contained folder has its
+    code but nobody who registers the family. For other families ``hf_models.register_family``
     calls this function.
     """
     for stock, part in family.stock_parts.items():

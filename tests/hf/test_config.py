@@ -6,7 +6,13 @@ import pytest
 from transformers import AutoConfig
 
 from cape_plugins import PositionConfig
-from hf_models import CapeMarianConfig, CapeSpeech2TextConfig, CapeSpeechConfig, CapeViTConfig
+from hf_models import (
+    CapeLlamaConfig,
+    CapeMarianConfig,
+    CapeSpeech2TextConfig,
+    CapeSpeechConfig,
+    CapeViTConfig,
+)
 
 
 def test_defaults_are_written_out():
@@ -43,6 +49,7 @@ BAD = [
     (CapeMarianConfig, {"type": "cape", "source_scale": "nan"}, ("source_scale='nan'", "> 0")),
     (CapeMarianConfig, {"type": "rotary"}, ("position_embedding='rotary'", "cape")),
     (CapeMarianConfig, "cape", ("position_embedding='cape'", "dict")),
+    (CapeLlamaConfig, "rope", ("position_embedding='rope'", "dict")),
     (CapeSpeechConfig, {"type": "cape", "gamma": 2}, ("gamma=2", "Leave it out")),
     (CapeSpeech2TextConfig, {"type": "cape", "synchronize": True}, ("synchronize=True", "encoder")),
     (CapeViTConfig, {"type": None}, ("position_embedding=None", "cape")),

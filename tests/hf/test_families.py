@@ -1,6 +1,7 @@
 """Properties of each family of models of transformers: stock checkpoints load, and checkpoints can
 be converted back."""
 
+import inspect
 import logging
 
 import pytest
@@ -11,6 +12,7 @@ from cape_plugins import TYPES
 from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES, types_of
 from hf_models.convert import convert
 from hf_models.families import FAMILIES as MODULES
+from hf_models.families import rows
 from hf_models.switching.install import is_model
 from tests.support.hf import FAMILIES, VARIANTS, WITH_STOCK, answer, batch
 
@@ -112,3 +114,28 @@ def test_every_model_takes_a_stock_checkpoint_without_a_word(model, tmp_path, ca
     assert switched.state_dict().keys() == ours.state_dict().keys()
     for name, value in switched.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value), name
+
+
+# ---- classes made from rows of data --------------------------------------------------------------
+
+
+def test_a_name_of_no_row_is_refused():
+    assert rows.CapeBertModel is hf_models.CapeBertModel
+    with pytest.raises(AttributeError, match=r"'hf_models\.families\.rows'.*'CapeBertTower'"):
+        _ = rows.CapeBertTower
+
+
+def test_rows_that_share_a_package_are_made_together():
+    """A classifier of SigLIP consists of parts of the vision model."""
+    vision, classifier = rows.FAMILIES.of_package("siglip")
+    assert rows.FAMILIES.of_package("siglip") == [vision, classifier]
+    assert hf_models.CapeSiglipForImageClassification in classifier.parts
+    assert hf_models.CapeSiglipVisionModel in vision.parts
+
+
+def test_a_subclass_of_a_user_keeps_the_arguments_of_frames():
+    """The Trainer drops columns of the data that the signature lacks."""
+    stock = hf_models.CapeSpeech2TextForConditionalGeneration
+    subclass = type("Mine", (stock,), {})
+    assert "hop_nanoseconds" in inspect.signature(stock.forward).parameters
+    assert subclass.forward is stock.forward

@@ -8,7 +8,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import hf_models
 from cape_plugins.mathematics.binding import Bound
-from hf_models.families.bert import CapeBertModel
+from hf_models import CapeBertModel
 from hf_models.seams import attention
 from hf_models.seams.tokens import TokenModel
 from tests.support.hf import ALPHA, FAMILIES, answer, batch, sentences

@@ -248,7 +248,7 @@ SPY = """
 import gc, json, os, shutil, sys
 from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel
-from hf_models.families.vit import CapeViTModel
+from hf_models import CapeViTModel
 from recipes.asr import finetune_hf as asr
 from recipes.lab import hf_training
 from recipes.vit import finetune_hf as vit
