@@ -1,6 +1,7 @@
 """Settings that all tests share: one thread, a fixed seed, and a function that runs command
 lines."""
 
+import logging
 import os
 
 # before torch is imported; subprocesses inherit it
@@ -51,6 +52,14 @@ def _one_thread() -> None:
 def _seeded() -> None:
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _same_logging() -> Iterator[None]:
+    """Gives back the log messages that benchmarks switch off for their process."""
+    level = logging.root.manager.disable
+    yield
+    logging.disable(level)
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,11 @@ def tiny_config(config_class: Any) -> Any:
 def tiny_sizes(config_class: Any) -> dict[str, Any]:
     """The small sizes that a configuration has fields for; the value for a part is a dict."""
     default = config_class()
-    sizes = {name: value for name, value in SIZES.items() if name in vars(default)}
+    sizes = {
+        name: _like(size, vars(default)[name])
+        for name, size in SIZES.items()
+        if name in vars(default)
+    }
     if "vocab_size" in sizes:
         for name, token in _TOKENS.items():
             stock = getattr(default, f"{name}_token_id", None)
@@ -50,6 +54,11 @@ def tiny_sizes(config_class: Any) -> dict[str, Any]:
     for name, part in getattr(config_class, "sub_configs", {}).items():
         sizes[name] = tiny_sizes(part)
     return sizes
+
+
+def _like(size: Any, default: Any) -> Any:
+    """The size, repeated where the stock configuration has a list, such as height and width."""
+    return [size] * len(default) if isinstance(default, list | tuple) else size
 
 
 def tiny_model(stock_class: Any, seed: int = 0) -> Any:

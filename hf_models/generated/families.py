@@ -74,6 +74,10 @@ def forget(model_type: str) -> None:
     """Lets the next use make a family anew, after its row has been replaced or removed."""
     if (family := _made.pop(model_type, None)) is not None:
         AUTO_CLASSES.pop(family.config, None)
+        # AutoConfig would go on to give the old class, which has no models any more
+        CONFIG_MAPPING._extra_content.pop(family.config.model_type, None)
+        for name in family.models:
+            MODELS.pop(name, None)
         for stock in family.stock_parts:
             del PARTS[stock]
 

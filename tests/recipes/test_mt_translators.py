@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 
+import recipes
 from cape_plugins import TYPES, PositionConfig, build_position_encoder, token_positions
 from cape_plugins.checkpoints.families import FAMILY_ROWS
 from recipes.lab.subwords import SentencePiece, SubwordNMT
@@ -177,7 +178,8 @@ def test_models_of_a_host_need_no_other_host(work, other):
     """Our packages import their own host alone (tests/test_layering.py); the recipes, which import
     either, are imported anew."""
     paths = {"transformers": work.fairseq("cape"), "fairseq": work.hf("cape")}
-    with mock.patch.dict(sys.modules):
+    # an import also sets an attribute of the package, which has to go with the module
+    with mock.patch.dict(sys.modules), mock.patch.dict(vars(recipes)):
         for name in [name for name in sys.modules if name.startswith("recipes.")]:
             del sys.modules[name]
         sys.modules |= {other: None, PACKAGES[other]: None}  # not installed
