@@ -4,6 +4,7 @@ import csv
 import fcntl
 import os
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -221,14 +222,29 @@ def test_published_values_are_read_anew_and_other_data_stay_apart(
         run(monkeypatch, tmp_path, *mine[:-1], "--budget", "none", files="images")
 
 
+def fake_recipe(module: str, *words: object, log: Path) -> None:
+    """Takes the place of :func:`recipes.lab.steps.run_module`: writes a table with each type that
+    is compared, or fails for a domain that does not exist."""
+    words = [*map(str, words)]
+    if "smell" in words:
+        raise ChildError(f"failed; full log in {log}")
+    output = Path(words[words.index("--output") + 1])
+    types = words[words.index("--compare") + 1 : words.index("--jobs")]
+    output.mkdir(parents=True)
+    with (output / "scores.csv").open("w") as file:
+        print("type,seed,length (s),error_percent", file=file)
+        for name, size in product(types, (4, 8, 16, 32, 64)):
+            print(name, 1, size, 50, sep=",", file=file)
+
+
 def test_a_failing_command_is_told_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = f"{CONTROL.command} --updates 2"
-    good = replace(CONTROL, command=command, seeds={"1h": (1,)})
-    bad = replace(good, name="control-text", command="cape_plugins demo --domain smell")
+    bad = replace(CONTROL, name="control-text", command="cape_plugins demo --domain smell")
+    tasks = tuple(replace(task, seeds={"1h": (1,)}) for task in (bad, CONTROL))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shootout, "TASKS", (bad, good))
+    monkeypatch.setattr(shootout, "TASKS", tasks)
+    monkeypatch.setattr("recipes.shootout.cells.run_module", fake_recipe)
     with pytest.raises(ChildError, match="1 of 2 commands failed; their logs are in build"):
         shootout.main(["--compare", "nopos", "--output", "out"])
     page = (tmp_path / "out/shootout.md").read_text(encoding="utf-8")
@@ -236,11 +252,12 @@ def test_a_failing_command_is_told_and_the_others_go_on(
     assert "- control-audio, `nopos`: one seed, so no rank" in page
 
 
-def test_a_group_that_the_table_lacks_is_an_error(tmp_path: Path) -> None:
-    command = f"{CONTROL.command} --updates 2"
-    task = replace(CONTROL, command=command, tests={SAME: ("4", "5")})
+def test_a_group_that_the_table_lacks_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.shootout.cells.run_module", fake_recipe)
     with pytest.raises(ChildError, match=r"scores.csv has no row of nopos at 5; see"):
-        make(task, ("nopos",), 1, [], tmp_path, 1)
+        make(replace(CONTROL, tests={SAME: ("4", "5")}), ("nopos",), 1, [], tmp_path, 1)
 
 
 def test_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
