@@ -3,13 +3,14 @@ the lengths of a corpus.
 
 The rule. Let T be the length that one training input in twenty reaches, N the longest input in use.
 
-* N <= T: no position is new, and nothing has to be augmented. `relpos` for text and speech,
-  `abspos` for images, `rope` for rotary models (docs/choosing.md, Which type).
-* N > T, sequences: `relpos`; or `cape`, for tasks that are solved by positions alone. Training with
-  `cape` must see the positions of an input of length N, so the shift covers the difference (CAPE
-  section 5.2: "covers 60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0 reach T
-  + shift: shift = N - T. Mean-normalised positions lie around 0: shift = (N - T) / 2. In text, a
-  share of the samples stays unaugmented (docs/settings.md, Probability).
+* N <= T: no position is new, and nothing has to be augmented. `relpos` for text, `rope` for speech
+  and rotary models, `abspos` for images (docs/choosing.md, Which type).
+* N > T, sequences: `relpos` for text, directed `alibi` for speech; or `cape`, for tasks that are
+  solved by positions alone. Training with `cape` must see the positions of an input of length N, so
+  the shift covers the difference (CAPE section 5.2: "covers 60 s"; SHAPE section 2.3: offsets).
+  Positions that are counted from 0 reach T + shift: shift = N - T. Mean-normalised positions lie
+  around 0: shift = (N - T) / 2. In text, a share of the samples stays unaugmented
+  (docs/settings.md, Probability).
 * N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. On finer grids
   `cape` with the shift of the paper, 0.5: images span [-1, 1] at any size, so no shift covers a
   larger image. The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
@@ -46,6 +47,9 @@ LARGEST_SCALE = 4  # for rotary models; larger scales have not been measured
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
 AUGMENTED = 0.75  # share of samples that cape augments in text
 PAGE, SETTINGS = "docs/choosing.md", "docs/settings.md"
+# Types by domain, where they are not relpos: for a model from scratch, and for longer inputs
+FROM_SCRATCH: dict[str, str] = {"audio": "rope"}
+CARRIES_OVER: dict[str, dict[str, Any]] = {"audio": {"type": "alibi", "directed": True}}
 SHARE = 25  # percent of the updates of the first training, after which a switched model is level
 
 
@@ -168,7 +172,7 @@ def choose(
     if corpus.longest <= corpus.reached:
         if trained:
             return {"type": trained}, "nothing in use is longer than what training sees often"
-        type_name = "abspos" if domain.grid else "relpos"
+        type_name = "abspos" if domain.grid else FROM_SCRATCH.get(domain_name, "relpos")
         reason = "nothing in use is longer than what training sees often: no augmentation is needed"
         return {"type": "rope" if rotary else type_name}, f"{reason} ({PAGE}, Which type)."
     if rotary:
@@ -189,12 +193,13 @@ def choose(
         **({} if default.mean_normalize else {"augment_probability": AUGMENTED}),
         **({"source_scale": str(corpus.counts)} if corpus.counts else {}),
     }
+    best = CARRIES_OVER.get(domain_name, {"type": "relpos"})
     reason = (
-        f"relpos carries over to longer inputs in most tasks ({PAGE}, Which type). If positions "
-        f"alone lead to the answer, as in lists of numbers, take {default.type}: its shift shows "
-        f"training the positions of inputs of {corpus.longest:g} ({SETTINGS}, Shift)."
+        f"{best['type']} carries over to longer inputs in most tasks ({PAGE}, Which type). If "
+        f"positions alone lead to the answer, as in lists of numbers, take {default.type}: its "
+        f"shift shows training the positions of inputs of {corpus.longest:g} ({SETTINGS}, Shift)."
     )
-    return {"type": "relpos"}, cape, reason
+    return best, cape, reason
 
 
 def _how_to_switch(trained: str) -> Iterator[str]:
@@ -250,12 +255,14 @@ def aliasing(domain_name: str, side: int) -> float:
 
 def _flags(settings: Mapping[str, Any]) -> str:
     by_argument = {TYPE_ARG if name == "type" else name: value for name, value in settings.items()}
-    return " ".join(
-        f"{option_flag(name)} {value:g}"
-        if isinstance(value, float)
-        else f"{option_flag(name)} {value}"
-        for name, value in by_argument.items()
-    )
+    return " ".join(f"{option_flag(name)} {_flag_value(v)}" for name, v in by_argument.items())
+
+
+def _flag_value(value: Any) -> str:
+    """The value as a flag takes it: true or false, and numbers without needless digits."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # ---- input --------------------------------------------------------------------------------------

@@ -51,7 +51,9 @@ def test_shift_takes_counted_positions_to_the_longest_input(advise):
 
 
 def test_shift_of_positions_around_zero_is_half_as_wide(advise):
-    settings = cape_of(advise("audio", [2.5, 3, 4], 64))
+    settings = cape_of(text := advise("audio", [2.5, 3, 4], 64))
+    assert settings_of(text) == {"type": "alibi", "directed": True}
+    assert "--position-embedding alibi --position-directed true\n" in text
     assert settings["max_global_shift"] == (64 - 4) / 2
     assert settings["max_global_scale"] == 1.1
     assert "augment_probability" not in settings
@@ -79,7 +81,7 @@ def test_coarse_grids_have_a_table(advise):
     ("domain", "sizes", "name"),
     [
         ("text", [9, 10], "relpos"),
-        ("audio", [9, 10], "relpos"),
+        ("audio", [9, 10], "rope"),
         ("image", ["9x10", "10"], "abspos"),
     ],
 )
