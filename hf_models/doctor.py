@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 import hf_models
 from cape_plugins import PositionConfig
+from cape_plugins.checkpoints.families import OWN_PREFIX
 from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor.check import NOTE, SKIPPED, Check, wishes
 from hf_models.checks.family import check_family
@@ -99,11 +100,17 @@ def _quiet() -> Iterator[set[str]]:
 
 
 def _family_checks(settings: Mapping[str, Any] | None) -> Rows:
-    """Checks of one model of each registered family."""
+    """Checks of one model of each registered family; of the generated families, those whose rows
+    say so, whichever this process has made."""
+    unchecked = set()
     for name, row in GENERATED.items():
         if row.checked:
             make_if_known(name)
+        else:
+            unchecked.add(f"{OWN_PREFIX}{name}")
     for config, autos in hf_models.AUTO_CLASSES.items():
+        if config.model_type in unchecked:
+            continue
         name, domain_and_architecture = config.model_type, config.position_fields[FIELD]
         if settings is not None:
             try:

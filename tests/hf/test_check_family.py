@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 import transformers
-from transformers import RobertaConfig, RobertaForMaskedLM, RobertaModel
+from transformers import CONFIG_MAPPING, RobertaConfig, RobertaForMaskedLM, RobertaModel
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
@@ -67,7 +67,8 @@ def test_a_model_of_no_family_is_refused_with_those_that_are_known():
 @pytest.fixture
 def registry():
     """Takes back what a test registers."""
-    tables = hf_models.AUTO_CLASSES, hf_models.MODELS, PARTS, FAMILY_ROWS
+    configs = CONFIG_MAPPING._extra_content
+    tables = hf_models.AUTO_CLASSES, hf_models.MODELS, PARTS, FAMILY_ROWS, configs
     before = [dict(table) for table in tables]
     yield
     for table, content in zip(tables, before, strict=True):
