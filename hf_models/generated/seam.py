@@ -102,7 +102,10 @@ class Seam(Bound):
     def bases_and_attributes(
         cls, stock: type[nn.Module], **keywords: Any
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """Bases and attributes of the class that takes the place of a stock class."""
+        """Bases and attributes of the class that takes the place of a stock class. Seams with
+        several kinds of modules give the class for a module as the keyword `part`."""
+        if (part := keywords.pop("part", None)) is not None:
+            return part.bases_and_attributes(stock, **keywords)
         return (cls, stock), keywords
 
     def __reduce_ex__(self, protocol: Any) -> Any:

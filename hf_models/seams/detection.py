@@ -37,14 +37,6 @@ class DetectionPositions(Seam):
                 if is_position_table(name):
                     yield path, module, {"part": part, "name": name}
 
-    @classmethod
-    def bases_and_attributes(
-        cls, stock: type[nn.Module], **keywords: Any
-    ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """See :class:`~hf_models.generated.seam.Seam`."""
-        part = keywords.pop("part")
-        return part.bases_and_attributes(stock, **keywords)
-
 
 class DetectionGrid(ParameterOwner):
     """Base of the modules with a table ``[..., class token + patches + detections, C]``."""

@@ -62,14 +62,6 @@ class VideoPositions(Seam):
             if _TIME_ATTENTION in module._modules and not isinstance(module, Seam):
                 yield path, module, {"part": TimedLayer}
 
-    @classmethod
-    def bases_and_attributes(
-        cls, stock: type[nn.Module], **keywords: Any
-    ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """See :class:`~hf_models.generated.seam.Seam`."""
-        part = keywords.pop("part")
-        return part.bases_and_attributes(stock, **keywords)
-
 
 class TubeletGrid(PatchGrid):
     """Base of the modules that give the embeddings of tubelets, frame by frame.

@@ -64,11 +64,9 @@ def run_main(main: Callable[[], None], interrupted: str = "") -> None:
 def started_as() -> str:
     """How this process was started, without options: ``python SCRIPT`` or ``python -m MODULE``."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return (
-        f"python -m {spec.name.removesuffix('.__main__')}"
-        if spec
-        else f"python {shlex.quote(sys.argv[0])}"
-    )
+    if spec is None:
+        return f"python {shlex.quote(sys.argv[0])}"
+    return f"python -m {spec.name.removesuffix('.__main__')}"  # of a package
 
 
 def folder_name(name: str) -> str:

@@ -24,7 +24,7 @@ from recipes.lab import command_line
 from recipes.lab.steps import ChildError, CommandError, run_main, started_as
 from recipes.lab.tables import how_made, markdown, shown_command, write_page
 from recipes.shootout.cells import Cell, make, published, read_trained, source_of, write_cells
-from recipes.shootout.page import PICTURE, sections, write_picture
+from recipes.shootout.page import PICTURE, all_answers, sections, write_picture
 from recipes.shootout.tasks import BUDGETS, TASKS, TYPES, Task
 
 PACKAGES = ("torch", "transformers", "fairseq-fixed", "scipy")
@@ -201,9 +201,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     def write() -> None:
         shown = [cell for cell in cells if cell.type in types]
         write_cells(args.output / "cells.csv", [*cells, *others])
-        write_picture(args.output / PICTURE, tasks, shown)
-        title = "Shoot-out: all types on all tasks"
-        write_page(args.output / "shootout.md", title, sections(tasks, shown, missing), facts)
+        found = all_answers(tasks, shown)
+        write_picture(args.output / PICTURE, found)
+        parts = sections(found, tasks, shown, missing)
+        write_page(args.output / "shootout.md", "Shoot-out: all types on all tasks", parts, facts)
 
     with alone(args.work, args.output):
         failures = 0

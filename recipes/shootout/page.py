@@ -17,15 +17,20 @@ PICTURE = "shootout.png"
 Answers = Mapping[str, Sequence[Answer]]  # by question
 
 
+def all_answers(tasks: Sequence[Task], cells: Sequence[Cell]) -> Answers:
+    """What the tasks say to each question."""
+    return {question: answers(tasks, question, cells) for question in QUESTIONS}
+
+
 def sections(
-    tasks: Sequence[Task], cells: Sequence[Cell], missing: Sequence[str]
+    found: Answers, tasks: Sequence[Task], cells: Sequence[Cell], missing: Sequence[str]
 ) -> dict[str, list[str]]:
     """The sections of the page by heading.
 
     Args:
+        found: Values and ranks of the cells.
         missing: Lines that tell what was not measured, and why.
     """
-    found = {question: answers(tasks, question, cells) for question in QUESTIONS}
     parts = {
         "": [*_introduction(found), "", f"![ahead and behind by question]({PICTURE})"],
         "First places": first_places(found),
@@ -116,16 +121,10 @@ def _table(found: Sequence[Answer]) -> list[str]:
         ]
         for answer in found
     ]
-    for title, text in (("ahead", "{0.ahead:.0%}"), ("behind", "{0.behind:.0%}")):
-        rows.append(
-            [title, *(text.format(row) if (row := balances[name]) else "" for name in names)]
-        )
-    rows.append(
-        [
-            f"families of {families}",
-            *(str(row.families) if row else "0" for row in map(balances.get, names)),
-        ]
-    )
+    known = [balances[name] for name in names]
+    rows.append(["ahead", *(f"{100 * row.ahead:.0f} %" if row else "" for row in known)])
+    rows.append(["behind", *(f"{100 * row.behind:.0f} %" if row else "" for row in known)])
+    rows.append([f"families of {families}", *(str(row.families) if row else "0" for row in known)])
     return markdown(["task", *map(_names, ([name] for name in names))], rows)
 
 
@@ -182,15 +181,14 @@ def _origin(source: str) -> str:
     return "trained here" if source.startswith(PROGRAM) else Path(source).parent.name
 
 
-def write_picture(path: Path, tasks: Sequence[Task], cells: Sequence[Cell]) -> None:
+def write_picture(path: Path, found: Answers) -> None:
     """Draws a heat map: by type and question, the share of the other types that a type is ahead of
     minus the share that it is behind, and the number of families."""
     leads = np.full((len(TYPES), len(QUESTIONS)), np.nan)
     texts = [[""] * len(QUESTIONS) for _ in TYPES]
-    for column, question in enumerate(QUESTIONS):
-        found = answers(tasks, question, cells)
+    for column, rows in enumerate(found.values()):
         for row, name in enumerate(TYPES):
-            if (lead := balance(found, name)) is not None:
+            if (lead := balance(rows, name)) is not None:
                 leads[row, column] = 100 * (lead.ahead - lead.behind)
                 texts[row][column] = f"{leads[row, column]:+.0f} ({lead.families})"
     figure, [[axes]] = new_figure(10, 6)

@@ -29,8 +29,8 @@ from recipes.shootout.cells import (
     source_of,
     write_cells,
 )
-from recipes.shootout.page import first_places
-from recipes.shootout.ranks import Answer, answers, balance, is_ahead, ranks_of, values_of
+from recipes.shootout.page import all_answers, first_places
+from recipes.shootout.ranks import Answer, balance, is_ahead, ranks_of, values_of
 from recipes.shootout.tasks import EIGHT, QUESTIONS, SAME, TASKS, TYPES
 from recipes.vit import finetune_hf as vit
 
@@ -154,8 +154,7 @@ def test_choosing_shows_the_table_of_the_page() -> None:
     known = {(cell.task, cell.type, cell.seed) for cell in trained}
     tables = [cell for task in TASKS for cell in published(task, RESULTS)]
     cells = [*trained, *(cell for cell in tables if cell[:3] not in known)]
-    found = {question: answers(TASKS, question, cells) for question in QUESTIONS}
-    table = "\n".join(first_places(found))
+    table = "\n".join(first_places(all_answers(TASKS, cells)))
     assert f"## First places\n\n{table}\n\n" in page
     assert f"\n\n{table}\n\n" in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
 

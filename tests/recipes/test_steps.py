@@ -107,10 +107,11 @@ def test_recipes_look_at_their_folders_before_they_begin(name):
         PARSERS[name](program, ["--output", "/nowhere/such"])
 
 
-@pytest.mark.parametrize("module", ["tools.told", None])
+@pytest.mark.parametrize("module", ["tools.told", "tools", None])
 def test_shown_commands_can_be_pasted(module, monkeypatch):
-    """With words that a shell would change."""
-    spec = module and ModuleSpec(module, None)
+    """With words that a shell would change. Python calls the program of a package __main__."""
+    name = "tools.__main__" if module == "tools" else module
+    spec = name and ModuleSpec(name, None)
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
     words = ["tools/tell it.py", "--model", "a=/some/place/last.pt,b*", "--output", "my results"]
     monkeypatch.setattr(sys, "argv", words)
