@@ -207,8 +207,7 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
             f"{option}={value!r} is impossible in a {type(stock).__name__}, which computes its "
             f"positions ({option}={of_stock!r}) and ignores tables in its file; allowed: settings "
             "with the outputs of the stock model. See whether `cape-plugins export ctranslate2` or "
-            "`onnx` takes it; `python -m hf_models.convert --self-contained` writes its code beside "
-            "it."
+            "`onnx` takes it; `hf_models.convert --self-contained` writes its code beside it."
         )
 
 

@@ -9,6 +9,7 @@ import transformers
 
 import hf_models
 from hf_models.storage.longer_tables import extend_table
+from tests.support.generated import drawn, switched
 
 DETECTIONS, PATCHES = 3, (4, 2)  # rows and columns
 SIZES = {
@@ -25,16 +26,7 @@ CAPE = {"type": "cape", "max_global_shift": 0.5}
 
 def build(**fields):
     torch.manual_seed(0)
-    model = transformers.YolosForObjectDetection(transformers.YolosConfig(**SIZES, **fields))
-    with torch.no_grad():  # positions must show
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
-def switched(model, **position_embedding):
-    return hf_models.switch(copy.deepcopy(model), position_embedding).eval()
+    return drawn(transformers.YolosForObjectDetection(transformers.YolosConfig(**SIZES, **fields)))
 
 
 def images(height=32, width=16, number=2):

@@ -10,6 +10,7 @@ import transformers
 
 import hf_models
 from hf_models.checks.proof import prove
+from tests.support.generated import drawn, switched
 
 SIZES = {
     "hidden_size": 32,
@@ -34,16 +35,7 @@ each = pytest.mark.parametrize("form", FORMS)
 def build(form="biases"):
     config = transformers.Data2VecVisionConfig(**SIZES, **FORMS[form])
     torch.manual_seed(0)
-    model = transformers.Data2VecVisionForImageClassification(config)
-    with torch.no_grad():  # positions must show
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
-def switched(model, **position_embedding):
-    return hf_models.switch(copy.deepcopy(model), position_embedding).eval()
+    return drawn(transformers.Data2VecVisionForImageClassification(config))
 
 
 def images(height=32, width=32, number=2):

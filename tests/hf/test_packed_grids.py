@@ -12,6 +12,7 @@ from cape_plugins import patch_positions
 from hf_models.seams.packed_grids import PackedTable, packed_positions
 from hf_models.seams.rows import RowTable
 from tests.hf import test_two_towers
+from tests.support.generated import drawn, switched
 
 SMALL = {
     "hidden_size": 32,
@@ -24,16 +25,6 @@ CAPE = {"type": "cape", "max_global_shift": 0.5}
 SHAPES = ((4, 4), (2, 5), (1, 1))
 
 
-def drawn(model):
-    """The model with weights that let positions show."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
 def build():
     return drawn(transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**IMAGE)))
 
@@ -43,10 +34,6 @@ def build_both():
         text_config={**SMALL, **test_two_towers.TEXT}, vision_config=IMAGE
     )
     return drawn(transformers.Siglip2Model(config))
-
-
-def switched(model, **position_embedding):
-    return hf_models.switch(copy.deepcopy(model), position_embedding).eval()
 
 
 def images(*shapes, length=16):

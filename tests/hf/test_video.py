@@ -10,6 +10,7 @@ import transformers
 
 import hf_models
 from cape_plugins import Draw
+from tests.support.generated import drawn, switched
 
 FRAMES, SIZE, PATCH = 4, 16, 8
 SIZES = {
@@ -56,22 +57,8 @@ def build(name, **fields):
     return drawn(model_class(config(**fields)))
 
 
-def drawn(model):
-    """The model with weights that let positions show."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
-
-
 def build_masked():
     return drawn(transformers.VideoMAEForPreTraining(videomae()))
-
-
-def switched(model, **position_embedding):
-    return hf_models.switch(copy.deepcopy(model), position_embedding).eval()
 
 
 def videos(frames=FRAMES, height=SIZE, width=SIZE, number=2):

@@ -9,6 +9,7 @@ import transformers
 
 import hf_models
 from cape_plugins import Draw
+from tests.support.generated import switched
 
 SIZES = {
     "hidden_size": 24,
@@ -34,10 +35,6 @@ def build(model_class=transformers.VJEPA2Model, crop_size=16):
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.4)
     return model.eval()
-
-
-def switched(model, **position_embedding):
-    return hf_models.switch(copy.deepcopy(model), position_embedding).eval()
 
 
 def videos(frames=4, height=16, width=16):

@@ -1,10 +1,12 @@
 """Tiny stock models of families that are generated, each of which is odd in its way."""
 
 import contextlib
+import copy
 
 import torch
 import transformers
 
+import hf_models
 from cape_plugins.checkpoints.families import add_generated_row, remove_generated_row
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.families import forget
@@ -82,6 +84,21 @@ def mistral3():
 BUILDERS = {
     builder.__name__: builder for builder in (mistral, mixtral, gemma3, qwen2_vl, llava, mistral3)
 }
+
+
+def drawn(model):
+    """The model in evaluation mode, with weights that let positions show."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def switched(model, **position_embedding):
+    """A copy of a stock model, switched."""
+    return hf_models.switch(copy.deepcopy(model), position_embedding).eval()
 
 
 def batch(left=True):
