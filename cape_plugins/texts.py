@@ -1,4 +1,5 @@
 """Reads the user's texts: only a line feed ends a line, and bytes that are no text are an error.
+Shortens the texts of errors.
 
 Python by default ends a line at a carriage return, ``str.splitlines`` also at U+2028, U+0085 and
 some control characters; all of them occur within crawled sentences. No encoding is guessed: Latin-1
@@ -77,6 +78,13 @@ def read_text(path: str | os.PathLike[str]) -> str:
     path = Path(path)
     with _open_bytes(path) as (file, encoding):
         return _decode(path, file.read(), encoding)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's error message, without its full stop, because our messages
+    continue after it; the name of the error if the message is empty."""
+    line = str(error).strip().partition("\n")[0]
+    return line.strip().rstrip(".") or type(error).__name__
 
 
 def text_encoding(path: str | os.PathLike[str]) -> str:

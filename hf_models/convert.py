@@ -351,8 +351,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         table = given_table(args)
         if args.stock and (settings or table or args.self_contained or args.neutral):
             raise ValueError(
-                "--stock writes a stock checkpoint: leave out --position-..., --neutral and "
-                "--self-contained"
+                "--stock converts back to a stock checkpoint, which has no type: leave out "
+                "--position-..., --neutral and --self-contained"
             )
         if "source_scale" in settings:
             settings["source_scale"] = alpha_of_argument(settings["source_scale"], args.source)

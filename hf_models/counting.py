@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from cape_plugins.corpus.alpha import TokenCounts, count_token_lists
 from cape_plugins.settings.config import parse_option
 from cape_plugins.settings.options import COUNTED
-from cape_plugins.texts import text_lines
+from cape_plugins.texts import first_line, text_lines
 
 
 def token_lists(
@@ -35,8 +35,8 @@ def token_lists(
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         raise ValueError(
-            f"{model} has no tokenizer that loads ({str(error).splitlines()[0]}); give a folder "
-            "with the tokenizer of the model, or its hub name."
+            f"the tokenizer of {model} cannot be loaded ({first_line(error)}); give a folder with "
+            "the files of a tokenizer, or the name of a model on the hub."
         ) from None
 
     def tokens(path: str | os.PathLike[str], target: bool = False) -> Iterator[list[int]]:

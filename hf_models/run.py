@@ -16,10 +16,10 @@ import hf_models  # noqa: F401, registers the models
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a script as ``python SCRIPT ...`` would.
+    """Runs a script as ``python SCRIPT ...`` does, with this package's models registered.
 
     Args:
-        argv: Path of the script and its arguments; default the arguments of the process.
+        argv: Path of the script and its arguments (default: the arguments of the process).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -25,6 +25,7 @@ import torch
 from cape_plugins.checkpoints.families import FAIRSEQ_FAMILIES, find_fairseq_family
 from cape_plugins.settings.arguments import PREFIX, TYPE_ARG
 from cape_plugins.settings.config import PositionConfig, option_fields
+from cape_plugins.texts import first_line
 
 DICTIONARIES = "dictionaries"  # key in "task_state": size and digest of each dictionary
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold
@@ -130,7 +131,7 @@ def reason(error: Exception) -> str:
         return "it is cut off"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}"
-    return str(error).splitlines()[0].split(". ")[0] if str(error) else type(error).__name__
+    return first_line(error).split(". ")[0]
 
 
 def fairseq_arguments(state: Mapping[str, Any], section: str = "model") -> dict[str, Any]:

@@ -5,6 +5,9 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 
 * N <= T: no position is new, and nothing has to be augmented. `relpos` for text, `rope` for speech
   and rotary models, `abspos` for images (docs/choosing.md, Which type).
+* N > T, but N is at most the longest training input: the same type, because inputs in use that are
+  as rarely long as in training meet the positions that training has seen. If long inputs are more
+  frequent in use, the settings for longer inputs below.
 * N > T, sequences: `relpos` for text, directed `alibi` for speech; or `cape`, for tasks that are
   solved by positions alone. Training with `cape` must see the positions of an input of length N, so
   the shift covers the difference (CAPE section 5.2: "covers 60 s"; SHAPE section 2.3: offsets).
@@ -14,6 +17,7 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 * N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. On finer grids
   `cape` with the shift of the paper, 0.5: images span [-1, 1] at any size, so no shift covers a
   larger image. The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
+  After trainings on thousands of images `sinpos` is ahead (docs/choosing.md).
 * N > T, rotary models: `cape` with the scale N / T, so that training sees the distances within N
   tokens. The shift is 0, because a shift does nothing if only distances count.
 * Global scale: the scale of the paper for the domain. Local shift: 0.5 steps, the largest shift
@@ -50,7 +54,8 @@ PAGE, SETTINGS = "docs/choosing.md", "docs/settings.md"
 # Types by domain, where they are not relpos: for a model from scratch, and for longer inputs
 FROM_SCRATCH: dict[str, str] = {"audio": "rope"}
 CARRIES_OVER: dict[str, dict[str, Any]] = {"audio": {"type": "alibi", "directed": True}}
-SHARE = 25  # percent of the updates of the first training, after which a switched model is level
+# Percent of the updates of the first training, after which a switched model is level
+SHARE, ROTARY_SHARE = 25, 50
 
 
 class Corpus(NamedTuple):
@@ -151,7 +156,7 @@ def advice(args: argparse.Namespace) -> str:
         lines.append(f"{prefix + 'field:':<10}position_embedding={json.dumps(row)}")
     lines.append(f"note:     {reason}")
     if args.trained and settings["type"] != args.trained:
-        lines.extend(_how_to_switch(args.trained))
+        lines.extend(_how_to_switch(args.trained, ROTARY_SHARE if args.rotary else SHARE))
     if corpus.counts and corpus.counts.doubt:
         lines.append(f"note:     warning: {corpus.counts.doubt}.")
     if args.train_text and not args.tokenizer:
@@ -168,16 +173,29 @@ def choose(
     """Returns settings ``{"type": ..., option: value}`` by the rule above, for some tasks
     alternative settings, and last the reason. `trained` is the type of a model that is trained
     already."""
-    domain = DOMAINS[domain_name]
+    longer = _choose_for_longer(corpus, domain_name, rotary)
+    if corpus.longest > corpus.lengths[-1]:
+        return longer
+    default = "abspos" if DOMAINS[domain_name].grid else "relpos"
+    from_scratch = "rope" if rotary else FROM_SCRATCH.get(domain_name, default)
+    settings = {"type": trained or from_scratch}
     if corpus.longest <= corpus.reached:
-        if trained:
-            return {"type": trained}, "nothing in use is longer than what training sees often"
-        type_name = "abspos" if domain.grid else FROM_SCRATCH.get(domain_name, "relpos")
         reason = "nothing in use is longer than what training sees often: no augmentation is needed"
-        return {"type": "rope" if rotary else type_name}, f"{reason} ({PAGE}, Which type)."
+        return settings, f"{reason} ({PAGE}, Which type)."
+    *alternatives, reason_for_longer = longer
+    reason = (
+        f"nothing in use is longer than the longest training input. If more than one in "
+        f"{1 / REACHED:g} inputs in use is longer than {corpus.reached:g}, take the settings after "
+        f'"or": {reason_for_longer}'
+    )
+    return settings, *(row for row in alternatives if row != settings), reason
+
+
+def _choose_for_longer(corpus: Corpus, domain_name: str, rotary: bool) -> tuple[Any, ...]:
+    """Settings and the reason for inputs in use that are longer than T, see :func:`choose`."""
     if rotary:
         return _choose_scale(corpus)
-    if domain.grid:
+    if DOMAINS[domain_name].grid:
         return _choose_on_grid(corpus, domain_name)
     default, added_length = (
         PositionConfig(DEFAULT_TYPE, domain_name),
@@ -202,13 +220,13 @@ def choose(
     return best, cape, reason
 
 
-def _how_to_switch(trained: str) -> Iterator[str]:
+def _how_to_switch(trained: str, share: int) -> Iterator[str]:
     yield (
         "switch:   fairseq: --finetune-from-model CHECKPOINT with these flags; Hugging Face: "
         "from_pretrained(MODEL, position_embedding=...) or hf_models.switch(model, ...)"
     )
     yield (
-        f"note:     train for {SHARE} % of the updates of the first training or more, at its "
+        f"note:     train for {share} % of the updates of the first training or more, at its "
         f"highest learning rate or twice this rate, with warm-up and decay; train {trained} on for "
         f"as long, and compare ({SETTINGS}, A trained model)."
     )
@@ -239,10 +257,10 @@ def _choose_on_grid(corpus: Corpus, domain_name: str) -> tuple[Any, ...]:
         "max_local_shift": default.max_local_shift,
         "max_global_scale": 1.0 if sizes_differ else default.max_global_scale,
     }
-    reason = f"after a short training compare sinpos and abspos ({PAGE}, Which type)."
+    reason = f"cape is for millions of training images, sinpos for thousands ({PAGE})."
     if sizes_differ:
         reason = f"training mixes sizes, so no scale is needed (CAPE section 5.1, UniViT); {reason}"
-    return settings, reason
+    return settings, {"type": "sinpos"}, reason
 
 
 def aliasing(domain_name: str, side: int) -> float:

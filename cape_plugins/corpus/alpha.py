@@ -352,8 +352,8 @@ def _total(sources: list[tuple[str, _Side]], targets: list[tuple[str, _Side]]) -
         if source.sentences != target.sentences:
             raise ValueError(
                 f"{source_name} has {source.sentences} sentences, {target_name} has "
-                f"{target.sentences}; they must be equal, sentence by sentence. "
-                "Prepare the two sides again from the same corpus."
+                f"{target.sentences}; allowed: the same number, because sentence n of one "
+                "translates sentence n of the other. Prepare both sides again from one corpus."
             )
     return TokenCounts(
         source=sum(side.tokens for _, side in sources),

@@ -63,16 +63,17 @@ class Draw(NamedTuple):
         return self._replace(count=count)
 
     def restricted_to(self, augmented: Tensor, chance: Tensor) -> Draw:
-        """The same numbers for samples that are `augmented`, bool ``[B, 1, 1]``, and numbers
-        without effect for all other samples."""
-        unmoved_order = 0.0
+        """Returns a draw that has the same numbers where `augmented`, bool ``[B, 1, 1]``, is True,
+        and numbers without effect elsewhere. `chance` ``[B, 1, 1]``, from U(0, 1), is stored for
+        augmented samples."""
+        identity_order = 0.0
         if self.order is not None:
-            unmoved_order = torch.arange(self.order.shape[-1], device=self.order.device).float()
+            identity_order = torch.arange(self.order.shape[-1], device=self.order.device).float()
         return self._replace(
             shift=_where(augmented, self.shift, 0.0),
             scale=_where(augmented, self.scale, 1.0),
             offset=_where(augmented, self.offset, 0.0),
-            order=_where(augmented[:, 0], self.order, unmoved_order),
+            order=_where(augmented[:, 0], self.order, identity_order),
             chance=_where(augmented, chance, 1.0),
         )
 
@@ -313,9 +314,9 @@ def _unit(
     return torch.rand(shape, device=device, dtype=torch.float32, **_generator_kwargs(generator))
 
 
-def _where(condition: Tensor, part: Tensor | None, other: Tensor | float) -> Tensor | None:
-    """`part` of a draw where the condition holds, `other` elsewhere; None if `part` is None."""
-    return None if part is None else torch.where(condition, part, other)
+def _where(condition: Tensor, part: Tensor | None, neutral: Tensor | float) -> Tensor | None:
+    """`part` of a draw where the condition holds, `neutral` elsewhere; None if `part` is None."""
+    return None if part is None else torch.where(condition, part, neutral)
 
 
 def _check_shape(name: str, part: Tensor | None, coords: Tensor) -> None:

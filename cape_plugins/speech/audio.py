@@ -291,7 +291,8 @@ class TolerantReader:
     Args:
         read: Turns an index into ``[samples]``; raises :class:`AudioError`.
         seconds: Durations ``[N]``.
-        shared: Whether processes of a data loader read, too; sharing needs a file descriptor.
+        shared: Whether worker processes of a data loader read, too; `unreadable` then lies in
+            shared memory, which needs a file descriptor.
 
     Attributes:
         unreadable: ``[N]``, True for recordings that could not be read.
@@ -343,5 +344,5 @@ class TolerantReader:
         reads."""
         if not self.unreadable[index]:
             yield index
-        order = np.argsort(np.abs(self.seconds - self.seconds[index]), kind="stable")
-        yield from (other for other in order.tolist() if not self.unreadable[other])
+        by_distance = np.argsort(np.abs(self.seconds - self.seconds[index]), kind="stable")
+        yield from (nearest for nearest in by_distance.tolist() if not self.unreadable[nearest])

@@ -191,8 +191,8 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
         frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """See :meth:`~hf_models.seams.speech.SpeechEncoder.forward`; draws in training if no `draw`
-        is given. Hidden states are ``[B, T', C]`` with T' = ceil(T / stride)."""
+        """See :meth:`~hf_models.seams.speech.SpeechEncoder.forward`; training draws random
+        numbers if `draw` is None. Hidden states are ``[B, T', C]``, T' = ceil(T / conv_stride)."""
         if draw is None:
             draw = draw_positions(self.positions, input_features)
         return super().forward(

@@ -210,7 +210,9 @@ class CapeWhisperForConditionalGeneration(
 class CapeWhisperForAudioClassification(
     ClassifiesRecordings, PositionModelMixin, stock.WhisperForAudioClassification
 ):
-    """Classifier of recordings; ``forward(..., attention_mask=, hop_nanoseconds=, draw=)``."""
+    """Whisper with a head that classifies recordings. ``forward`` also takes `attention_mask`,
+    `hop_nanoseconds`, `frame_nanoseconds` and `draw`; padding does not count in the mean over
+    time."""
 
 
 recognise_as(CapeWhisperConfig.model_type, "seq2seq_whisper", BinsFirstPipeline)

@@ -18,13 +18,14 @@ MIN_HOP, MAX_HOP = 20_000, 10_000_000_000
 
 
 class Frames(NamedTuple):
-    """Values bound to the subsampler in each forward.
+    """Lengths, times and draw of a batch of frames, which the subsampler and the attention read in
+    one forward pass.
 
     Attributes:
-        lengths: ``[B]``, frames of each sample without padding.
-        hop_seconds: Distance of frames, a number or ``[B]`` float32.
+        lengths: ``[B]``, number of frames of each sample, without padding.
+        hop_seconds: Distance of neighbouring frames in seconds, a number or ``[B]`` float32.
         nanoseconds: ``[B, T]`` integers, the centres of the frames if frames are irregular.
-        draw: Random numbers of this forward.
+        draw: Random numbers of this forward pass, or None.
     """
 
     lengths: Tensor

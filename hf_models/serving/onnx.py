@@ -21,6 +21,7 @@ from transformers import AutoConfig
 import hf_models
 from cape_plugins import PositionEncoder
 from cape_plugins.serving.output import Exported
+from cape_plugins.texts import first_line
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.seams.packed_grids import refuse_packed_patches
 from hf_models.serving.onnx_generation import generation_graphs, language_model_graph
@@ -162,7 +163,7 @@ def write(graph: Graph, path: Path, opset: int) -> None:
                 part.metadata_props.clear()  # traces of calls, with the paths of this machine
             program.save(path, external_data=weights > ONE_FILE)
     except torch.onnx.OnnxExporterError as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        reason = first_line(error.__cause__ or error)
         raise ValueError(
             f"the {graph.name} of {type(graph.module.model).__name__} cannot be exported to ONNX "
             f"({reason}). Try another type of position embedding; transformers.exporters have more "

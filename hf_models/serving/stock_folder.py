@@ -20,6 +20,7 @@ from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
 from cape_plugins.serving.templates import fill
 from cape_plugins.settings.arguments import HUGGING_FACE
+from cape_plugins.texts import first_line
 from hf_models.convert import own_class
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.processors.limits import follow_in_folder, set_limit
@@ -241,7 +242,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
         actual = _first(stock(**{stock.main_input_name: with_hint}, **other_inputs))
         difference = (expected - actual).abs().max().item()
     except (IndexError, RuntimeError) as error:
-        difference, reason = math.inf, f" ({str(error).splitlines()[0]})"
+        difference, reason = math.inf, f" ({first_line(error)})"
     else:
         reason = f" (difference {difference:.3g})"
     if not difference <= CLOSE * max(1.0, expected.abs().max().item()):

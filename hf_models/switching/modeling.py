@@ -275,8 +275,8 @@ def build_positions(
     sides, stored = find_family(config.model_type).sides, vars(config)
     if side not in sides:
         raise ValueError(
-            f"side={side!r} is not in the row of {config.model_type!r}; allowed: "
-            f"{', '.join(sides)}. Name one of them, or add the side to the row (Family.sides)."
+            f"side={side!r} is no side of the family {config.model_type!r}; allowed: "
+            f"{', '.join(sides)}. Name one of these, or add the side to Family(sides=...)."
         )
     row = sides[side]
     try:
@@ -284,7 +284,7 @@ def build_positions(
     except (AttributeError, KeyError):
         numbers = (name for name, value in stored.items() if type(value) is int)
         raise ValueError(
-            f"dim={row.dim!r} of the {side} in the row of {config.model_type!r} names no field of "
+            f"dim={row.dim!r} of the {side} of the family {config.model_type!r} names no field of "
             f"{type(config).__name__}; allowed: the field with the width of the model, one of "
             f"{', '.join(sorted(numbers))}, or PART.FIELD. Correct Side(dim=...)."
         ) from None

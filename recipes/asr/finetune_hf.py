@@ -32,6 +32,7 @@ from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.ctc import outputs_needed
 from cape_plugins.speech.ctc_decoder import build_decoder
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
+from cape_plugins.texts import first_line
 from hf_models import CapeSpeech2TextConfig, CapeSpeechConfig, CapeSpeechForCTC, CapeWhisperConfig
 from hf_models.families.speech_ctc import CORPORA
 from recipes.asr.data import (
@@ -49,7 +50,7 @@ from recipes.lab.command_line import add_shared, number, of_papers, positive, se
 from recipes.lab.data import fingerprint, has_data
 from recipes.lab.hf_checkpoints import load_model, make_config, read_beside, read_config
 from recipes.lab.hf_training import batches, make_parser, parse, report, share, train_all
-from recipes.lab.steps import OTHER_OUTPUT, CommandError, reason, run_main, step, write_lines
+from recipes.lab.steps import OTHER_OUTPUT, CommandError, run_main, step, write_lines
 from recipes.lab.subwords import SentencePiece
 from recipes.lab.tables import Row
 
@@ -141,7 +142,7 @@ def at_natural_length(processor: WhisperProcessor, language: str | None) -> Whis
         try:
             processor.tokenizer.set_prefix_tokens(language=language, task="transcribe")
         except (ValueError, TypeError) as error:
-            raise CommandError(f"--language {language}: {reason(error)}") from None
+            raise CommandError(f"--language {language}: {first_line(error)}") from None
     return processor
 
 

@@ -169,13 +169,14 @@ def word_file(name: str) -> list[str]:
 
 
 def write_word_units(folder: Path, texts: Sequence[str]) -> None:
-    """Writes ``spm.model`` with a unit for each word of these texts, and a unit for all other
-    words. The small decoders of the recipes output words: they attend to 16 tokens of context, and
-    greedy decoding stops at 6 words a second (or 30 letters)."""
-    words, listed = {word for text in texts for word in text.split()}, folder / "texts"
-    write_lines(listed, texts)
-    SentencePiece.train([listed], folder / SUBWORD_MODEL, 1 + len(words), model_type="word")
-    listed.unlink()
+    """Writes ``spm.model``, in which each word of `texts` is a unit, and one unit stands for all
+    other words. The small decoders of the recipes work with words because their limits count units:
+    attention covers 16 units, and decoding stops at 6 words a second."""
+    words = {word for text in texts for word in text.split()}
+    texts_file = folder / "texts"
+    write_lines(texts_file, texts)
+    SentencePiece.train([texts_file], folder / SUBWORD_MODEL, 1 + len(words), model_type="word")
+    texts_file.unlink()
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -42,7 +42,8 @@ def duration_bins(bins: Sequence[float]) -> dict[str, float]:
 
 
 def by_duration(texts: Sequence[Text], bins: Sequence[float]) -> list[Row]:
-    """A row of rates for each bin that has recordings, and a row for all recordings."""
+    """Error rates for each range of durations that has recordings, and for all recordings; `bins`
+    are upper ends in seconds."""
     names = list(duration_bins(bins))
     groups: dict[str, list[Text]] = {name: [] for name in names}
     for text in texts:

@@ -25,7 +25,8 @@ from cape_plugins.settings.arguments import (
 )
 from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.switching import Step
-from recipes.lab.steps import CommandError, reason, started_as
+from cape_plugins.texts import first_line
+from recipes.lab.steps import CommandError, started_as
 
 Settings = Mapping[str, Any]  # of a position embedding
 
@@ -249,8 +250,8 @@ def check_shared(args: argparse.Namespace) -> None:
             args.device = torch.device(name)
             torch.empty(1, device=args.device)
         except (RuntimeError, AssertionError) as error:
-            why = f"--device {name}: not available here ({reason(error)}); give cpu, cuda or cuda:1"
-            raise CommandError(why) from None
+            why = f"--device {name}: not available here ({first_line(error)})"
+            raise CommandError(f"{why}; give cpu, cuda or cuda:1") from None
 
 
 def settings_to_compare(*args: Any, **more: Any) -> dict[str, dict[str, Any]]:

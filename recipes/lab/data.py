@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cape_plugins import texts
-from recipes.lab.steps import CommandError, reason
+from cape_plugins.texts import first_line
+from recipes.lab.steps import CommandError
 
 TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 # the first one that exists is the default test
@@ -103,7 +104,7 @@ def reading(what: str, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:
         general = isinstance(error, DatasetGenerationError)  # its cause says what is wrong
-        why = reason((error.__cause__ if general else None) or error)
+        why = first_line((error.__cause__ if general else None) or error)
         raise CommandError(f"{what} cannot be read ({why}); {remedy}") from None
 
 

@@ -11,7 +11,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from recipes.lab.steps import CommandError, reason
+from cape_plugins.texts import first_line
+from recipes.lab.steps import CommandError
 
 # Errors of checkpoints that do not match their model type, are damaged, or have other shapes
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
@@ -37,7 +38,7 @@ def unloadable(path: str, error: Exception) -> CommandError:
     remedy = "give a folder of save_pretrained with config.json and weights, or a name on the hub"
     is_folder = path.startswith((".", "/", "~")) or path.count("/") > 1  # a hub name has at most 1
     lost = is_folder and not Path(path).is_dir()
-    why = ": no such folder" if lost else f" cannot be loaded: {reason(error)}"
+    why = ": no such folder" if lost else f" cannot be loaded: {first_line(error)}"
     return CommandError(f"--model {path}{why}; {remedy}")
 
 
@@ -64,7 +65,7 @@ def read_beside(loader: type[Any], path: str) -> Any:
         return loader.from_pretrained(path)
     except Exception as error:  # without its files each tokenizer fails in a different way
         raise CommandError(
-            f"--model {path}: has no {what} that can be read ({reason(error)}); put its files "
+            f"--model {path}: has no {what} that can be read ({first_line(error)}); put its files "
             f"there, as {what}.save_pretrained writes them"
         ) from None
 

@@ -18,6 +18,7 @@ import torch
 from tqdm import tqdm
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainerCallback
 
+from cape_plugins.texts import first_line
 from hf_models import RankSeedCallback
 from recipes.lab.command_line import add_compared, add_shared, check_shared, new_parser
 from recipes.lab.data import read_text
@@ -34,7 +35,6 @@ from recipes.lab.steps import (
     CommandError,
     folder_name,
     matches,
-    reason,
     record,
     recorded,
     started_as,
@@ -110,7 +110,7 @@ def parse(
             args=[*recipe_flags, *rest], look_for_args_file=False, return_remaining_strings=True
         )
     except ValueError as error:  # the error names no option
-        raise CommandError(f"{' '.join(rest)}: {reason(error)}; give other values") from None
+        raise CommandError(f"{' '.join(rest)}: {first_line(error)}; give other values") from None
     if unknown:
         raise CommandError(
             f"unknown option {unknown[0]}; --help lists the options of the recipe, all others are "
@@ -301,7 +301,7 @@ def share(
 
 
 def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
-    """Batches of indices of similar length, so that batches have little padding."""
+    """Batches of indices of items with similar lengths, so that batches have little padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
@@ -312,8 +312,8 @@ def report(
     """Writes scores in the main process, at the end of a program.
 
     The process group is released here, after the trainer has released DistributedDataParallel. If
-    that wrapper held the last reference, it would free the group while it holds Python's lock; a
-    thread of gloo may wait for the same lock, and then the program never ends (torch 2.13, seen
+    DistributedDataParallel held the last reference, it would free the group while holding Python's
+    lock. A thread of gloo may wait for this lock, and then the program never ends (torch 2.13, seen
     once).
     """
     state = accelerate.PartialState()

@@ -47,9 +47,10 @@ def binarise(
 
 
 def device_flags(device: torch.device) -> list[str]:
-    """Flags of fairseq's commands for a device; the commands use all GPUs that they see."""
+    """Flags of fairseq's commands for a device. The commands use all visible GPUs, so the number of
+    a GPU is an error."""
     if device.index is not None:
-        remedy = f"give cuda, with CUDA_VISIBLE_DEVICES={device.index} before the command"
+        remedy = f"give --device cuda, with CUDA_VISIBLE_DEVICES={device.index} before the command"
         raise steps.CommandError(f"--device {device}: fairseq uses all GPUs that it sees; {remedy}")
     return ["--cpu"] if device.type == "cpu" else []
 

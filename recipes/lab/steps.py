@@ -33,13 +33,6 @@ class ChildError(RuntimeError):
     """A started command failed; the message has the end of its log."""
 
 
-def reason(error: BaseException) -> str:
-    """The first line of a library's error message, without its full stop, because our messages
-    continue after it; the name of the error if the message is empty."""
-    first = str(error).strip().partition("\n")[0]
-    return first.strip().rstrip(".") or type(error).__name__
-
-
 def run_main(main: Callable[[], None], interrupted: str = "") -> None:
     """Runs the `main` of a program. Errors of the program are shown without traceback; the exit
     status is 2 for a mistake of the user, and 1 if a started command fails. SIGTERM and Ctrl-C end

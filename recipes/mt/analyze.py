@@ -121,17 +121,19 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="largest length of a side of a pair that is kept (default: %(default)s)",
     )
-    command.add_mutually_exclusive_group().add_argument(
+    subwords = command.add_mutually_exclusive_group()
+    subwords.add_argument(
         "--spm",
         type=Path,
         metavar="FILE",
-        help="sentencepiece model: count its subwords (default: words)",
+        help="sentencepiece model, whose subwords --max-length counts (default: words)",
     )
-    command.add_mutually_exclusive_group().add_argument(
+    subwords.add_argument(
         "--bpe",
         type=Path,
         metavar="FILE",
-        help="subword-nmt codes, of tokenised text: count their subwords (default: words)",
+        help="subword-nmt codes for tokenised text, whose subwords --max-length counts (default: "
+        "words)",
     )
     return parser
 

@@ -160,7 +160,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
         if not args.sample:
             parser.error("--train: name the training text, or try the recipe with --sample")
         if args.valid or args.test:
-            parser.error("--valid and --test need --train")
+            parser.error("--valid and --test need --train: name the training text, too")
     folder = f"{args.recipe}-sample" if args.sample else args.recipe
     args.work = args.work or Path("build") / folder
     command_line.check_shared(args)
@@ -227,9 +227,9 @@ def language_flags(languages: Pair) -> str:
 
 
 def run_stages(training: Experiment, stages: Sequence[str]) -> list[tables.Row]:
-    """Runs the stages of one training; returns its scores."""
-    results = [(stage, getattr(training, stage)()) for stage in stages]
-    return [row for stage, rows in results if stage in SCORED for row in rows]
+    """Runs the stages of one training; returns the rows of the stages that score."""
+    rows_by_stage = [(stage, getattr(training, stage)()) for stage in stages]
+    return [row for stage, rows in rows_by_stage if stage in SCORED for row in rows]
 
 
 def analyze_all(args: argparse.Namespace, trainings: Sequence[Experiment]) -> None:

@@ -16,8 +16,9 @@ PROGRAM = "python -m"  # how the source of a trained cell begins
 
 
 class Cell(NamedTuple):
-    """A value. `train_seconds` is None where a table has none; `source` is a page, or the command
-    that trains the type with this seed."""
+    """The score of one type, trained with one seed, on one group of tests. `train_seconds` is None
+    if the published table has no training times; `source` is the path of the published page, or the
+    command that trains the type with this seed."""
 
     task: str
     type: str

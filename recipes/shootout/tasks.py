@@ -319,7 +319,7 @@ TASKS = (
         note="the default shift of `cape`; a shift of ten reaches 7.8 on four captions",
     ),
     Task(
-        "cifar10",
+        "cifar10-fine",
         "photos",
         "accuracy",
         "recipes.vit.finetune_hf {files} --recipe cifar10-fine",
@@ -337,7 +337,7 @@ TASKS = (
         note="`cape` reaches 0.44 at 32 pixels if a quarter of the images is augmented",
     ),
     Task(
-        "cifar10-univit",
+        "cifar10-fine-univit",
         "photos",
         "accuracy",
         "recipes.vit.finetune_hf {files} --recipe cifar10-fine --univit --train-sizes 16 24 32 40",

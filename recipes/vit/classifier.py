@@ -16,8 +16,9 @@ from transformers import AutoModelForImageClassification, ViTImageProcessor
 import hf_models  # noqa: F401  registers the cape types
 from cape_plugins import PositionEncoder
 from cape_plugins.settings.config import applies
+from cape_plugins.texts import first_line
 from recipes.lab.hf_checkpoints import UNREADABLE, unloadable
-from recipes.lab.steps import CommandError, reason
+from recipes.lab.steps import CommandError
 from recipes.lab.tables import Row
 
 # messages about lack of memory of torch, cuBLAS and cuDNN, in errors other than
@@ -89,7 +90,7 @@ class Classifier:
         try:
             self.scores(torch.zeros(1, self.channels, height, width))
         except (RuntimeError, ValueError) as error:
-            return reason(error)
+            return first_line(error)
         return None
 
     def check_gamma(self) -> None:

@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import ViTImageProcessor
 
+from cape_plugins.texts import first_line
 from recipes.lab.data import TEST_SPLITS, check_columns, open_dataset, train_and_test
-from recipes.lab.steps import CommandError, progress, reason
+from recipes.lab.steps import CommandError, progress
 
 # Default columns: the first of these names that the data have.
 COLUMNS = {
@@ -95,7 +96,7 @@ class Images(Dataset):
                 row = self.items.cast_column(self.column, Feature(decode=False))[index]
                 name = (row[self.column] or {}).get("path") or name
             why = (
-                f"{name} cannot be read ({reason(error)}); repair the image, or remove it from "
+                f"{name} cannot be read ({first_line(error)}); repair the image, or remove it from "
                 "the data"
             )
             raise CommandError(why) from None

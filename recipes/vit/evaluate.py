@@ -32,7 +32,7 @@ from recipes.lab.figures import Panel, new_figure, widen, write_figure, write_li
 from recipes.lab.steps import CommandError, digest, progress, run_main, started_as, write_lines
 from recipes.lab.tables import ALL, Cells, Row
 from recipes.vit.classifier import Classifier, match_classes, throughput
-from recipes.vit.data import load_data
+from recipes.vit.data import COLUMNS, load_data
 from recipes.vit.measure import BIN_EDGES, GAMMA_RULES, MAX, MIN, check, measure
 
 TTA_STEP, DIGIT_TTA_STEP = 32, 8  # two patches
@@ -82,8 +82,12 @@ def make_options() -> argparse.ArgumentParser:
         help="split to test as a whole (default: the only split, or else test, validation, valid "
         "or dev)",
     )
-    parser.add_argument("--image-column", metavar="NAME", help="default: one of a usual name")
-    parser.add_argument("--label-column", metavar="NAME", help="default: one of a usual name")
+    for what, names in (("image", COLUMNS["image_column"]), ("label", COLUMNS["label_column"])):
+        parser.add_argument(
+            f"--{what}-column",
+            metavar="NAME",
+            help=f"column of the {what}s (default: the first of {', '.join(names)} that is there)",
+        )
     command_line.add_shared(parser, "limit", note="evenly spread")
     _add_measurements(parser)
     _add_computation(parser)
@@ -112,9 +116,12 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tta",
         action="store_true",
-        help="also add up the log-probabilities of SIZE-32, SIZE and SIZE+32",
+        help="test-time augmentation: also add up the log-probabilities at SIZE - STEP, SIZE and "
+        "SIZE + STEP (--tta-step)",
     )
-    parser.add_argument("--tta-step", **pixels, help="(default: 32, for the digits 8)")
+    parser.add_argument(
+        "--tta-step", **pixels, help="STEP of --tta (default: 32, for the digits 8)"
+    )
     parser.add_argument(
         "--gamma",
         action="store_true",

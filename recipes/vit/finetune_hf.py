@@ -121,7 +121,8 @@ def _add_regularisation(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="copies of an image in an epoch of unchanged length (default: 1, no repetition)",
+        help="copies of each image in an epoch, augmented independently; an epoch keeps its number "
+        "of updates, so it has 1/N of the images (default: 1, no repetition)",
     )
     parser.add_argument(
         "--drop-path",

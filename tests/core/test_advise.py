@@ -41,13 +41,27 @@ def cape_of(text):
 
 
 def test_shift_takes_counted_positions_to_the_longest_input(advise):
-    # 19 in 20 inputs are shorter than 96 tokens; the single one of 300 does not count
+    # 19 in 20 inputs are shorter than 96 tokens, and a single one has 300
     settings = cape_of(text := advise("text", [*range(1, 100), 300], 250))
     assert settings["type"] == "cape"
     assert settings["max_global_shift"] == 250 - 95
     assert settings["max_global_scale"] == 1
     assert settings["augment_probability"] == 0.75
     assert settings_of(text) == {"type": "relpos"}
+    assert 'longer than 95, take the settings after "or"' in text
+    assert "take the settings" not in advise("text", [*range(1, 100), 300], 301)
+
+
+def test_inputs_as_rarely_long_as_in_training_keep_the_type(advise):
+    lengths = ("--train-lengths", "lengths", "--trained")
+    trained = advise("audio", [*range(1, 100)], 99, *lengths, "sinpos")
+    assert settings_of(trained) == {"type": "sinpos"}
+    assert "switch:" not in trained
+    from_scratch = advise("audio", [*range(1, 100)], 99)
+    assert settings_of(from_scratch) == {"type": "rope"}
+    fields = re.findall("or field:.*?({.*})", from_scratch)
+    assert [json.loads(field)["type"] for field in fields] == ["alibi", "cape"]
+    assert settings_of(advise("text", [*range(1, 101)], 100, *ROTARY_CORPUS)) == {"type": "rope"}
 
 
 def test_shift_of_positions_around_zero_is_half_as_wide(advise):
@@ -66,6 +80,7 @@ def test_images_have_the_settings_of_the_paper(advise):
         "max_local_shift": 0.5,
         "max_global_scale": 1.4,
     }
+    assert cape_of(advise("image", ["14"] * 3, 24)) == {"type": "sinpos"}
     mixed = advise("image", ["14x12", "16", "12"], "24x20")
     assert settings_of(mixed)["max_global_scale"] == 1
     assert "UniViT" in mixed
@@ -110,6 +125,8 @@ def test_rotary_models_get_a_scale_and_no_shift(advise):
     assert PositionConfig.from_dict(settings, "text", "rotary").max_global_scale == 3
     assert "up to 300 tokens" in text
     assert "compare" not in text
+    trained = advise("text", [100] * 20, 250, *ROTARY_CORPUS, "--trained", "rope")
+    assert "50 % of the updates" in trained
     longer = advise("text", [100] * 20, 450, *ROTARY_CORPUS)
     assert settings_of(longer) == {"type": "cape", "max_global_scale": 4}
     assert settings_of(advise("text", [100] * 20, 100, *ROTARY_CORPUS)) == {"type": "rope"}

@@ -81,7 +81,7 @@ def test_bad_alpha_names_the_flag(text, translator, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--text", "SOURCE", "TARGET", "--tokenizer", "EMPTY"], "has no tokenizer that loads"),
+        (["--text", "SOURCE", "TARGET", "--tokenizer", "EMPTY"], "cannot be loaded"),
         (["--binarized", "EMPTY", "--tokenizer", "MODEL"], "--tokenizer"),
         (["--text", "SOURCE", "SHORT", "--tokenizer", "MODEL"], "has 4 sentences"),
         (["--text", "gone.en", "TARGET", "--tokenizer", "MODEL"], "gone.en is not a file"),

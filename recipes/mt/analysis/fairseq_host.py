@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import fairseq_user_dir  # noqa: F401 registers the architectures, lets torch load checkpoints
 from cape_plugins import PositionConfig
-from recipes.lab.steps import CommandError, reason
+from cape_plugins.texts import first_line
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 from recipes.mt.corpus import SEPARATOR, Segmented, open_segmentation
 
@@ -89,7 +90,9 @@ class FairseqTranslator(Translator):
                 [str(self.path)], task=self.task, state=self._read()
             )
         except (ValueError, RuntimeError) as error:
-            raise CommandError(f"--model {self.path}: cannot be built ({reason(error)})") from None
+            raise CommandError(
+                f"--model {self.path}: cannot be built ({first_line(error)})"
+            ) from None
         return model
 
     def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:

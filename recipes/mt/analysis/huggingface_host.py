@@ -11,9 +11,10 @@ from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING as TRANSLATING
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from cape_plugins import PositionConfig
+from cape_plugins.texts import first_line
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from hf_models.seams.bos_hint import place_hint
-from recipes.lab.steps import CommandError, reason
+from recipes.lab.steps import CommandError
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 
 IGNORED = -100  # label of padding
@@ -44,9 +45,9 @@ class HuggingFaceTranslator(Translator):
             return loader.from_pretrained(self.path)
         except Exception as error:  # without its files each tokenizer fails in a different way
             raise CommandError(
-                f"--model {self.path}: cannot be read as a Hugging Face model ({reason(error)});"
-                " give a folder with a translation model and its tokenizer, or a checkpoint*.pt of"
-                " fairseq"
+                f"--model {self.path}: cannot be read as a Hugging Face model "
+                f"({first_line(error)}); give a folder with a translation model and its tokenizer, "
+                "or a checkpoint*.pt of fairseq"
             ) from None
 
     def files(self) -> list[Path]:
@@ -75,7 +76,9 @@ class HuggingFaceTranslator(Translator):
         try:
             return loader.from_pretrained(self.path, dtype=torch.float32, **more)
         except (OSError, ValueError) as error:
-            raise CommandError(f"--model {self.path}: cannot be loaded ({reason(error)})") from None
+            raise CommandError(
+                f"--model {self.path}: cannot be loaded ({first_line(error)})"
+            ) from None
 
     def score(self, model: nn.Module, sources: list[Ids], targets: list[Ids]) -> Tensor:
         labels = pad(targets, IGNORED, self.running.device)

@@ -101,19 +101,20 @@ def run(args: argparse.Namespace) -> None:
     write_report(args, models, title, rows, figure, lines)
 
 
-def plot(offsets: Sequence[int], models: Mapping[str, np.ndarray]) -> Any:
-    """Draws Figure 2: a row of heat maps for each model, a map for each layer."""
-    depth = max(map(len, models.values()))
-    size = 0.75 + 0.42 * len(offsets)
-    width, height = size * depth + 1.2, size * len(models) + 0.6
-    figure, panels = new_figure(width, height, len(models), depth)
-    low = np.floor(10 * min(values.min() for values in models.values())) / 10
-    for row, (name, layers) in zip(panels, models.items(), strict=True):
+def plot(offsets: Sequence[int], similarities: Mapping[str, np.ndarray]) -> Any:
+    """Draws SHAPE's Figure 2: a row of heat maps for each model, a heat map for each layer.
+    `similarities` maps names to means ``[layers + 1, offsets, offsets]``."""
+    columns = max(map(len, similarities.values()))
+    inches = 0.75 + 0.42 * len(offsets)  # of a heat map
+    width, height = inches * columns + 1.2, inches * len(similarities) + 0.6
+    figure, panels = new_figure(width, height, len(similarities), columns)
+    lowest = np.floor(10 * min(values.min() for values in similarities.values())) / 10
+    for row, (name, layers) in zip(panels, similarities.items(), strict=True):
         for axes in row[len(layers) :]:
             axes.set_axis_off()
         for layer, (axes, values) in enumerate(zip(row, layers, strict=False)):
             texts = [[f"{value:.2f}" for value in line] for line in values]
-            picture = draw_matrix(axes, values, texts, vmin=low, vmax=1, cmap="viridis")
+            picture = draw_matrix(axes, values, texts, vmin=lowest, vmax=1, cmap="viridis")
             axes.set_xticks(range(len(offsets)), offsets, fontsize="small")
             axes.set_yticks(range(len(offsets)), offsets, fontsize="small")
             axes.set_title(f"{name}, layer {layer}" if layer else f"{name}, embeddings",

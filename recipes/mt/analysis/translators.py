@@ -127,15 +127,15 @@ class Translator:
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Returns batches of indices of similar length. A batch has at most `max_tokens`, padding
-    included, or a single sentence. The longest sentences come first, so a lack of memory shows at
-    once."""
-    result: list[list[int]] = []
+    """Returns batches of indices of sentences with similar lengths. A batch has at most
+    `max_tokens` tokens, padding included, or a single longer sentence. The longest sentences come
+    first, so a lack of memory shows at once."""
+    batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if not result or (len(result[-1]) + 1) * lengths[result[-1][0]] > max_tokens:
-            result.append([])
-        result[-1].append(index)
-    return result
+        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > max_tokens:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
 
 
 def pad(rows: Sequence[Ids], value: int, device: torch.device) -> Tensor:
