@@ -1,6 +1,7 @@
 """Exports, their refusals, and an interpreter that has the engines alone, which must do for an
 exported folder."""
 
+import os
 import re
 import subprocess
 import sys
@@ -62,6 +63,8 @@ def run_program(text, *args, cwd=None):
         capture_output=True,
         text=True,
         cwd=cwd,
+        # threads of OpenMP that wait must not take the core on which another test runs
+        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
