@@ -115,7 +115,6 @@ FAMILIES = {
     "dinov2": IMAGES,
     "dinov2_with_registers": IMAGES,
     "beit": IMAGES,
-    "siglip": Group(MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, {"vision_config": IMAGE_SIZES}),
     "whisper": SPEECH,
 }
 
@@ -176,7 +175,7 @@ def make_models(setup: Setup, name: str, group: Group) -> dict[str, nn.Module]:
     cape_class = getattr(hf_models, f"Cape{stock_class.__name__}")
     family = find_family(name)
     stock_type = family.stock_type({}, next(iter(family.sides)))
-    sizes = shrunk(group.sizes) if setup.quick else group.sizes
+    sizes = {key: QUICK.get(key, n) if setup.quick else n for key, n in group.sizes.items()}
     models = {
         "stock": build(stock_class, sizes),
         "stock type": build(cape_class, sizes, position_embedding={"type": stock_type}),
@@ -185,18 +184,10 @@ def make_models(setup: Setup, name: str, group: Group) -> dict[str, nn.Module]:
     return share(models, setup)
 
 
-def shrunk(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes for a quick run, also in nested configurations."""
-    return {
-        key: shrunk(value) if isinstance(value, dict) else QUICK.get(key, value)
-        for key, value in sizes.items()
-    }
-
-
 def make_inputs(setup: Setup, sizes: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """A batch with labels."""
     batch, length = (2, 12) if setup.quick else (4, 50)
-    if "vision_config" in sizes or "image_size" in sizes:
+    if "image_size" in sizes:
         size = 32 if setup.quick else 112
         images = torch.randn(batch, 3, size, size, dtype=setup.dtype)
         return {"pixel_values": images, "labels": torch.zeros(batch, dtype=torch.long)}

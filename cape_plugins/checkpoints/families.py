@@ -214,18 +214,16 @@ for _name, _row in GENERATED.items():
     add_generated_row(_name, _row)
 
 
-def _image(
-    special_tokens: int, table: str = "position_embeddings", part: str = ""
-) -> dict[str, Side]:
+def _image(special_tokens: int, table: str = "position_embeddings") -> dict[str, Side]:
     return {
         "encoder": Side(
             "image",
             "encoder",
-            dim=part + "hidden_size",
+            dim="hidden_size",
             layout="cos_sin_interleaved",
             table=table,
             table_first=special_tokens,
-            grid=lambda settings: _patches(settings.get(part.rstrip("."), settings)),
+            grid=_patches,
         )
     }
 
@@ -239,9 +237,7 @@ add_family_row(Family("deit", _image(2), "abspos"))
 add_family_row(Family("dinov2", _image(1), "abspos"))
 add_family_row(Family("dinov2_with_registers", _image(1), "abspos"))
 add_family_row(Family("beit", _image(1), _stock_beit))
-_SIGLIP = "position_embedding.weight"
-add_family_row(Family("siglip_vision_model", _image(0, _SIGLIP), "abspos"))
-add_family_row(Family("siglip", _image(0, _SIGLIP, "vision_config."), "abspos"))
+add_family_row(Family("siglip_vision_model", _image(0, "position_embedding.weight"), "abspos"))
 add_family_row(
     Family(
         "speech_ctc",

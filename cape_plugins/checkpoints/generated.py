@@ -139,7 +139,7 @@ _ENCODERS_OF_ROWS = """
     visual_bert xclip xlm-roberta xlm-roberta-xl yoso
 """
 # The same beside images with a table of patches.
-_TEXTS_AND_IMAGES = "altclip chinese_clip clip clipseg groupvit metaclip_2 owlv2 owlvit"
+_TEXTS_AND_IMAGES = "altclip chinese_clip clip clipseg groupvit metaclip_2 owlv2 owlvit siglip"
 # The same with images of different sizes in a batch.
 _TEXTS_AND_PACKED_IMAGES = "siglip2"
 _DECODERS_OF_ROWS = """

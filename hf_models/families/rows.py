@@ -193,12 +193,6 @@ ROWS = (
         },
     ),
     Row(
-        "siglip",
-        "Siglip",
-        "A classifier of images; holds the position embedding, and `vision_config` holds sizes.",
-        {"ForImageClassification": Part("Linear classifier on the mean of the patches.", Model)},
-    ),
-    Row(
         "speech_to_text",
         "Speech2Text",
         """Speech recognition or translation with encoder and decoder.

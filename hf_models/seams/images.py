@@ -54,8 +54,7 @@ class PatchEmbeddings(Bound, PositionHost):
         of special tokens are added to the special tokens, but only from a `trained` table.
         ``switch`` and ``hf_models.convert`` have loaded the trained table before this call,
         ``from_pretrained`` loads it later."""
-        sizes = getattr(config, "vision_config", config)
-        self.patch_size, self.image_size = _pair(sizes.patch_size), _pair(sizes.image_size)
+        self.patch_size, self.image_size = _pair(config.patch_size), _pair(config.image_size)
         self.table_size = self.patches(*self.image_size)
         self.positions = None
         table = self.table

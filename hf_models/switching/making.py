@@ -68,19 +68,17 @@ class Families:
         self.rows, self.module = rows, module
         self.of_package = functools.cache(self.of_package)
 
-    def of_package(self, package: str) -> list[FamilyClasses]:
-        """The families with stock classes from a package of transformers; models of one may be
-        parts of another.
+    def of_package(self, package: str) -> FamilyClasses:
+        """The family with stock classes from a package of transformers.
 
         Raises:
             AttributeError: if the installed transformers lacks a stock class.
         """
-        return [self._make(row) for row in self.rows if row.package == package]
+        return self._make(next(row for row in self.rows if row.package == package))
 
     def all(self) -> list[FamilyClasses]:
         """The families of all rows."""
-        packages = dict.fromkeys(row.package for row in self.rows)
-        return [family for package in packages for family in self.of_package(package)]
+        return [self.of_package(row.package) for row in self.rows]
 
     def class_of_name(self, name: str) -> type:
         """A class by its name, for the ``__getattr__`` of the module.
@@ -90,8 +88,8 @@ class Families:
         """
         for row in self.rows:
             if name in row.names:
-                families = self.of_package(row.package)
-                classes = (cls for family in families for cls in (family.config, *family.parts))
+                family = self.of_package(row.package)
+                classes = (family.config, *family.parts)
                 return next(cls for cls in classes if cls.__name__ == name)
         raise AttributeError(f"module {self.module!r} has no attribute {name!r}")
 

@@ -88,7 +88,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Marks the configuration of a copied model, itself a copy, as in use."""
         super().__setstate__(state)
-        if hasattr(self.config, "mark_in_use"):  # parts in SigLIP have stock configurations
+        if hasattr(self.config, "mark_in_use"):  # towers have stock configurations
             self.config.mark_in_use()
 
     def post_init(self) -> None:

@@ -125,14 +125,6 @@ def test_a_name_of_no_row_is_refused():
         _ = rows.CapeBertTower
 
 
-def test_rows_that_share_a_package_are_made_together():
-    """A classifier of SigLIP consists of parts of the vision model."""
-    vision, classifier = rows.FAMILIES.of_package("siglip")
-    assert rows.FAMILIES.of_package("siglip") == [vision, classifier]
-    assert hf_models.CapeSiglipForImageClassification in classifier.parts
-    assert hf_models.CapeSiglipVisionModel in vision.parts
-
-
 def test_a_subclass_of_a_user_keeps_the_arguments_of_frames():
     """The Trainer drops columns of the data that the signature lacks."""
     stock = hf_models.CapeSpeech2TextForConditionalGeneration

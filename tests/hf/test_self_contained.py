@@ -11,7 +11,7 @@ from hf_models.storage.self_contained import make_self_contained
 from tests.support.hf import FAMILIES, STACKS, WITH_STOCK, batch, targets
 
 # each folder has the code of all families
-CARRIED = [name for name in WITH_STOCK if name in (*STACKS, "siglip")]
+CARRIED = [name for name in WITH_STOCK if name in STACKS]
 LOADER = """
 import importlib.util, numpy, torch
 for name in ("cape_plugins", "hf_models"):
@@ -22,8 +22,7 @@ for line in lines:
     folder, auto = line.split(":")
     load = getattr(transformers, auto).from_pretrained
     model = load(f"{folder}/cape", trust_remote_code=True).eval()
-    if "siglip/" not in f"{folder}/":  # whose AutoModel would have a text side
-        transformers.AutoModel.from_pretrained(f"{folder}/cape", trust_remote_code=True)
+    transformers.AutoModel.from_pretrained(f"{folder}/cape", trust_remote_code=True)
     torch.save(model(**torch.load(f"{folder}/inputs.pt"))[0], f"{folder}/outputs.pt")
 
 processor = transformers.AutoProcessor.from_pretrained(recogniser, trust_remote_code=True)

@@ -1,4 +1,4 @@
-"""CLIP: positions of text and of images, set apart."""
+"""CLIP and its relatives: positions of text and of images, set apart."""
 
 import copy
 import pickle
@@ -29,6 +29,7 @@ MODELS = {
     "clip": transformers.CLIPModel,
     "metaclip_2": transformers.MetaClip2Model,
     "chinese_clip": transformers.ChineseCLIPModel,
+    "siglip": transformers.SiglipModel,
 }
 each = pytest.mark.parametrize("name", MODELS)
 CAPE = {"type": "cape", "max_global_shift": 0.5}
@@ -144,9 +145,15 @@ def test_switched_again():
     assert not torch.allclose(text, embeddings(model, batch)[0], atol=1e-3)
 
 
-def test_a_setting_without_a_tower_is_refused():
-    config = build().config
-    classifier = transformers.CLIPForImageClassification(config)
+@pytest.mark.parametrize(
+    ("name", "stock"),
+    [
+        ("clip", transformers.CLIPForImageClassification),
+        ("siglip", transformers.SiglipForImageClassification),
+    ],
+)
+def test_a_setting_without_a_tower_is_refused(name, stock):
+    classifier = stock(build(name).config)
     with pytest.raises(ValueError, match=r"position_embedding='cape' has no effect.*'abspos'"):
         hf_models.switch(copy.deepcopy(classifier), {"type": "cape"})
     model = hf_models.switch(classifier, STOCK, vision_position_embedding=CAPE).train()

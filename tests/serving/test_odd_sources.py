@@ -172,7 +172,7 @@ def test_weights_that_are_no_numbers(command, number, tmp_path, capsys):
         ("marian", "ctranslate2", "--max-target-tokens"),
         ("whisper", "ctranslate2", "--max-source-tokens"),
         ("bert", "stock", "--max-tokens"),
-        ("siglip", "stock", "--image-size"),
+        ("siglip_vision_model", "stock", "--image-size"),
     ],
 )
 def test_tables_that_no_memory_holds_are_refused(family, command, flag, saved, tmp_path, capsys):
@@ -183,7 +183,7 @@ def test_tables_that_no_memory_holds_are_refused(family, command, flag, saved, t
         convert.convert(str(tmp_path / "stock"), source, {"type": "sinpos"})
     elif family != "marian":
         FAMILIES[family].build({"type": "cape"}).save_pretrained(source)
-    sizes = [str(10**12)] * (2 if family == "siglip" else 1)
+    sizes = [str(10**12)] * (2 if family == "siglip_vision_model" else 1)
     told = engines.refusal(capsys, command, source, tmp_path / "out", flag, *sizes)
     assert f"error: {flag} asks for a table of 1" in told
     assert re.search(r"allowed: up to \d+ with the \d+ channels of this model \(1 GiB\)", told)

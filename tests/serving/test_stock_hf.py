@@ -28,7 +28,7 @@ CASES = [
     *((family, "cape") for family in ("bart", "mbart", "pegasus", "bert")),
     *(("marian", name) for name in TEXT if not config_of("marian", name).in_attention),
     *((family, "cape") for family in ("deit", "dinov2", "dinov2_with_registers", "beit")),
-    *((family, "cape") for family in ("siglip", "siglip_vision_model")),
+    ("siglip_vision_model", "cape"),
     *(("vit", name) for name in IMAGE if not config_of("vit", name).in_attention),
     *((family, "cape") for family in ("llama", "qwen2", "modernbert")),
     ("m2m_100", "shape"),
@@ -194,7 +194,11 @@ def test_program_goes_on_with_prompts_of_several_lengths(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("marian", torch.bfloat16), ("dinov2", torch.float16), ("siglip", torch.bfloat16)],
+    [
+        ("marian", torch.bfloat16),
+        ("dinov2", torch.float16),
+        ("siglip_vision_model", torch.bfloat16),
+    ],
 )
 def test_half_precision_stays(family, dtype, tmp_path, capsys):
     """The stock model computes the same in it, bit for bit: both round the same positions."""

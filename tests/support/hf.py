@@ -267,21 +267,6 @@ FAMILIES = {
         reasons={"pictures": "its table is smoothed when it shrinks, in pictures it is not"},
     ),
     "beit": classifier("Beit", BEIT),
-    "siglip": row(
-        *("Siglip", "ForImageClassification"),
-        {
-            "vision_config": {**STACK, "image_size": 32, "patch_size": 8},
-            "text_config": {**STACK, "vocab_size": 60},
-            "num_labels": 5,
-        },
-        *("abspos", "AutoModelForImageClassification"),
-        batch=labelled_images,
-        stock_call=FLAG,
-        reasons={
-            "AutoModel": "the stock model beside the classifier has a text side",
-            "common": "the stock tests of the classifier are those of the vision model",
-        },
-    ),
     "siglip_vision_model": row(
         *("SiglipVision", "Model", IMAGES, "abspos", "AutoModel"),
         batch=images,
