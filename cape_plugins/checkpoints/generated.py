@@ -132,10 +132,10 @@ _TURNED_VIDEOS = "vjepa2"
 _TURNED_IMAGES = "dinov3_vit"
 # Models with a learned table that read text, to both sides, and that write text.
 _ENCODERS_OF_ROWS = """
-    aimv2 albert big_bird bros camembert clip_text_model convbert data2vec-text deberta deberta-v2
-    distilbert dpr electra ernie esm flava fnet imagegpt layoutlm layoutlmv3 lilt longformer luke
-    lxmert markuplm megatron-bert mobilebert mpnet mra pp_formulanet rembert roberta
-    roberta-prelayernorm roc_bert splinter squeezebert tapas vilt vision-text-dual-encoder
+    aimv2 albert big_bird bros camembert clap clip_text_model convbert data2vec-text deberta
+    deberta-v2 distilbert dpr electra ernie esm flava fnet imagegpt layoutlm layoutlmv3 lilt
+    longformer luke lxmert markuplm megatron-bert mobilebert mpnet mra pp_formulanet rembert
+    roberta roberta-prelayernorm roc_bert splinter squeezebert tapas vilt vision-text-dual-encoder
     visual_bert xclip xlm-roberta xlm-roberta-xl yoso
 """
 # The same beside images with a table of patches.

@@ -130,7 +130,7 @@ def _spectrum(model: _Model) -> Tensor:
         return model.numbers(_FRAMES, bins)
     if model.form == 1:
         return model.numbers(bins, 2 * getattr(sizes, "max_source_positions", _FRAMES))
-    return model.numbers(1, sizes.spec_size * sizes.freq_ratio + 1, bins)
+    return model.numbers(1, sizes.spec_size * (sizes.spec_size // bins), bins)
 
 
 def _series_length(model: _Model) -> int:

@@ -93,6 +93,17 @@ BY_TYPE: dict[str, dict[str, Any]] = {
     "bamba": _MAMBA,
     "big_bird": {"attention_type": "original_full"},
     "bigbird_pegasus": {"attention_type": "original_full"},
+    "clap": {
+        "audio_config": {
+            "patch_embeds_hidden_size": 8,
+            "hidden_size": 64,  # doubled three times from the width of a patch
+            "depths": [1, 1, 1, 1],
+            "num_attention_heads": [1, 1, 2, 2],
+            "spec_size": 128,
+            "num_mel_bins": 32,
+            "window_size": 4,
+        }
+    },
     "data2vec-vision": {"use_relative_position_bias": True},
     "deberta": {"relative_attention": False},
     "esm": {"pad_token_id": 1, "mask_token_id": 5, "position_embedding_type": "absolute"},
