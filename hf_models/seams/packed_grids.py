@@ -25,12 +25,14 @@ class PackedTable(Seam):
     Attributes:
         table_name: Attribute of the stock table, an ``nn.Embedding``.
         keeps_table: Whether the stock table stays, with all that stock code does with it.
+        grid: Rows and columns of the stock table.
         width: C.
     """
 
     adds = True
     table_name: str
     keeps_table: bool
+    grid: tuple[int, int]
     width: int
 
     @classmethod
@@ -59,9 +61,9 @@ class PackedTable(Seam):
         refuse_in_attention(
             settings, f"{type(self).__name__} gets images of different sizes in one batch"
         )
-        side = math.isqrt(rows)  # stock code takes the table for a square, too
+        self.grid = (math.isqrt(rows),) * 2  # stock code takes the table for a square, too
         self.positions = build_position_encoder(
-            settings, self.width, layout=LAYOUT, table_size=(side, side)
+            settings, self.width, layout=LAYOUT, table_size=self.grid
         )
         self.keeps_table = settings.encoding.counts
         if self.keeps_table:

@@ -4,6 +4,7 @@ images of another size. Models with such a table are fine-tuned afterwards."""
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Iterator
 from copy import deepcopy
@@ -17,13 +18,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from cape_plugins import resize_grid
 from hf_models.seams.grids import PatchGrid, PatchTable
 from hf_models.seams.images import PatchEmbeddings
+from hf_models.seams.packed_grids import PackedTable
 from hf_models.seams.rows import RowTable
 from hf_models.switching.configuration import copy_implementations
 from hf_models.switching.install import LearnedTable
 
 EXTENSIONS = ("wrap", "copy", "stretch")
 KEPT_ROWS = 20  # of Long-CLIP (arXiv 2403.15378, section 3.1): the rows that training saw most
-_FIELD = re.compile(r"position|image_size|max_length|num_frames|^n_ctx$")  # that hold a size
+_FIELD = re.compile(
+    r"position|image_size|max_length|num_frames|num_patches|^n_ctx$"
+)  # that hold a size
 _SIZE = re.compile(r"(?:(?P<field>[\w.]+)=)?(?P<first>\d+)(?:x(?P<second>\d+))?")
 _ALLOWED = (
     "N tokens or frames, N or HEIGHTxWIDTH pixels, or FIELD=N with the field of the configuration "
@@ -85,7 +89,8 @@ def extend_table(
         model: A model of this package with a learned table, such as of the type ``abspos``. Extend
             it before an optimizer or an adapter is made.
         size: Number of tokens or frames, image size in pixels as N or ``HEIGHTxWIDTH``, or
-            ``FIELD=N`` with a field of the configuration.
+            ``FIELD=N`` with a field of the configuration. Models of packed patches (SigLIP 2) have
+            a number of patches, a square number, instead of an image size.
         extension: ``copy``, ``stretch`` or ``stretch:K``.
 
     Returns:
@@ -205,6 +210,10 @@ def _tables(model: nn.Module) -> Iterator[_Table]:
             weight = getattr(module, name, None)
             special, grid = module.special_tokens, module.grid_of_table
             behind = module.tokens_behind
+        elif isinstance(module, PackedTable) and module.keeps_table:
+            weight, grid = getattr(module, module.table_name).weight, module.grid
+            if math.prod(grid) != len(weight):  # no square, which stock code cannot use
+                continue
         if id(weight) in names:  # fixed tables are no parameters
             yield _Table(names[id(weight)], weight, special, grid, behind)
 

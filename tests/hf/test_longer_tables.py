@@ -94,6 +94,14 @@ def clip(**fields):
     return transformers.CLIPModel(config).eval()
 
 
+def siglip2(**fields):
+    config = transformers.Siglip2VisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        num_patches=16, patch_size=4, **fields,
+    )  # fmt: skip
+    return transformers.Siglip2VisionModel(config).eval()
+
+
 def beit():
     """Has relative biases for one image size."""
     config = transformers.BeitConfig(
@@ -164,6 +172,23 @@ def test_grids_are_resized_once_or_repeated(build, size, old, new, tmp_path):
     assert torch.equal(new_grid[:rows, columns : 2 * columns], grid[:, : new_columns - columns])
 
 
+def test_tables_of_packed_patches_grow_by_their_number_of_patches(tmp_path):
+    model = hf_models.switch(siglip2(), {"type": "abspos"})
+    longer = hf_models.extend_table(model, "num_patches=64", "copy")
+    longer.save_pretrained(tmp_path)
+    longer = type(longer).from_pretrained(tmp_path).eval()
+    small, large = (m.embeddings.position_embedding.weight for m in (model, longer))
+    assert torch.equal(large.view(2, 4, 2, 4, 16)[1, :, 1], small.view(4, 4, 16))
+    # on images of four times as many patches, the quarters have the rows of the smaller image
+    sizes = torch.tensor([[8, 8]])
+    inputs = {"pixel_values": torch.randn(1, 64, 48), "spatial_shapes": sizes}
+    inputs["pixel_attention_mask"] = torch.ones(1, 64, dtype=torch.long)
+    moved = longer.embeddings(inputs["pixel_values"], sizes)
+    still = hf_models.switch(longer, {"type": "nopos"}).eval()
+    moved = moved - still.embeddings(inputs["pixel_values"], sizes)
+    torch.testing.assert_close(moved[0].view(8, 8, 16)[4:, :4], small.view(4, 4, 16))
+
+
 REFUSED = [
     ("text", "cape", "50", "copy", "no learned position table"),
     ("text", "abspos", "18", "copy", "more tokens than now"),
@@ -175,12 +200,15 @@ REFUSED = [
     ("text", "abspos", "vocab_size=50", "copy", "whose tables are"),
     ("vit", "abspos", "2", "copy", "whose tables are"),
     ("beit", "abspos", "32", "copy", "which are no position"),
+    ("siglip2", "abspos", "num_patches=60", "copy", "of 4 x 4 patches; allowed"),
+    ("siglip2", "cape", "num_patches=64", "copy", "no learned position table"),
 ]
 
 
 @pytest.mark.parametrize(("model", "name", "size", "extension", "message"), REFUSED)
 def test_other_sizes_and_extensions_are_refused(model, name, size, extension, message):
-    stock = {"text": lambda: build("roberta"), "vit": vit, "beit": beit}[model]()
+    stocks = {"text": lambda: build("roberta"), "vit": vit, "beit": beit, "siglip2": siglip2}
+    stock = stocks[model]()
     with pytest.raises(ValueError, match=message):
         hf_models.extend_table(hf_models.switch(stock, {"type": name}), size, extension)
 
