@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from cape_plugins.texts import read_text, text_lines
+from cape_plugins.texts import first_line, read_text, text_lines
 
 ODD = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\rj"  # where str.splitlines ends lines
 
@@ -105,3 +105,15 @@ def test_a_compressed_text_is_named_with_its_remedy(tmp_path, name):
     message = f"{name} is compressed by {program}; .*{remedy}"
     with pytest.raises(ValueError, match=message):
         list(text_lines(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no such file. \nDetails: none."), "no such file"),
+        (OSError(" \n"), "OSError"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_the_first_line_of_an_error_goes_into_a_message(error, line):
+    assert first_line(error) == line

@@ -125,6 +125,12 @@ def test_extrapolate_counts_subwords(work, tmp_path):
     assert max(len(subwords.encode(line).split()) for line in kept) == 12
 
 
+def test_extrapolate_counts_subwords_of_one_kind(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        analyze.main(["extrapolate", "--spm", "model", "--bpe", "codes"])
+    assert "--bpe: not allowed with argument --spm" in capsys.readouterr().err
+
+
 MORE = {
     "stack": ["--target-tokens", "30"],
     "length": ["--bins", "3", "6", "--beam", "2", "--max-length", "1", "2"],
