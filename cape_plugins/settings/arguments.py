@@ -193,7 +193,8 @@ def type_of_loose_options(compared: Sequence[str]) -> str:
 
 def type_help(types: Mapping[str, PositionType] = TYPES) -> str:
     """Help text for argparse: the meaning of each type."""
-    return "position embedding: " + "; ".join(f"{k}: {row.summary}" for k, row in types.items())
+    meanings = (f"{name}: {row.summary}" for name, row in types.items())
+    return f"position embedding: {'; '.join(meanings)}"
 
 
 def option_help(metadata: Any) -> str:

@@ -307,9 +307,15 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
 
 
 def report(
-    folder: Path, title: str, rows: Sequence[Row], group: str, metrics: Any, **more: Any
+    folder: Path,
+    title: str,
+    rows: Sequence[Row],
+    group_column: str,
+    metrics: Mapping[str, str],
+    **page_options: Any,
 ) -> None:
-    """Writes scores in the main process, at the end of a program.
+    """Writes scores in the main process, at the end of a program; for the arguments see
+    :func:`~recipes.lab.scores.write_scores`.
 
     The process group is released here, after the trainer has released DistributedDataParallel. If
     DistributedDataParallel held the last reference, it would free the group while holding Python's
@@ -322,7 +328,7 @@ def report(
     if not main_process:
         return
     program = started_as()
-    if (number := state.num_processes) > 1:
-        program = f"torchrun --nproc_per_node {number} {program.removeprefix('python ')}"
+    if (processes := state.num_processes) > 1:
+        program = f"torchrun --nproc_per_node {processes} {program.removeprefix('python ')}"
     facts = how_made(shown_command(program, sys.argv[1:]), PACKAGES, state.device)
-    write_scores(folder, title, rows, group, metrics, facts, **more)
+    write_scores(folder, title, rows, group_column, metrics, facts, **page_options)

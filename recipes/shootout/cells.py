@@ -42,11 +42,12 @@ def published(task: Task, folder: Path) -> list[Cell]:
         path = folder / table
         if not path.is_file():
             continue
-        known = {cell.type for cell in cells}
+        types_of_first_pages = {cell.type for cell in cells}
         source = (folder / page if page else path.with_suffix(".md")).as_posix()
         try:
             rows = [row for row in _rows(path) if not page or row["page"] == page]
-            cells += [cell for cell in _cells(task, rows, source) if cell.type not in known]
+            of_page = _cells(task, rows, source)
+            cells += [cell for cell in of_page if cell.type not in types_of_first_pages]
         except (KeyError, TypeError, ValueError) as error:
             why = (
                 f"--tables {folder}: {table} is no table of results ({error!r}); give docs/results"
