@@ -81,37 +81,37 @@ _PAIR_OF_SINUSOIDS = ("sinusoids", "sinpos", "encoder", "text", "encoder")
 
 # Models that write text, and models of several parts by their text; the other parts stay stock.
 _DECODERS = """
-    afmoe apertus arcee aria aria_text audioflamingo3 axk1 axk2 aya_vision beam bitnet
-    cohere cohere2 cohere2_moe cohere2_vision cosmos3_edge cosmos3_edge_text cosmos3_omni
-    cwm deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl deepseek_vl_hybrid diffllama doge
+    afmoe apertus apertus1p5_text arcee aria aria_text audioflamingo3 axk1 axk2 aya_vision beam
+    bitnet cohere cohere2 cohere2_moe cohere2_vision cosmos3_edge cosmos3_edge_text cosmos3_omni
+    cwm deepseek_v2 deepseek_v3 deepseek_v32 deepseek_vl deepseek_vl_hybrid diffllama doge dory
     dots1 dots3_note_text ernie4_5 ernie4_5_moe evolla exaone4 exaone4_5 exaone_moe falcon
     flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text gemma4_unified
-    gemma4_unified_text glm glm4 glm46v glm4_moe glm4_moe_lite glm4v glm4v_moe
-    glm4v_moe_text glm4v_text glm_image glm_image_text glm_moe_dsa glm_ocr glm_ocr_text
-    glmasr got_ocr2 gpt_neox gpt_neox_japanese gpt_oss gradium_phonon_tts granite
-    granite_docling granite_docling_text granite_speech granite_speech_plus granite_swa
-    granitemoe granitemoe_swa granitemoeshared helium higgs_audio_v2 hrm_text
-    hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl hunyuan_vl_text hy_v3 hy_v4 hyperclovax
+    gemma4_unified_text glm glm4 glm46v glm4_moe glm4_moe_lite glm4v glm4v_moe glm4v_moe_text
+    glm4v_text glm_image glm_image_text glm_moe_dsa glm_ocr glm_ocr_text glmasr got_ocr2
+    gpt_neox gpt_neox_japanese gpt_oss gradium_phonon_tts granite granite_docling
+    granite_docling_text granite_speech granite_speech_plus granite_swa granitemoe
+    granitemoe_swa granitemoeshared helium higgs_audio_v2 hrm_text hunyuan_v1_dense
+    hunyuan_v1_moe hunyuan_vl hunyuan_vl_text hy_v3 hy_v4 hy_v4_vl hy_v4_vl_text hyperclovax
     hyperclovax_vision_v2 idefics2 idefics3 internvl jais2 jetmoe kimi_k25 kolibri1 laguna
-    lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl lighton_ocr llama4 llama4_text llava llava_next
+    lara_mini lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl lighton_ocr llama4 llama4_text llava llava_next
     llava_next_video llava_onevision mellum mimo_v2_flash minicpm3 minicpm_ocr minicpmv4_6
-    minicpmv4_7 minimax minimax_m2 minimax_m3_vl minimax_m3_vl_text ministral ministral3
-    mistral mistral3 mistral_large4 mistral_large4_text mixtral mllama modernbert-decoder
-    molmo2_text moss_transcribe_diarize muse_glimmer muse_glimmer_text muse_spark_text
-    musicflamingo nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe ovis2 paddleocr_vl
-    paligemma persimmon phi phi3 phi4_multimodal phimoe pocket_tts qianfan_ocr
-    qwen2_5_omni_thinker qwen2_5_vl qwen2_5_vl_text qwen2_audio qwen2_moe qwen2_vl
-    qwen2_vl_text qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_asr
-    qwen3_moe qwen3_next qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text
-    qwen3_vl_text seed_oss smollm3 smolvlm solar_open stablelm starcoder2 step3p7 t5gemma
-    t5gemma2 unlimited_ocr vaultgemma video_llama_3 video_llava vipllava voxtral youtu
+    minicpmv4_7 minimax minimax_m2 minimax_m3_vl minimax_m3_vl_text ministral ministral3 mistral
+    mistral3 mistral_large4 mistral_large4_text mixtral mllama modernbert-decoder molmo2_text
+    moss_transcribe_diarize muse_glimmer muse_glimmer_text muse_spark_text musicflamingo
+    nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe omniasr ovis2 paddleocr_vl paligemma
+    persimmon phi phi3 phi4_multimodal phimoe pocket_tts qianfan_ocr qwen2_5_omni_thinker
+    qwen2_5_vl qwen2_5_vl_text qwen2_audio qwen2_moe qwen2_vl qwen2_vl_text qwen3 qwen3_5
+    qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_asr qwen3_moe qwen3_next
+    qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text seed_oss
+    smollm3 smolvlm solar_open stablelm starcoder2 step3p7 t5gemma t5gemma2 unlimited_ocr
+    vaultgemma video_llama_3 video_llava vipllava voxtral youtu
 """
 # Models that read text or frames, to both sides.
 _ENCODERS = """
-    embedding_gemma2 embedding_gemma2_text eurobert gte jina_embeddings_v3 lasr_ctc
-    lasr_encoder modernvbert moonshine nemotron3_5_transcribe_asr_audio
-    nemotron3_5_transcribe_audio nemotron3_diarization_audio nomic_bert
-    openai_privacy_filter timesfm2_5 ultrabert ultravbert voxtral_realtime_encoder
+    embedding_gemma2 embedding_gemma2_text eurobert glmasr_encoder gte jina_embeddings_v3
+    lasr_ctc lasr_encoder modernvbert moonshine nemotron3_5_transcribe_asr_audio
+    nemotron3_5_transcribe_audio nemotron3_diarization_audio nomic_bert openai_privacy_filter
+    timesfm2_5 ultrabert ultravbert voxtral_realtime_encoder
 """
 # Models of images with a table of patches.
 _IMAGES = """
@@ -129,7 +129,7 @@ _VIDEOS = "timesformer videomae vivit"
 # Models of videos that turn queries and keys by frame, row and column.
 _TURNED_VIDEOS = "vjepa2"
 # Models of images that turn queries and keys by the centres of patches.
-_TURNED_IMAGES = "dinov3_vit"
+_TURNED_IMAGES = "dinov3_vit sapiens2"
 # Models with a learned table that read text, to both sides, and that write text.
 _ENCODERS_OF_ROWS = """
     aimv2 albert big_bird bros camembert clap clip_text_model convbert data2vec-text deberta

@@ -25,6 +25,7 @@ from cape_plugins.checkpoints.families import (
 from cape_plugins.checkpoints.generated import GENERATED, GeneratedRow
 from cape_plugins.doctor.check import (
     FAILED,
+    LIMIT,
     OK,
     SKIPPED,
     Check,
@@ -40,6 +41,7 @@ from hf_models.checks.generation import from_padded, generate
 from hf_models.checks.in_attention import attention_checks
 from hf_models.checks.model import augmentation, draw_new_tables, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of, tensors_of
+from hf_models.checks.packed import PACKED, difference_of_packed, packed, same_packed
 from hf_models.checks.samples import Samples
 from hf_models.checks.stock_models import (
     NoModelType,
@@ -209,6 +211,7 @@ def _stock_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
         compare = partial(_same_padded, model, side=side, inputs=inputs)
         name = f"padding on the {side}"
         yield unless_stock_fails(check(name, partial(compare, twin)), partial(compare, model))
+    yield check(PACKED, partial(_same_packed_outputs, model, twin, inputs))
     compare = partial(_same_generation, model, inputs=inputs)
     row = check("generation", partial(compare, twin))
     yield unless_stock_fails(row, partial(compare, model))
@@ -246,6 +249,7 @@ def _training_checks(
     row = check(f"{name}: evaluation draws nothing", partial(compare, cape_model))
     yield unless_stock_fails(row, partial(compare, model))
     yield check(f"{name}: training draws positions", partial(augmentation, cape_model, inputs))
+    yield check(f"{name}: {PACKED}", partial(same_packed, model, cape_model, inputs))
     compare = partial(_same_checkpointed, inputs=inputs)
     row = check(f"{name}: gradient checkpointing", partial(compare, cape_model))
     yield unless_stock_fails(row, partial(compare, model))
@@ -300,6 +304,14 @@ def _same_padded(model: Any, other: Any, side: str, inputs: Mapping[str, Tensor]
         return _same(_seeded_outputs(model, batch), _seeded_outputs(other, batch))
     except Mismatch:
         return padding(model, other, unpadded(model, inputs), side)
+
+
+def _same_packed_outputs(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> str:
+    """Compares packed texts, if the stock model keeps them apart."""
+    if difference_of_packed(model, inputs) > LIMIT:
+        raise NotApplicable("packed texts see each other in the stock model")
+    batch, _ = packed(model, inputs)
+    return _same(_seeded_outputs(model, batch), _seeded_outputs(other, batch))
 
 
 def _same_generation(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> float | str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from cape_plugins.files import writing
+from hf_models.checks.packed import PACKED
 from tests.families.results import (
     FAILS,
     FOLDER,
@@ -30,6 +31,9 @@ _SHOWN = {
     "padding": "the same in batches with padding on the right and on the left, where the forward "
     "takes a mask; a model that counts from the first token equals the stock model on each sample "
     "alone",
+    "packed texts": "where the stock model, or the family, keeps texts apart that `position_ids` "
+    "pack in one sample: with the stock type outputs are equal bit for bit, with another type each "
+    "text has the outputs that it has alone",
     "generation": "greedy steps with a cache, from texts with padding on the left: tokens and "
     "logits are equal",
     "updates": "three steps of SGD give equal parameters",
@@ -111,6 +115,13 @@ def _counts(releases: Mapping[str, Mapping[str, Row]]) -> Iterator[str]:
         yield f"| {name} | " + " | ".join(str(counts[release][name]) for release in releases) + " |"
     totals = (sum(name.startswith(PROVED) for name in kinds[release]) for release in releases)
     yield "| **all proved** | " + " | ".join(f"**{total}**" for total in totals) + " |"
+    packed = (sum(map(_keeps_texts_apart, rows.values())) for rows in releases.values())
+    yield "| of these, packed texts | " + " | ".join(map(str, packed)) + " |"
+
+
+def _keeps_texts_apart(row: Row) -> bool:
+    shown = row.get("shown", ()) if _is_proved(row) else ()
+    return any(name.endswith(PACKED) for name in shown)
 
 
 def _kind(row: Row) -> str:

@@ -1,6 +1,7 @@
 """The proof of a generated family finds each kind of fault that is put into it."""
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -33,8 +34,10 @@ def test_a_right_family_shows_everything():
     assert not proof.is_new
     assert {row.status for row in proof.checks} == {"ok"}
     names = " ".join(row.name for row in proof.checks)
-    for part in ("outputs", "left", "right", "generation", "updates", "saved", "copied", "pickled"):
+    for part in ("outputs", "left", "right", "packed", "generation", "updates", "saved"):
         assert part in names
+    assert "copied" in names
+    assert "pickled" in names
 
 
 def shifted(right):
@@ -105,6 +108,31 @@ def test_a_gradient_that_is_wrong_is_found_by_the_updates(monkeypatch):
         failed = {row.name for row in prove(TYPE).checks if row.failed}
     assert "3 updates" in failed
     assert "outputs" not in failed
+
+
+def test_packed_texts_that_see_each_other_are_found(monkeypatch):
+    """With a mask of one text, transformers takes positions from 0 on for no border."""
+    cape_class = class_of_name("CapeMistralForCausalLM")
+
+    def masked(right):
+        @functools.wraps(right)
+        def forward(self, input_ids=None, **kwargs):
+            kwargs.setdefault("attention_mask", torch.ones_like(input_ids))
+            return right(self, input_ids=input_ids, **kwargs)
+
+        return forward
+
+    with fault(monkeypatch, cape_class, "forward", masked):
+        failed = [row.name for row in prove(TYPE).checks if row.failed]
+    assert failed == ["packed texts", "cape: packed texts"]
+
+
+def test_packed_texts_are_skipped_where_stock_texts_see_each_other():
+    stock = {c.name: c.text for c in prove("modernbert").checks}
+    assert stock["packed texts"] == "packed texts see each other in the stock model"
+    assert stock["cape: packed texts"].startswith("relative difference")  # rows may keep borders
+    text = {c.name: c.text for c in prove("roberta").checks}["cape: packed texts"]
+    assert text == "packed texts see each other, as in the stock model"
 
 
 def test_gradients_that_checkpointing_changes_are_found(monkeypatch):
