@@ -221,6 +221,9 @@ def _stock_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
     samples = Samples([dict(inputs)], {})
     loaders = [stock.auto, type(twin)]
     yield from storage_checks(model, twin, samples, {"type": stock_type}, loaders)
+    bare = _switched(model, _NO_POSITIONS)  # without the stock table
+    for row in storage_checks(model, bare, samples, _NO_POSITIONS, loaders[:1], False):
+        yield row._replace(name=f"{_NO_POSITIONS['type']}: {row.name}")
     for name, copied in (("copied", deepcopy), ("pickled", _pickled)):
         compare = partial(_same_copy, copied, inputs=inputs)
         yield unless_stock_fails(check(name, partial(compare, twin)), partial(compare, model))

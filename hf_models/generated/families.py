@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
+import re
 import textwrap
 import threading
 from collections.abc import Callable
@@ -33,6 +35,7 @@ from hf_models.switching.weight_names import translate_older_names
 # Module in which pickle finds the classes by name; in self-contained folders with another prefix.
 _MODULE = f"{__name__.removesuffix('families')}classes"
 _PREFIX = "Cape"
+_FEATURES = re.compile(r"get_\w+_features$")  # methods that users call instead of the forward
 _made: dict[str, FamilyClasses] = {}
 _lock = threading.RLock()  # of threads that load models
 
@@ -161,8 +164,28 @@ def _part(stock: Any, config: type) -> type:
             "argument_names": tuple(signature.parameters)[1:],
             "forward": forward,
             "__reduce_ex__": _reduce,
+            **{
+                name: _in_scope(getattr(stock, name))
+                for name in dir(stock)
+                if _FEATURES.match(name)
+            },
         },
     )
+
+
+def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A stock method that calls a part of the model, such as ``get_text_features`` of CLIP, with
+    positions and draws as in the forward."""
+    names = tuple(inspect.signature(method).parameters)[1:]
+
+    @functools.wraps(method)
+    def in_scope(self: GeneratedModel, *args: Any, **kwargs: Any) -> Any:
+        if not any(seam.adds for seam in self.seams()):
+            return method(self, *args, **kwargs)
+        call = {**dict(zip(names, args, strict=False)), **kwargs}
+        return self.run_in_scope(functools.partial(method, self), names, call)
+
+    return in_scope
 
 
 def _reduce(self: GeneratedModel, protocol: Any) -> Any:

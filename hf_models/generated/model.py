@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import nn
@@ -80,8 +81,9 @@ class GeneratedModel(PositionHost, PositionModelMixin):
         if not self.seam_paths:
             model_type = self.config.model_type.removeprefix(OWN_PREFIX)
             raise ValueError(
-                f"{type(self).__name__} has no part that knows positions, so a position embedding "
-                f"has no effect; allowed: models with such a part. {how_to_check(model_type)}"
+                f"{type(self).__name__} with this configuration has no part that knows positions "
+                f"in the way of the other models of {model_type!r}, so a position embedding has no "
+                f"effect; allowed: models with such a part. {how_to_check(model_type)}"
             )
         found_sides = {seam.side for seam in self.seams()}
         for side, row in find_family(self.config.model_type).sides.items():
@@ -106,12 +108,30 @@ class GeneratedModel(PositionHost, PositionModelMixin):
                 gradients nothing is drawn: each step of generation must see the same positions.
             **kwargs: As the stock model.
         """
-        seams = self.seams()
         call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
+        return self.run_in_scope(super().forward, self.argument_names, call, draw)
+
+    def run_in_scope(
+        self,
+        stock: Callable[..., Any],
+        names: Sequence[str],
+        call: dict[str, Any],
+        draw: Draw | None = None,
+    ) -> Any:
+        """Runs a stock method with a scope for the seams below this model.
+
+        Args:
+            stock: The method.
+            names: Names of the arguments that the method takes.
+            call: Arguments by name.
+            draw: See :meth:`forward`.
+        """
+        seams, given = self.seams(), dict(call)
         # an encoder that is a model has layers, but not always a seam
         bound = [*seams, *(self.get_submodule(path) for path in self.layer_paths)]
-        scope = Scope(self.argument_names, dict(call), scope_of(bound), draw)
+        scope = Scope(names, given, scope_of(bound), draw)
         for seam in seams:
-            seam.adapt_call(self, call)
+            seam.adapt_call(self, call)  # adds arguments of the forward, which others may not take
+        call = {name: value for name, value in call.items() if name in names or name in given}
         with OpenScope(bound, scope):
-            return super().forward(**call)
+            return stock(**call)

@@ -79,6 +79,11 @@ class PatchEmbeddings(Bound, PositionHost):
         """``[1, special tokens + patches, C]``; None if the type has no table."""
         return None if self.positions is not None else self.position_embeddings
 
+    @property
+    def table_parameter(self) -> Tensor:
+        """The parameter of the :attr:`table`, if the type has one."""
+        return self.position_embeddings
+
     def set_table(self, table: nn.Parameter | None) -> None:
         """Changes the :attr:`table`. A dropped table becomes an empty buffer, which no checkpoint
         holds. With None, DINOv2 and BEiT would silently add nothing to the patches."""
@@ -149,6 +154,11 @@ class PatchEmbeddingsWithModule(PatchEmbeddings):
     def table(self) -> Tensor | None:
         """See :class:`PatchEmbeddings`."""
         return None if self.positions is not None else self.position_embedding.weight[None]
+
+    @property
+    def table_parameter(self) -> Tensor:
+        """See :class:`PatchEmbeddings`."""
+        return self.position_embedding.weight
 
     def set_table(self, table: nn.Parameter | None) -> None:
         """See :class:`PatchEmbeddings`."""

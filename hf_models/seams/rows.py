@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.nn import functional as F
 
 from cape_plugins import PositionConfig, Positions, build_position_encoder, token_positions
 from hf_models.generated.scope import Scope
@@ -30,12 +30,13 @@ _TABLE = re.compile(
 # tables of distances, of coordinates on a page, of time steps, of objects
 _OTHER_TABLE = re.compile(r"rel|bias|query|^[hwxy]_|time|token_type|segment|2d|char|row_|col_")
 _BUFFERS = ("position_ids", "token_type_ids")  # stock buffers that end with the table
+_STOCK_SIZES = "stock_sizes_of_buffers"  # attribute of a module whose buffers have grown
 _DECODER = re.compile(r"(^|\.|_)decoder\.")  # in the path of a module
 _DECODER_MASK = "decoder_attention_mask"
 _CAUSAL_MASK = "bias"  # stock buffer [1, 1, N, N] of attention modules, which ends with the table
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 _PACKED = ("pixel_values", "spatial_shapes")  # arguments of modules that embed packed patches
-_ROOM = 8192  # tokens for which buffers have room even where no model is called around the table
+_NO_END = 1 << 30  # rows of a table without end
 _STD = 0.02  # of new tables, if the configuration says nothing
 _CONTENT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 
@@ -161,9 +162,6 @@ class RowTable(CountedRows, nn.Embedding):
             self.positions.encoding = None  # the stock table has the rows
         else:
             self.remember(self._parameters.pop("weight"))
-            if not isinstance(owner, PreTrainedModel):  # whose forward lets buffers grow
-                # get_text_features of CLIP calls a stock text model, which opens no scope
-                _grow_buffers(owner, self.num_embeddings + 1, _ROOM)
 
     def stock_table(self, path: str) -> str:
         """See :class:`~hf_models.generated.seam.Seam`."""
@@ -176,14 +174,23 @@ class RowTable(CountedRows, nn.Embedding):
 
     @property
     def weight(self) -> Tensor:
-        """The stock table. Where it is dropped, a table of zeros without end that takes no memory:
-        stock code reads width, device and precision of the table, and compares lengths of texts
-        with its size."""
-        if (table := self._parameters.get("weight")) is None:
-            table = self.like.expand(1 << 30, self.embedding_dim)
-            if not torch.compiler.is_compiling():
-                table._is_hf_initialized = True  # transformers leaves such tensors alone
-        return table
+        """The stock table. Where it is dropped, zeros of the same shape that take no memory. Stock
+        code reads width, device and precision of the table, and compares lengths of texts with its
+        size: within a forward the table has no end, if it is dropped or the text is longer."""
+        table = self._parameters.get("weight")
+        if table is not None and (self.bound is None or self._fits(self.bound)):
+            return table
+        like = self.like if table is None else table.new_zeros(1)
+        rows = self.num_embeddings if self.bound is None else _NO_END
+        endless = like.expand(rows, self.embedding_dim)
+        if not torch.compiler.is_compiling():
+            endless._is_hf_initialized = True  # transformers leaves such tensors alone
+        return endless
+
+    def _fits(self, scope: Scope) -> bool:
+        """Whether the table has a row for each token of the text of this forward."""
+        content = scope.size(*_CONTENT)
+        return content is None or len(content) < 2 or content[1] <= self.positions_of_table
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
         """See :class:`~hf_models.generated.seam.Seam`. Stock buffers that end with the table grow
@@ -206,7 +213,15 @@ class RowTable(CountedRows, nn.Embedding):
     def forward(self, rows: Tensor) -> Tensor:
         """See :meth:`CountedRows.embed`."""
         if self.keeps_table:
-            return nn.Embedding.forward(self, self._begun_anew(rows))
+            return F.embedding(
+                self._begun_anew(rows),
+                self._parameters["weight"],
+                self.padding_idx,
+                self.max_norm,
+                self.norm_type,
+                self.scale_grad_by_freq,
+                self.sparse,
+            )
         return self.embed(rows)
 
     def _begun_anew(self, rows: Tensor) -> Tensor:
@@ -227,14 +242,27 @@ def takes_packed_patches(module: nn.Module) -> bool:
 
 def _grow_buffers(owner: nn.Module, length: int, new_size: int) -> None:
     """Gives the numbers of positions and the types of tokens `new_size` elements, if there are
-    fewer than `length`."""
+    fewer than `length`. Checkpoints keep the stock size."""
     for name in _BUFFERS:
         buffer = owner._buffers.get(name)
         if buffer is not None and buffer.shape[-1] < length:
+            if not hasattr(owner, _STOCK_SIZES):
+                setattr(owner, _STOCK_SIZES, {})
+                owner.register_state_dict_post_hook(_save_stock_sizes)
+            getattr(owner, _STOCK_SIZES).setdefault(name, buffer.shape[-1])
             numbers = torch.arange(new_size, device=buffer.device, dtype=buffer.dtype)
             numbers = numbers.expand(*buffer.shape[:-1], -1)
             is_count = name == "position_ids"
             owner._buffers[name] = numbers if is_count else torch.zeros_like(numbers)
+
+
+def _save_stock_sizes(
+    owner: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any
+) -> None:
+    """Cuts buffers that have grown to their stock size, in the weights to be saved."""
+    for name, size in getattr(owner, _STOCK_SIZES, {}).items():
+        if (buffer := state.get(prefix + name)) is not None:
+            state[prefix + name] = buffer[..., :size].contiguous()
 
 
 def _causal_mask(mask: Tensor, size: int) -> Tensor:

@@ -28,6 +28,7 @@ KEPT_ROWS = 20  # of Long-CLIP (arXiv 2403.15378, section 3.1): the rows that tr
 _FIELD = re.compile(
     r"position|image_size|max_length|num_frames|num_patches|^n_ctx$"
 )  # that hold a size
+_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids)$")  # that end with the table
 _SIZE = re.compile(r"(?:(?P<field>[\w.]+)=)?(?P<first>\d+)(?:x(?P<second>\d+))?")
 _ALLOWED = (
     "N tokens or frames, N or HEIGHTxWIDTH pixels, or FIELD=N with the field of the configuration "
@@ -110,7 +111,8 @@ def extend_table(
     with torch.no_grad():
         for name, new in growth.new.items():
             weights[name] = _extended(tables[name], new, kind, keep)
-    longer.load_state_dict(weights)
+    counts = {name: value for name, value in longer.state_dict().items() if _BUFFERS.search(name)}
+    longer.load_state_dict(weights | counts)
     for name, parameter in model.named_parameters():
         longer.get_parameter(name).requires_grad_(parameter.requires_grad)
     longer.generation_config = deepcopy(getattr(model, "generation_config", None))
@@ -203,7 +205,8 @@ def _tables(model: nn.Module) -> Iterator[_Table]:
         elif isinstance(module, LearnedTable):
             weight, special = module.weight, module.offset
         elif isinstance(module, PatchEmbeddings) and module.table is not None:
-            weight, special, grid = module.table, len(module.special_tokens), module.table_size
+            weight, grid = module.table_parameter, module.table_size
+            special = len(module.special_tokens)
         elif isinstance(module, PatchGrid) and module.keeps_table:
             is_module = isinstance(module, PatchTable)
             name = "weight" if is_module else getattr(module, "table_name", "")
@@ -241,7 +244,7 @@ def _growth(model: PreTrainedModel, size: str) -> _Growth:
         if match["field"] not in (None, field):
             continue
         for new_value, of_grid in _new_values(value, pixels, candidates):
-            new, others = _new_shapes(model, _with_field(model.config, field, new_value), tables)
+            new, others = _new_shapes(model, field, new_value, tables)
             is_kind = all((table.grid is not None) == of_grid for table in new.values())
             is_long = of_grid or all(table.positions == number for table in new.values())
             if new and is_kind and is_long and new.keys() <= {table.name for table in candidates}:
@@ -322,14 +325,15 @@ def _with_field(config: Any, path: str, value: Any) -> Any:
 
 
 def _new_shapes(
-    model: PreTrainedModel, config: Any, tables: list[_Table]
+    model: PreTrainedModel, field: str, value: Any, tables: list[_Table]
 ) -> tuple[dict[str, _Table], list[str]]:
-    """Tables that a configuration gives another size, by name, and the names of other weights with
-    another shape. Builds the model without memory."""
+    """Tables that a field of the configuration gives another size, by name, and the names of other
+    weights with another shape. Builds the model without memory."""
     try:
+        config = _with_field(model.config, field, value)
         with torch.device("meta"):
             other = type(model)(config)
-    except (ValueError, RuntimeError, TypeError):  # a size that this field cannot have
+    except Exception:  # a value that the field cannot have, which stock code refuses by any error
         return {}, []
     old_shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     names = [
@@ -337,7 +341,7 @@ def _new_shapes(
     ]
     new = {table.name: table for table in _tables(other) if table.name in names}
     old_names = {table.name for table in tables}
-    return new, [name for name in names if name not in old_names]
+    return new, [name for name in names if name not in old_names and not _BUFFERS.search(name)]
 
 
 def _extended(old: _Table, new: _Table, kind: str, keep: int) -> Tensor:

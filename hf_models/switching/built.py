@@ -161,6 +161,8 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
                 delattr(counterpart, name)
         for name, value in contents.items():
             if was_dropped or switched.get(name, ...) is not value:
+                if name in counterpart._modules and not isinstance(value, nn.Module):
+                    delattr(counterpart, name)  # torch refuses a tensor in the place of a module
                 setattr(counterpart, name, in_model.get(id(value), value))
     for name, module in model.named_modules():
         if isinstance(module, (Bound, PositionHost, SwitchedModel)):

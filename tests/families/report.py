@@ -38,7 +38,7 @@ _SHOWN = {
     "logits are equal",
     "updates": "three steps of SGD give equal parameters",
     "storage": "saved and loaded by the Auto class and by the class itself; stock checkpoint "
-    "loaded with `position_embedding`; the stock class refuses the folder",
+    "loaded with `position_embedding`, also without positions; the stock class refuses the folder",
     "copies": "`copy.deepcopy` and `pickle`",
     "another type": "the output changes without positions; evaluation draws nothing; two draws "
     "change the output in training; gradients are finite, and the same with gradient checkpointing",

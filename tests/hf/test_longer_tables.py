@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import hf_models
+from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.convert import main
 from tests.hf.test_rows import MODELS, PAD, TABLE, build, output, switched, texts
 
@@ -94,6 +95,14 @@ def clip(**fields):
     return transformers.CLIPModel(config).eval()
 
 
+def siglip_vision():
+    config = transformers.SiglipVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=16, patch_size=4,
+    )  # fmt: skip
+    return transformers.SiglipVisionModel(config).eval()
+
+
 def siglip2(**fields):
     config = transformers.Siglip2VisionConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
@@ -138,8 +147,9 @@ def test_one_size_extends_encoder_and_decoder():
         (vit, "24x40", (16, 16), (24, 40)),
         (spectrograms, "48", (16, 8), (48, 8)),
         (clip, "vision_config.image_size=32", (16, 16), (32, 32)),
+        (siglip_vision, "32", (16, 16), (32, 32)),
     ],
-    ids=["vit", "vit-wide", "ast", "clip"],
+    ids=["vit", "vit-wide", "ast", "clip", "siglip"],
 )
 def test_grids_are_resized_once_or_repeated(build, size, old, new, tmp_path):
     """A table that was resized gives what the table gives that each forward resizes; a repeated one
@@ -189,6 +199,28 @@ def test_tables_of_packed_patches_grow_by_their_number_of_patches(tmp_path):
     torch.testing.assert_close(moved[0].view(8, 8, 16)[4:, :4], small.view(4, 4, 16))
 
 
+def test_buffers_that_end_with_the_table_follow_and_are_saved_in_stock_size(tmp_path):
+    """CLAP's checkpoints hold the numbers of positions."""
+    stock = next(tiny_stock_models("clap"))
+    stock.model.save_pretrained(tmp_path / "stock")
+    model = transformers.AutoModel.from_pretrained(
+        tmp_path / "stock", position_embedding={"type": "cape"}
+    ).eval()
+    longer = {**stock.inputs, "input_ids": torch.randint(10, 90, (2, 100))}
+    expected = model(**longer).text_embeds
+    model.save_pretrained(tmp_path / "cape")
+    loaded = transformers.AutoModel.from_pretrained(tmp_path / "cape").eval()
+    assert torch.equal(loaded(**longer).text_embeds, expected)
+    same = hf_models.switch(stock.model, {"type": "abspos"}).eval()
+    same(**longer)
+    same.save_pretrained(tmp_path / "same")
+    loaded = transformers.AutoModel.from_pretrained(tmp_path / "same").eval()
+    extended = hf_models.extend_table(loaded, 200)
+    for each_model in (loaded, extended):
+        texts_alone = each_model(**stock.inputs).text_embeds
+        assert torch.equal(texts_alone, same(**stock.inputs).text_embeds)
+
+
 REFUSED = [
     ("text", "cape", "50", "copy", "no learned position table"),
     ("text", "abspos", "18", "copy", "more tokens than now"),
@@ -201,6 +233,8 @@ REFUSED = [
     ("vit", "abspos", "2", "copy", "whose tables are"),
     ("beit", "abspos", "32", "copy", "which are no position"),
     ("siglip2", "abspos", "num_patches=60", "copy", "of 4 x 4 patches; allowed"),
+    ("siglip2", "abspos", "48x32", "copy", "of 4 x 4 patches; allowed"),
+    ("text", "abspos", "max_position_embeddings=48x32", "copy", "whose tables are"),
     ("siglip2", "cape", "num_patches=64", "copy", "no learned position table"),
 ]
 

@@ -10,6 +10,7 @@ import transformers
 
 import hf_models
 from cape_plugins.checkpoints.generated import GENERATED
+from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.seams.rows import RowTable
 
 TABLE, LENGTH = 20, 50  # positions of the stock models, and a longer text
@@ -261,3 +262,19 @@ def test_a_stock_decoder_counts_its_tokens_and_not_those_of_the_source():
     ).logits  # fmt: skip
     alone = model(input_ids=source[1:, 3:], decoder_input_ids=target[1:, :5]).logits
     torch.testing.assert_close(batch[1:, :5], alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["fsmt", "autoformer"])
+def test_tables_that_stock_code_computes_are_dropped_for_good(model_type, tmp_path):
+    """Loading initialises such a table anew, by the size that the module says."""
+    stock = next(tiny_stock_models(model_type)).model
+    model = hf_models.switch(copy.deepcopy(stock), {"type": "nopos"})
+    model.save_pretrained(tmp_path / "saved")
+    stock.save_pretrained(tmp_path / "stock")
+    loaded = type(model).from_pretrained(tmp_path / "saved")
+    from_stock = type(model).from_pretrained(
+        tmp_path / "stock", position_embedding={"type": "nopos"}
+    )
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight), name
+        assert torch.equal(from_stock.state_dict()[name], weight), name

@@ -117,6 +117,39 @@ def test_longer_texts_and_images_of_any_size(name):
     assert torch.isfinite(text).all()
 
 
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_a_tower_called_alone_has_the_positions_of_the_whole_model(name):
+    """By the methods that contrastive training calls: draws, padding, positions in attention."""
+
+    def features(model, **inputs):
+        method = model.get_text_features if "input_ids" in inputs else model.get_image_features
+        output = method(**inputs)
+        output = output if isinstance(output, torch.Tensor) else output.pooler_output
+        return torch.nn.functional.normalize(output, dim=-1)
+
+    batch = inputs()
+    texts, pixels = batch["input_ids"], batch["pixel_values"]
+    model = switched(build(name), {"type": "cape"}, CAPE).train()
+    text, image = features(model, input_ids=texts), features(model, pixel_values=pixels)
+    assert not torch.allclose(text[0], text[1], atol=1e-3)
+    assert not torch.allclose(image[0], image[1], atol=1e-3)
+    padded = {"input_ids": texts, "attention_mask": (torch.arange(9) > 2).long().expand(2, -1)}
+    for type_name in ("cape", "rope", "relpos"):
+        model = switched(build(name), {"type": type_name})
+        expected, _ = embeddings(model, {**batch, **padded})
+        torch.testing.assert_close(features(model, **padded), expected)
+        assert not torch.allclose(features(model, input_ids=texts), expected, atol=1e-3)
+
+
+@each
+def test_texts_longer_than_the_table_begin_it_anew(name):
+    text, _ = embeddings(switched(build(name)), batch := inputs(length=30))
+    assert torch.isfinite(text).all()
+    rows = batch["input_ids"].clone()
+    with pytest.raises((ValueError, IndexError, RuntimeError)):
+        build(name)(input_ids=rows, pixel_values=batch["pixel_values"])
+
+
 def test_folders_copies_and_pickles(tmp_path):
     stock, batch = build(), inputs()
     model = switched(stock, {"type": "cape"}, CAPE)

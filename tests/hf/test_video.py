@@ -354,6 +354,13 @@ def test_a_model_is_saved_copied_and_pickled(name, tmp_path):
         assert torch.equal(other(inputs).logits, expected)
 
 
+def test_a_fixed_table_comes_back_when_the_model_is_switched_again():
+    """VideoMAE's table is a plain attribute."""
+    stock, inputs = build("videomae"), videos(8)
+    model = switched(switched(stock, **CAPE), type="abspos")
+    assert torch.equal(model(inputs).logits, stock(inputs).logits)
+
+
 def test_a_masked_model_is_saved_copied_and_pickled(tmp_path):
     model, mask = switched(build_masked(), **CAPE), masked(16)
     expected = model(videos(8), bool_masked_pos=mask).logits
