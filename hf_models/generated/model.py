@@ -86,13 +86,18 @@ class GeneratedModel(PositionHost, PositionModelMixin):
                 f"effect; allowed: models with such a part. {how_to_check(model_type)}"
             )
         found_sides = {seam.side for seam in self.seams()}
-        for side, row in find_family(self.config.model_type).sides.items():
+        sides = find_family(self.config.model_type).sides
+        for side, row in sides.items():
             field, stock = row.field, self.config.stock_type(side)
             name = self.config.position_settings(field).type
             if side not in found_sides and name != stock:
+                others = (
+                    sides[found_side].field for found_side in sides if found_side in found_sides
+                )
                 raise ValueError(
                     f"{field}={name!r} has no effect on {type(self).__name__}, which has no part "
-                    f"for it; allowed: {stock!r}, which stands for the stock model. Set it."
+                    f"for it; allowed: {stock!r}, which stands for the stock model. Set it, and "
+                    f"give the type as {' or '.join(others)}."
                 )
 
     def seams(self) -> list[Seam]:

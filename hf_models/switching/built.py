@@ -114,8 +114,8 @@ def _check_settings(
     if unknown_fields := sorted(fields.keys() - allowed):
         raise ValueError(
             f"{unknown_fields[0]}={fields[unknown_fields[0]]!r} cannot be set by switch; allowed "
-            f"for {part.__name__}: {', '.join(sorted(allowed)) or 'nothing'}. Set it before the "
-            "stock model is built."
+            f"for {part.__name__} beside {FIELD}: {', '.join(sorted(allowed)) or 'nothing'}. Leave "
+            "it out; other fields of a configuration are set before the stock model is built."
         )
 
 
