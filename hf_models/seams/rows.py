@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from cape_plugins import PositionConfig, Positions, build_position_encoder, token_positions
 from hf_models.generated.scope import Scope
@@ -37,6 +38,7 @@ _CAUSAL_MASK = "bias"  # stock buffer [1, 1, N, N] of attention modules, which e
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 _PACKED = ("pixel_values", "spatial_shapes")  # arguments of modules that embed packed patches
 _NO_END = 1 << 30  # rows of a table without end
+_ROOM = 8192  # tokens for which an exported graph has room
 _STD = 0.02  # of new tables, if the configuration says nothing
 _CONTENT = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 
@@ -162,6 +164,10 @@ class RowTable(CountedRows, nn.Embedding):
             self.positions.encoding = None  # the stock table has the rows
         else:
             self.remember(self._parameters.pop("weight"))
+            if not isinstance(owner, PreTrainedModel):  # which initialises its buffers itself
+                # an exported graph keeps the size that buffers have; checkpoints may hold others
+                in_no_checkpoint = owner._non_persistent_buffers_set
+                _grow_buffers(owner, self.num_embeddings + 1, _ROOM, in_no_checkpoint)
 
     def stock_table(self, path: str) -> str:
         """See :class:`~hf_models.generated.seam.Seam`."""
@@ -240,10 +246,19 @@ def takes_packed_patches(module: nn.Module) -> bool:
     return tuple(inspect.signature(type(module).forward).parameters)[1:] == _PACKED
 
 
-def _grow_buffers(owner: nn.Module, length: int, new_size: int) -> None:
+def _grow_buffers(
+    owner: nn.Module, length: int, new_size: int, names: Collection[str] = _BUFFERS
+) -> None:
     """Gives the numbers of positions and the types of tokens `new_size` elements, if there are
-    fewer than `length`. Checkpoints keep the stock size."""
-    for name in _BUFFERS:
+    fewer than `length`. Checkpoints keep the stock size.
+
+    Args:
+        owner: The module with the table.
+        length: Elements that are needed.
+        new_size: Elements to make.
+        names: Buffers that may grow.
+    """
+    for name in (name for name in _BUFFERS if name in names):
         buffer = owner._buffers.get(name)
         if buffer is not None and buffer.shape[-1] < length:
             if not hasattr(owner, _STOCK_SIZES):

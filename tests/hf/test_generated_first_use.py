@@ -32,7 +32,9 @@ def test_import_makes_no_family():
     script = """
         import sys, hf_models
         from cape_plugins.checkpoints.generated import GENERATED
-        stock = {f"transformers.models.{name}.modeling_{name}" for name in GENERATED}
+        # the image tower of SigLIP is a row of a file, in the same module of transformers
+        names = GENERATED.keys() - {"siglip"}
+        stock = {f"transformers.models.{name}.modeling_{name}" for name in names}
         print(*(stock & sys.modules.keys()))
     """
     assert in_new_process(script) == []
