@@ -17,7 +17,8 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 * N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. On finer grids
   `cape` with the shift of the paper, 0.5: images span [-1, 1] at any size, so no shift covers a
   larger image. The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
-  After trainings on thousands of images `sinpos` is ahead (docs/choosing.md).
+  After trainings on thousands of images `rope` is ahead with mixed sizes, and `sinpos` with one
+  size, where `rope` has not been measured (docs/choosing.md).
 * N > T, rotary models: `cape` with the scale N / T, so that training sees the distances within N
   tokens. The shift is 0, because a shift does nothing if only distances count.
 * Global scale: the scale of the paper for the domain. Local shift: 0.5 steps, the largest shift
@@ -257,10 +258,11 @@ def _choose_on_grid(corpus: Corpus, domain_name: str) -> tuple[Any, ...]:
         "max_local_shift": default.max_local_shift,
         "max_global_scale": 1.0 if sizes_differ else default.max_global_scale,
     }
-    reason = f"cape is for millions of training images, sinpos for thousands ({PAGE})."
+    for_thousands = "rope" if sizes_differ else "sinpos"
+    reason = f"cape is for millions of training images, {for_thousands} for thousands ({PAGE})."
     if sizes_differ:
         reason = f"training mixes sizes, so no scale is needed (CAPE section 5.1, UniViT); {reason}"
-    return settings, {"type": "sinpos"}, reason
+    return settings, {"type": for_thousands}, reason
 
 
 def aliasing(domain_name: str, side: int) -> float:

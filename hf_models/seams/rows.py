@@ -194,9 +194,10 @@ class RowTable(CountedRows, nn.Embedding):
         return endless
 
     def _fits(self, scope: Scope) -> bool:
-        """Whether the table has a row for each token of the text of this forward."""
-        content = scope.size(*_CONTENT)
-        return content is None or len(content) < 2 or content[1] <= self.positions_of_table
+        """Whether the table has a row for each token of the texts of this forward."""
+        sizes = [size for name in _CONTENT if (size := scope.size(name)) is not None]
+        longest = max((size[1] for size in sizes if len(size) > 1), default=0)
+        return longest <= self.positions_of_table
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
         """See :class:`~hf_models.generated.seam.Seam`. Stock buffers that end with the table grow
@@ -261,14 +262,19 @@ def _grow_buffers(
     for name in (name for name in _BUFFERS if name in names):
         buffer = owner._buffers.get(name)
         if buffer is not None and buffer.shape[-1] < length:
-            if not hasattr(owner, _STOCK_SIZES):
-                setattr(owner, _STOCK_SIZES, {})
-                owner.register_state_dict_post_hook(_save_stock_sizes)
-            getattr(owner, _STOCK_SIZES).setdefault(name, buffer.shape[-1])
+            if name not in owner._non_persistent_buffers_set:
+                _remember_stock_size(owner, name, buffer.shape[-1])
             numbers = torch.arange(new_size, device=buffer.device, dtype=buffer.dtype)
             numbers = numbers.expand(*buffer.shape[:-1], -1)
             is_count = name == "position_ids"
             owner._buffers[name] = numbers if is_count else torch.zeros_like(numbers)
+
+
+def _remember_stock_size(owner: nn.Module, name: str, size: int) -> None:
+    if not hasattr(owner, _STOCK_SIZES):
+        setattr(owner, _STOCK_SIZES, {})
+        owner.register_state_dict_post_hook(_save_stock_sizes)
+    getattr(owner, _STOCK_SIZES).setdefault(name, size)
 
 
 def _save_stock_sizes(

@@ -25,10 +25,9 @@ from hf_models.switching.install import LearnedTable
 
 EXTENSIONS = ("wrap", "copy", "stretch")
 KEPT_ROWS = 20  # of Long-CLIP (arXiv 2403.15378, section 3.1): the rows that training saw most
-_FIELD = re.compile(
-    r"position|image_size|max_length|num_frames|num_patches|^n_ctx$"
-)  # that hold a size
-_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids)$")  # that end with the table
+# Fields that hold a size, and buffers that end with the table
+_FIELD = re.compile(r"position|image_size|max_length|num_frames|num_patches|^n_ctx$")
+_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
 _SIZE = re.compile(r"(?:(?P<field>[\w.]+)=)?(?P<first>\d+)(?:x(?P<second>\d+))?")
 _ALLOWED = (
     "N tokens or frames, N or HEIGHTxWIDTH pixels, or FIELD=N with the field of the configuration "

@@ -83,6 +83,7 @@ def test_images_have_the_settings_of_the_paper(advise):
     assert cape_of(advise("image", ["14"] * 3, 24)) == {"type": "sinpos"}
     mixed = advise("image", ["14x12", "16", "12"], "24x20")
     assert settings_of(mixed)["max_global_scale"] == 1
+    assert cape_of(mixed) == {"type": "rope"}
     assert "UniViT" in mixed
 
 

@@ -130,12 +130,12 @@ def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Returns batches of indices of sentences with similar lengths. A batch has at most
     `max_tokens` tokens, padding included, or a single longer sentence. The longest sentences come
     first, so a lack of memory shows at once."""
-    batches: list[list[int]] = []
+    groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > max_tokens:
-            batches.append([])
-        batches[-1].append(index)
-    return batches
+        if not groups or (len(groups[-1]) + 1) * lengths[groups[-1][0]] > max_tokens:
+            groups.append([])
+        groups[-1].append(index)
+    return groups
 
 
 def pad(rows: Sequence[Ids], value: int, device: torch.device) -> Tensor:
