@@ -117,7 +117,7 @@ def _turns_queries(model: str) -> bool:
         saved = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    family = find_family(saved.get("model_type", "")) if isinstance(saved, dict) else None
+    family = find_family(saved.get("model_type", ""), saved) if isinstance(saved, dict) else None
     sides = () if family is None else family.sides.values()
     return any(side.architecture == ROTARY for side in sides)
 

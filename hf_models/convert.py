@@ -132,7 +132,7 @@ def _settings(config: Any) -> Settings:
 
 def _stock_settings(config: Any, fields: Mapping[str, Any]) -> Settings:
     """Settings of the position embeddings of the stock model with this configuration."""
-    family = find_family(config.model_type)
+    family = find_family(config.model_type, fields)
     return {
         row.field: PositionConfig(family.stock_type(fields, side), row.domain, row.architecture)
         for side, row in family.sides.items()
@@ -175,7 +175,7 @@ def _cape_model(
     table: tuple[str, str] | None,
 ) -> PreTrainedModel:
     source_settings = _settings(config)
-    domain_and_architecture = cape_class.config_class.position_fields[FIELD]
+    domain_and_architecture = cape_class.config_class.fields_for(vars(config))[FIELD]
     stored = getattr(config, FIELD, None) or {"type": DEFAULT_TYPE}
     if settings.get("type", stored["type"]) == stored["type"]:
         settings = {**stored, **settings}

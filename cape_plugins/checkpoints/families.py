@@ -8,10 +8,10 @@ module needs the standard library only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cape_plugins.checkpoints.generated import GENERATED, GeneratedRow
+from cape_plugins.checkpoints.generated import GENERATED, GeneratedRow, Variant, row_for
 from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 
 Settings = Mapping[str, Any]
@@ -76,6 +76,7 @@ class Family:
         parts: First parts of parameter names by which this family is recognised (fairseq).
         keeps_borders: Whether packed texts, which the stock model lets see each other, have to be
             kept apart.
+        variant: The second kind of stock models of this model type; None if all are of one kind.
     """
 
     model_type: str
@@ -83,6 +84,7 @@ class Family:
     stock: str | Callable[[Settings, str], str] | None = None
     parts: tuple[str, ...] = ()
     keeps_borders: bool = False
+    variant: Variant | None = None
 
     def stock_type(self, settings: Settings, side: str) -> str | None:
         """Type of position embedding of one side of the stock model with these settings."""
@@ -97,9 +99,16 @@ def add_family_row(row: Family) -> None:
     FAMILY_ROWS[row.model_type] = row
 
 
-def find_family(model_type: str) -> Family | None:
-    """The row of a model type, with or without the prefix ``cape_``; None for an unknown type."""
-    return FAMILY_ROWS.get(model_type.removeprefix(OWN_PREFIX))
+def find_family(model_type: str, settings: Settings | None = None) -> Family | None:
+    """The row of a model type; None for an unknown type.
+
+    Args:
+        model_type: With or without the prefix ``cape_``.
+        settings: Settings of a model, which may be of the second kind of its type; None for what
+            both kinds have: the sides, their fields and their domains.
+    """
+    family = FAMILY_ROWS.get(model_type.removeprefix(OWN_PREFIX))
+    return family if family is None or settings is None else row_for(family, settings)
 
 
 def known_types(prefix: str = "") -> str:
@@ -189,19 +198,25 @@ def add_generated_row(model_type: str, row: GeneratedRow) -> None:
         row: See :class:`~cape_plugins.checkpoints.generated.GeneratedRow`.
     """
     GENERATED[model_type] = row
+    add_family_row(_generated_family(model_type, row))
+
+
+def _generated_family(model_type: str, row: GeneratedRow) -> Family:
     sides = {row.side: Side(row.domain, row.architecture, dim=None)}
     if (tower := row.tower) is not None:
         field = f"{tower.side}_{FIELD}"
         sides[tower.side] = Side(
             tower.domain, tower.architecture, dim=None, field=field, default=tower.stock
         )
-    add_family_row(
-        Family(
-            model_type,
-            sides,
-            lambda settings, side: row.sides[side].stock_type(settings),
-            keeps_borders=row.keeps_borders,
-        )
+    variant = row.variant
+    if variant is not None:
+        variant = replace(variant, row=_generated_family(model_type, variant.row))
+    return Family(
+        model_type,
+        sides,
+        lambda settings, side: row_for(row, settings).sides[side].stock,
+        keeps_borders=row.keeps_borders,
+        variant=variant,
     )
 
 

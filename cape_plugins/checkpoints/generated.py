@@ -8,7 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
+
+AnyRow = TypeVar("AnyRow", bound=Any)  # a row with a `variant`
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The second kind of stock model that a model type has.
+
+    Attributes:
+        field: Field of the stock configuration that tells the kinds apart.
+        value: Its value in configurations of the second kind; all others are of the first kind.
+        row: Row of the second kind. Its sides have the names of the first kind.
+    """
+
+    field: str
+    value: Any
+    row: Any
+
+
+def row_for(row: AnyRow, settings: Mapping[str, Any]) -> AnyRow:
+    """The row of the kind of model that these settings describe.
+
+    Args:
+        row: Row of a model type, with the row of a second kind as its `variant`, or None.
+        settings: Fields of a configuration by name; those at their default may be left out.
+    """
+    variant = row.variant
+    if variant is None or settings.get(variant.field) != variant.value:
+        return row
+    return variant.row
 
 
 @dataclass(frozen=True)
@@ -26,8 +56,8 @@ class GeneratedRow:
         only_adds: Whether the model hides or reorders tokens behind the place where positions are
             added, so positions cannot act in attention.
         checked: Whether ``cape-plugins doctor`` without a model checks the family.
-        with_table: Field of stock configurations that gives the stock model another type, and that
-            type; None if all stock models have one type.
+        variant: The second kind of stock models of this model type, which a field of their
+            configuration tells; None if all are of one kind.
         tower: Row of a part with a position embedding that is set separately, as the images of
             CLIP. Its `side` is a name for the part, and begins the name of the field of
             configurations; by default the part keeps its stock positions.
@@ -41,18 +71,13 @@ class GeneratedRow:
     keeps_borders: bool = False
     only_adds: bool = False
     checked: bool = False
-    with_table: tuple[str, str] | None = None
+    variant: Variant | None = None
     tower: GeneratedRow | None = None
 
     @property
     def sides(self) -> dict[str, GeneratedRow]:
         """The rows of the position embeddings by side, the main one first."""
         return {row.side: row for row in (self, self.tower) if row is not None}
-
-    def stock_type(self, settings: Mapping[str, Any]) -> str:
-        """Type of position embedding of the stock model with these settings."""
-        field, other = self.with_table or ("", "")
-        return other if settings.get(field) else self.stock
 
     @property
     def oddities(self) -> dict[str, Any]:
@@ -67,6 +92,7 @@ _ENCODER = ("angles", "rope", "encoder", "text", "rotary")
 _IMAGE = ("grid", "abspos", "encoder", "image", "encoder")
 _TOWER = GeneratedRow("grid", "abspos", "vision", "image", "encoder")
 _OPTIONAL = ("optional grid", "nopos", "encoder", "image", "encoder")
+_OPTIONAL_WITH_TABLE = ("optional grid", "abspos", "encoder", "image", "encoder")
 _DETECTOR = ("detection", "abspos", "encoder", "image", "encoder")
 _PACKED_IMAGE = ("packed grid", "abspos", "encoder", "image", "encoder")
 _PACKED_TOWER = GeneratedRow("packed grid", "abspos", "vision", "image", "encoder")
@@ -133,7 +159,7 @@ _TURNED_IMAGES = "dinov3_vit sapiens2"
 # Models with a learned table that read text, to both sides, and that write text.
 _ENCODERS_OF_ROWS = """
     aimv2 albert big_bird bros camembert clap clip_text_model convbert data2vec-text deberta
-    deberta-v2 distilbert dpr electra ernie esm flava fnet imagegpt layoutlm layoutlmv3 lilt
+    deberta-v2 distilbert dpr electra ernie flava fnet imagegpt layoutlm layoutlmv3 lilt
     longformer luke lxmert markuplm megatron-bert mobilebert mpnet mra pp_formulanet rembert
     roberta roberta-prelayernorm roc_bert splinter squeezebert tapas vilt vision-text-dual-encoder
     visual_bert xclip xlm-roberta xlm-roberta-xl yoso
@@ -180,7 +206,15 @@ GENERATED: dict[str, GeneratedRow] = {
     **_rows(_PAIR_OF_SINUSOIDS, _PAIRS_OF_SINUSOIDS),
     # biases of distances in attention, and a table only if the configuration says so
     "data2vec-vision": GeneratedRow(
-        *_OPTIONAL, with_table=("use_absolute_position_embeddings", "abspos")
+        *_OPTIONAL,
+        variant=Variant(
+            "use_absolute_position_embeddings", True, GeneratedRow(*_OPTIONAL_WITH_TABLE)
+        ),
+    ),
+    # a table, or queries and keys that are turned (ESM-2)
+    "esm": GeneratedRow(
+        *_ENCODER_OF_ROWS,
+        variant=Variant("position_embedding_type", "rotary", GeneratedRow(*_ENCODER)),
     ),
     # rows that are odd, and a few that `cape-plugins doctor` checks
     "vit_mae": GeneratedRow(*_IMAGE, only_adds=True),

@@ -125,7 +125,7 @@ def _read_folder(folder: Path, side: str | None) -> Stack:
     if find_family(model_type) is None:
         for module in entry_points(group="cape_plugins.families"):
             module.load()  # the module adds rows
-    family = find_family(model_type)
+    family = find_family(model_type, saved)
     if family is None:
         raise ValueError(
             f"--model {folder}: model type {model_type!r} is unknown; allowed: "

@@ -73,7 +73,8 @@ def check_family(
             f"the allowed: {', '.join(allowed)}."
         )
     samples = sample_inputs(stock_model) if inputs is None else inputs
-    domain_and_architecture = cape_class.config_class.position_fields[FIELD]
+    settings = vars(stock_model.config)
+    domain_and_architecture = cape_class.config_class.fields_for(settings)[FIELD]
     to_train = wishes(position_embedding, *domain_and_architecture)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -85,7 +85,8 @@ def _audible(model: Any) -> Any:
 
 def _wishes(model: Any) -> list[dict[str, Any]]:
     """The first type of each kind, with a local shift where the type has one."""
-    domain, architecture = part_of(type(model)).config_class.position_fields[FIELD]
+    fields = part_of(type(model)).config_class.fields_for(vars(model.config))
+    domain, architecture = fields[FIELD]
     wishes: dict[tuple[bool, ...], dict[str, Any]] = {}
     for name, row in types_of(architecture, domain).items():
         encoding = ENCODINGS[row.encoding]

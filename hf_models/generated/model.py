@@ -10,7 +10,7 @@ from torch import nn
 
 from cape_plugins import Draw
 from cape_plugins.checkpoints.families import OWN_PREFIX, find_family
-from cape_plugins.checkpoints.generated import GENERATED
+from cape_plugins.checkpoints.generated import GENERATED, row_for
 from hf_models.generated.scope import OpenScope, Scope
 from hf_models.generated.seam import Seam, scope_of, seam_class
 from hf_models.generated.seams import SEAMS
@@ -46,7 +46,7 @@ class GeneratedModel(PositionHost, PositionModelMixin):
     def install_positions(self, config: Any, trained: bool) -> None:
         """Gives the stock modules that know positions the classes of the family's seams. Models
         inside this model find the seams that this model has found."""
-        row = GENERATED[config.model_type.removeprefix(OWN_PREFIX)]
+        row = row_for(GENERATED[config.model_type.removeprefix(OWN_PREFIX)], vars(config))
         for side, row_of_side in row.sides.items():
             seam = SEAMS[row_of_side.seam]
             for path, module, keywords in list(seam.find(self)):

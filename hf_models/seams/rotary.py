@@ -58,7 +58,7 @@ class RotaryAngles(Seam):
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.generated.seam.Seam`."""
         self.in_decoder = "decoder" in path
-        self.keeps_borders = find_family(config.model_type).keeps_borders
+        self.keeps_borders = find_family(config.model_type, vars(config)).keeps_borders
         self.positions = build_positions(config, self.side)
         settings = getattr(config, FIELD), *config.position_fields[FIELD]
         self.settings = json.dumps(settings)  # text, because an operator of torch takes no dict

@@ -54,7 +54,7 @@ def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
 def parts_of(cape: PreTrainedModel, stock: PreTrainedModel) -> list[Part]:
     """The parts of a model that encode positions."""
     names, saved = stock.state_dict().keys(), vars(cape.config)
-    family, parts = find_family(cape.config.model_type), []
+    family, parts = find_family(cape.config.model_type, saved), []
     for path, module in cape.named_modules():
         if not hasattr(module, "positions") or isinstance(module, PatchTable):  # see its owner
             continue

@@ -33,6 +33,16 @@ def copy_implementations(source: Any, target: Any) -> None:
             copy_implementations(*parts)
 
 
+
+class _PositionFields:
+    """The attribute ``position_fields`` of configurations: see
+    :meth:`PositionEmbeddingMixin.fields_for`. A class gives those of the first kind of model that
+    its model type has, an instance those of its kind."""
+
+    def __get__(self, config: Any, config_class: Any) -> dict[str, tuple[str, str]]:
+        return config_class.fields_for({} if config is None else vars(config))
+
+
 # transformers looks for the weights in the file that this key of config.json names
 GUARD = {"transformers_weights": "needs the package cape-plugins: import hf_models"}
 
@@ -53,8 +63,8 @@ class PositionEmbeddingMixin:
     weights that do not exist; this class drops the key when it reads the file.
 
     Attributes:
-        position_fields: Domain and architecture of each field for a position embedding, from the
-            row of the family in cape_plugins.checkpoints.families; the first field is the main one.
+        position_fields: Domain and architecture of each field for a position embedding; the first
+            field is the main one. See :meth:`fields_for`.
         stock_difference: How the model differs from stock with any settings, in words.
 
     Raises:
@@ -64,21 +74,29 @@ class PositionEmbeddingMixin:
     # not in the instance's dict, which is saved, compared and copied
     __slots__ = ("_in_use",)
 
-    position_fields: ClassVar[dict[str, tuple[str, str]]]
+    position_fields: ClassVar[Any] = _PositionFields()
     stock_difference: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        row = find_family(cls.model_type)
-        if row is None:
+        if find_family(cls.model_type) is None:
             raise ValueError(
                 f"model_type={cls.model_type!r} of {cls.__name__} is unknown; allowed: "
                 f"{known_types(OWN_PREFIX)}. Say what a checkpoint of "
                 "it stores by cape_plugins.checkpoints.families.add_family_row before the class is "
                 "made."
             )
-        sides = row.sides.values()
-        cls.position_fields = {side.field: (side.domain, side.architecture) for side in sides}
+
+    @classmethod
+    def fields_for(cls, settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+        """Domain and architecture of each field for a position embedding, from the row of the family
+        in cape_plugins.checkpoints.families.
+
+        Args:
+            settings: Settings of a model of the family, stock or of this package.
+        """
+        sides = find_family(cls.model_type, settings).sides.values()
+        return {side.field: (side.domain, side.architecture) for side in sides}
 
     def __post_init__(self, **kwargs: Any) -> None:
         # a stock configuration brings the stock model type along; the class sets another type
@@ -230,8 +248,7 @@ class PositionEmbeddingMixin:
         saved = {**json.loads(self.to_json_string(use_diff=use_diff)), **GUARD}
         write_json(Path(json_file_path), saved)
 
-    @classmethod
-    def _parse(cls, field: str, settings: Any) -> PositionConfig:
+    def _parse(self, field: str, settings: Any) -> PositionConfig:
         if settings is None:
             settings = {}
         if not isinstance(settings, Mapping):
@@ -240,15 +257,14 @@ class PositionEmbeddingMixin:
                 'such as {"type": "cape", "max_global_shift": 5.0}.'
             )
         try:
-            return PositionConfig.from_dict(settings, *cls.position_fields[field])
+            return PositionConfig.from_dict(settings, *self.position_fields[field])
         except ValueError as error:
             if field == FIELD or not str(error).startswith(f"{FIELD}="):
                 raise
             raise ValueError(f"{field}{str(error).removeprefix(FIELD)}") from None
 
-    @classmethod
-    def _complete(cls, field: str, settings: Any) -> dict[str, Any]:
-        config = cls._parse(field, settings)
+    def _complete(self, field: str, settings: Any) -> dict[str, Any]:
+        config = self._parse(field, settings)
         complete: dict[str, Any] = {"type": config.type}
         for option in option_fields(config.domain):
             value = getattr(config, option.name)

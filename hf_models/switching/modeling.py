@@ -272,7 +272,8 @@ def build_positions(
     Raises:
         ValueError: if the row has no such side, or ``dim`` in the row names no field of `config`.
     """
-    sides, stored = find_family(config.model_type).sides, vars(config)
+    stored = vars(config)
+    sides = find_family(config.model_type, stored).sides
     if side not in sides:
         raise ValueError(
             f"side={side!r} is no side of the family {config.model_type!r}; allowed: "
