@@ -80,6 +80,12 @@ class GeneratedRow:
         return {row.side: row for row in (self, self.tower) if row is not None}
 
     @property
+    def seams(self) -> list[str]:
+        """Kinds of the main seam, of both kinds of stock models."""
+        rows = [self] if self.variant is None else [self, self.variant.row]
+        return list(dict.fromkeys(row.seam for row in rows))
+
+    @property
     def oddities(self) -> dict[str, Any]:
         """Fields that plain families leave at their defaults, with other values."""
         optional = (f for f in fields(self) if f.default is not MISSING and f.name != "checked")

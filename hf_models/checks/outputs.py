@@ -1,4 +1,4 @@
-"""The outputs of two models as numbers, by name."""
+"""The outputs of two models as numbers, by name, and their comparison."""
 
 from __future__ import annotations
 
@@ -47,3 +47,16 @@ def largest(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> float:
             raise Mismatch(f"{name} has shape {shapes}")
         worst = max(worst, relative_difference(numbers, got[name]))
     return worst
+
+
+def equal(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
+    """Compares tensors bit for bit. NaN equals NaN: a query on padding without any key gives NaN in
+    both models."""
+    if unshared := expected.keys() ^ got.keys():
+        raise Mismatch(f"{', '.join(sorted(unshared))} in one model only")
+    for name, numbers in expected.items():
+        if numbers.shape != got[name].shape:
+            raise Mismatch(f"{name} has shape {tuple(got[name].shape)}, not {tuple(numbers.shape)}")
+        if not torch.equal(numbers.nan_to_num(), got[name].nan_to_num()):
+            raise Mismatch(f"{name} differs by {relative_difference(numbers, got[name]):.2g}")
+    return f"{len(expected)} equal"

@@ -22,7 +22,7 @@ from cape_plugins.checkpoints.families import (
     find_family,
     remove_generated_row,
 )
-from cape_plugins.checkpoints.generated import GENERATED, GeneratedRow
+from cape_plugins.checkpoints.generated import GENERATED, GeneratedRow, Variant
 from cape_plugins.doctor.check import (
     FAILED,
     LIMIT,
@@ -32,7 +32,6 @@ from cape_plugins.doctor.check import (
     Mismatch,
     NotApplicable,
     check,
-    relative_difference,
     unless_stock_fails,
     wishes,
 )
@@ -40,7 +39,7 @@ from hf_models.checks.calls import SIDES, Batch, padded, unpadded
 from hf_models.checks.generation import from_padded, generate
 from hf_models.checks.in_attention import attention_checks
 from hf_models.checks.model import augmentation, draw_new_tables, draws_nothing, one_step, padding
-from hf_models.checks.outputs import outputs_of, tensors_of
+from hf_models.checks.outputs import equal, outputs_of
 from hf_models.checks.packed import PACKED, difference_of_packed, packed, same_packed
 from hf_models.checks.samples import Samples
 from hf_models.checks.stock_models import (
@@ -51,6 +50,7 @@ from hf_models.checks.stock_models import (
     tiny_stock_models,
 )
 from hf_models.checks.storage import storage_checks
+from hf_models.checks.updates import UPDATES, same_checkpointed, same_updates
 from hf_models.checks.without_seam import REASONS
 from hf_models.generated.families import forget, part_of
 from hf_models.generated.model import GeneratedModel
@@ -58,7 +58,6 @@ from hf_models.generated.seams import SEAMS
 from hf_models.switching.built import switch
 from hf_models.switching.install import PARTS, is_model
 
-_UPDATES, _RATE = 3, 0.05  # steps of SGD and their learning rate
 _NEW_TABLES = 0.5  # standard deviation
 STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
 SEAM = "seam"  # check that is skipped where no seam is found
@@ -98,8 +97,9 @@ class Proof(NamedTuple):
 def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) -> Proof:
     """Compares a tiny model with its stock model, and trains it with another position embedding.
 
-    A model type without a row is tried with the rows of other model types that have the same seam;
-    a row that is proved stays registered in this process.
+    A model type of two kinds is proved with both. A model type without a row is tried with the rows
+    of other model types that have the same seam; a row that is proved stays registered in this
+    process.
 
     Args:
         model_type: A model type of the installed transformers.
@@ -108,10 +108,54 @@ def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) 
     Raises:
         ValueError: for another model type, or settings that the family refuses.
     """
-    known_row = GENERATED.get(model_type)
+    row = GENERATED.get(model_type)
+    if row is None or row.variant is None:
+        return _proof_of_kind(model_type, row, {}, position_embedding)
+    return _proof_of_both_kinds(model_type, row, row.variant, position_embedding)
+
+
+def _proof_of_both_kinds(
+    model_type: str,
+    row: GeneratedRow,
+    variant: Variant,
+    position_embedding: Mapping[str, Any] | None,
+) -> Proof:
+    """One proof for the two kinds of models of a type. Settings that one kind refuses are skipped
+    there.
+
+    Raises:
+        ValueError: if both kinds refuse the settings.
+    """
+    proofs: list[Proof] = []
+    refusals: list[ValueError] = []
+    for fields in ({}, {variant.field: variant.value}):
+        try:
+            proof = _proof_of_kind(model_type, row, fields, position_embedding)
+        except ValueError as error:
+            refusals.append(error)
+            proof = Proof(model_type, row, "", [Check("settings", SKIPPED, str(error))])
+        else:
+            if not proof.is_proved and proof.failure is None:  # nothing can be compared
+                return proof
+        kind = "".join(f"{name}={value!r}: " for name, value in fields.items())
+        checks = [line._replace(name=kind + line.name) for line in proof.checks]
+        proofs.append(proof._replace(checks=checks))
+    if len(refusals) == len(proofs):
+        raise refusals[0]
+    stock = next(filter(None, (proof.stock for proof in proofs)))
+    return Proof(model_type, row, stock, [line for proof in proofs for line in proof.checks])
+
+
+def _proof_of_kind(
+    model_type: str,
+    known_row: GeneratedRow | None,
+    fields: Mapping[str, Any],
+    position_embedding: Mapping[str, Any] | None,
+) -> Proof:
+    """The proof of the models whose stock configuration has these `fields`."""
     proofs: list[Proof] = []
     try:
-        for stock in tiny_stock_models(model_type):
+        for stock in tiny_stock_models(model_type, fields):
             proofs.append(_proof(model_type, known_row, stock, position_embedding))
             if len(proofs[-1].checks) > 1:  # switched, so this class decides
                 return proofs[-1]
@@ -195,7 +239,7 @@ def _checks(
             checks += _training_checks(stock, stock_type, position_embedding)
             twin = _switched(stock.model, {"type": stock_type})
             if isinstance(twin, GeneratedModel) and any(seam.adds for seam in twin.seams()):
-                checks += attention_checks(stock.model, stock.inputs, _switched, _same_checkpointed)
+                checks += attention_checks(stock.model, stock.inputs, _switched, same_checkpointed)
     return checks
 
 
@@ -215,8 +259,8 @@ def _stock_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
     compare = partial(_same_generation, model, inputs=inputs)
     row = check("generation", partial(compare, twin))
     yield unless_stock_fails(row, partial(compare, model))
-    compare = partial(_same_updates, model, inputs=inputs)
-    row = check(f"{_UPDATES} updates", partial(compare, twin))
+    compare = partial(same_updates, model, inputs=inputs)
+    row = check(f"{UPDATES} updates", partial(compare, twin))
     yield unless_stock_fails(row, partial(compare, model))
     samples = Samples([dict(inputs)], {})
     loaders = [stock.auto, type(twin)]
@@ -234,8 +278,8 @@ def _training_checks(
 ) -> Iterator[Check]:
     """Trains the model with random positions."""
     model, inputs = stock.model, stock.inputs
-    part = part_of(type(model))
-    wish = wishes(position_embedding, *part.config_class.position_fields[FIELD])[0]
+    fields = part_of(type(model)).config_class.fields_for(vars(model.config))
+    wish = wishes(position_embedding, *fields[FIELD])[0]
     name = wish["type"]
     if stock_type != _NO_POSITIONS["type"]:
         yield check("positions reach the output", partial(_without_positions, model, inputs))
@@ -253,7 +297,7 @@ def _training_checks(
     yield unless_stock_fails(row, partial(compare, model))
     yield check(f"{name}: training draws positions", partial(augmentation, cape_model, inputs))
     yield check(f"{name}: {PACKED}", partial(same_packed, model, cape_model, inputs))
-    compare = partial(_same_checkpointed, inputs=inputs)
+    compare = partial(same_checkpointed, inputs=inputs)
     row = check(f"{name}: gradient checkpointing", partial(compare, cape_model))
     yield unless_stock_fails(row, partial(compare, model))
     compare = partial(one_step, inputs=inputs, stock_names=old)
@@ -273,19 +317,6 @@ def _switchable(model: Any, stock_type: str) -> str:
     return f"{type(twin).__name__} with {stock_type!r}"
 
 
-def _same(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
-    """Compares tensors bit for bit. NaN equals NaN: a query on padding without any key gives NaN in
-    both models."""
-    if unshared := expected.keys() ^ got.keys():
-        raise Mismatch(f"{', '.join(sorted(unshared))} in one model only")
-    for name, numbers in expected.items():
-        if numbers.shape != got[name].shape:
-            raise Mismatch(f"{name} has shape {tuple(got[name].shape)}, not {tuple(numbers.shape)}")
-        if not torch.equal(numbers.nan_to_num(), got[name].nan_to_num()):
-            raise Mismatch(f"{name} differs by {relative_difference(numbers, got[name]):.2g}")
-    return f"{len(expected)} equal"
-
-
 def _seeded_outputs(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     torch.manual_seed(1)  # some stock models draw in evaluation
     return outputs_of(model, inputs)
@@ -295,7 +326,7 @@ def _same_outputs(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> str:
     expected = _seeded_outputs(model, inputs)
     if not any(numbers.isfinite().all() for numbers in expected.values()):
         raise Mismatch("no output of the stock model is finite, so nothing can be compared")
-    return _same(expected, _seeded_outputs(other, inputs))
+    return equal(expected, _seeded_outputs(other, inputs))
 
 
 def _same_padded(model: Any, other: Any, side: str, inputs: Mapping[str, Tensor]) -> float | str:
@@ -304,7 +335,7 @@ def _same_padded(model: Any, other: Any, side: str, inputs: Mapping[str, Tensor]
     if (batch := padded(model, inputs, side)) is None:
         raise NotApplicable("the forward of the model takes no tokens with a mask")
     try:
-        return _same(_seeded_outputs(model, batch), _seeded_outputs(other, batch))
+        return equal(_seeded_outputs(model, batch), _seeded_outputs(other, batch))
     except Mismatch:
         return padding(model, other, unpadded(model, inputs), side)
 
@@ -314,7 +345,7 @@ def _same_packed_outputs(model: Any, other: Any, inputs: Mapping[str, Tensor]) -
     if difference_of_packed(model, inputs) > LIMIT:
         raise NotApplicable("packed texts see each other in the stock model")
     batch, _ = packed(model, inputs)
-    return _same(_seeded_outputs(model, batch), _seeded_outputs(other, batch))
+    return equal(_seeded_outputs(model, batch), _seeded_outputs(other, batch))
 
 
 def _same_generation(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> float | str:
@@ -328,53 +359,9 @@ def _same_generation(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> fl
         torch.manual_seed(1)
         results.append(generate(generating, batch, beams=1)._asdict())
     try:
-        return _same(*({name: value.float() for name, value in row.items()} for row in results))
+        return equal(*({name: value.float() for name, value in row.items()} for row in results))
     except Mismatch:
         return from_padded(unpadded(model, inputs), "left", model, other)
-
-
-def _same_updates(model: Any, other: Any, inputs: Mapping[str, Tensor]) -> str:
-    """Compares all parameters after some updates, and so the gradients of all parameters."""
-    expected, got = (_updated(deepcopy(twin), inputs) for twin in (model, other))
-    return _same(expected, got)
-
-
-def _updated(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    model.train()
-    torch.manual_seed(7)
-    optimizer = torch.optim.SGD(model.parameters(), _RATE)
-    for _ in range(_UPDATES):
-        optimizer.zero_grad()
-        _loss(model, inputs).backward()
-        optimizer.step()
-    # computed tables are parameters in some stock classes only
-    trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
-    return {name: parameter.detach() for name, parameter in trained}
-
-
-def _same_checkpointed(model: Any, inputs: Mapping[str, Tensor]) -> float:
-    """Largest difference of gradients with and without gradient checkpointing, which runs layers
-    once more in the backward pass: positions that are drawn inside a layer differ there. The
-    difference is relative to the largest gradient of the model, because the gradients of key biases
-    are mere rounding."""
-    if not model.supports_gradient_checkpointing:
-        raise NotApplicable("the model has no gradient checkpointing")
-    gradients = []
-    for is_on in (False, True):
-        copy = deepcopy(model).train()
-        if is_on:
-            copy.gradient_checkpointing_enable()
-        torch.manual_seed(7)
-        _loss(copy, inputs).backward()
-        parts = [p.grad.flatten() for p in copy.parameters() if p.grad is not None]
-        gradients.append(torch.cat(parts))
-    return relative_difference(*gradients)
-
-
-def _loss(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    outputs = tensors_of(model(**inputs, return_dict=True)).values()
-    answers = [numbers for numbers in outputs if numbers.requires_grad]
-    return torch.stack([numbers.float().square().mean() for numbers in answers]).sum()
 
 
 def _pickled(model: Any) -> Any:
@@ -385,14 +372,14 @@ def _same_copy(copied: Callable[[Any], Any], model: Any, inputs: Mapping[str, Te
     copy = copied(model)
     if type(copy) is not type(model):
         raise Mismatch(f"the copy is a {type(copy).__name__}")
-    return _same(_seeded_outputs(model, inputs), _seeded_outputs(copy, inputs))
+    return equal(_seeded_outputs(model, inputs), _seeded_outputs(copy, inputs))
 
 
 def _without_positions(model: Any, inputs: Mapping[str, Tensor]) -> str:
     """Checks that the output depends on the seam that was found."""
     other = _switched(model, _NO_POSITIONS)
     try:
-        _same(_seeded_outputs(model, inputs), _seeded_outputs(other, inputs))
+        equal(_seeded_outputs(model, inputs), _seeded_outputs(other, inputs))
     except Mismatch:
         return "the output changes without positions"
     raise Mismatch("the output is the same without positions")

@@ -106,7 +106,7 @@ BY_TYPE: dict[str, dict[str, Any]] = {
     },
     "data2vec-vision": {"use_relative_position_bias": True},
     "deberta": {"relative_attention": False},
-    "esm": {"pad_token_id": 1, "mask_token_id": 5, "position_embedding_type": "absolute"},
+    "esm": {"pad_token_id": 1, "mask_token_id": 5},
     "fsmt": {"langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},
     "gpt_neo": {
         "attention_types": [[["global", "local"], 1]],

@@ -39,19 +39,20 @@ _UNTOUCHED = ("id2label", "label2id", "num_labels", "architectures", "transforme
 _ROPE, _SECTIONS = "rope_parameters", "mrope_section"
 
 
-def small_configs(config_class: Any) -> Iterator[tuple[str, Any]]:
+def small_configs(config_class: Any, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Small configurations of a stock class, the smallest first: some models need fields that are
     empty by default, or sizes that belong together.
 
     Args:
         config_class: A stock configuration class.
+        fields: Fields with the values that they must have.
 
     Returns:
         Name of the step, and a function without arguments that makes the configuration. The call
         may raise, because some classes refuse values that others need.
     """
     default = config_class()
-    extra = BY_TYPE.get(config_class.model_type, {})
+    extra = {**BY_TYPE.get(config_class.model_type, {}), **fields}
     small = _small_values(default)
     _match_sections(small, default)
     filled = _filled(deepcopy(small), default)

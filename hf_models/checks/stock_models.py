@@ -65,11 +65,14 @@ def stock_types() -> list[str]:
     return sorted(name for name in types if not name.startswith("cape_"))
 
 
-def tiny_stock_models(model_type: str) -> Iterator[StockModel]:
+def tiny_stock_models(
+    model_type: str, fields: Mapping[str, Any] | None = None
+) -> Iterator[StockModel]:
     """The models of a model type that run with a tiny configuration, one for each Auto class.
 
     Args:
         model_type: Such as "mistral".
+        fields: Fields of the stock configuration, for a model type of several kinds.
 
     Raises:
         ValueError: if the installed transformers has no such model type.
@@ -90,7 +93,7 @@ def tiny_stock_models(model_type: str) -> Iterator[StockModel]:
         raise NoModelType("a part of other models: no Auto class loads it")
     for auto, stock in heads:
         with torch.random.fork_rng():
-            model = _first_that_runs(stock, auto, reasons)
+            model = _first_that_runs(stock, auto, fields or {}, reasons)
         if model is not None:
             runs = True
             yield model
@@ -98,10 +101,12 @@ def tiny_stock_models(model_type: str) -> Iterator[StockModel]:
         raise NoStockModel("; ".join(reasons[:2]))
 
 
-def _first_that_runs(stock: Any, auto: Any, reasons: list[str]) -> StockModel | None:
+def _first_that_runs(
+    stock: Any, auto: Any, fields: Mapping[str, Any], reasons: list[str]
+) -> StockModel | None:
     """The model with the first small configuration that runs; adds the errors to `reasons`."""
     try:
-        for step, make in small_configs(stock.config_class):
+        for step, make in small_configs(stock.config_class, fields):
             try:
                 return _built(stock, make(), auto, step)
             except Exception as error:  # a stock model may refuse small sizes by any error

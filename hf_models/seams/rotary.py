@@ -33,8 +33,8 @@ from hf_models.seams.packed import keep_borders, number_texts
 from hf_models.switching.modeling import build_positions, content_of_call, process_generator
 from hf_models.switching.settings import FIELD
 
-# Modules for images and sounds have angles with other coordinates than the text.
-_OTHER_INPUTS = re.compile("vision|visual|image|audio|speech", re.IGNORECASE)
+# Modules for images, sounds and proteins beside a text have angles of their own.
+_OTHER_INPUTS = re.compile("vision|visual|image|audio|speech|protein", re.IGNORECASE)
 _ANGLES = re.compile(r"Rot\w*Emb")
 
 
@@ -168,7 +168,7 @@ def leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
     all_layers = OPTION_FIELDS["layers"].metadata["off"]
     if not settings.encoding.turns or settings.layers == all_layers:
         return
-    layers = list(getattr(owner, "layers", ()))
+    layers = _layers_of(owner)
     attentions = [next(filter(_takes_angles, layer.children()), None) for layer in layers]
     if not layers or None in attentions:
         raise ValueError(
@@ -179,6 +179,14 @@ def leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
         # an owner may hold several modules of angles
         if not (settings.names_layer(index) or isinstance(attention, UnturnedAttention)):
             attention.__class__ = mixed(UnturnedAttention, type(attention))
+
+
+def _layers_of(owner: nn.Module) -> list[nn.Module]:
+    """The layers of the stack whose angles a module holds, or of the encoder in that module."""
+    if hasattr(owner, "layers"):
+        return list(owner.layers)
+    lists = (module for module in owner.modules() if isinstance(module, nn.ModuleList))
+    return list(next(lists, ()))
 
 
 def _takes_angles(module: nn.Module) -> bool:

@@ -33,7 +33,6 @@ def copy_implementations(source: Any, target: Any) -> None:
             copy_implementations(*parts)
 
 
-
 class _PositionFields:
     """The attribute ``position_fields`` of configurations: see
     :meth:`PositionEmbeddingMixin.fields_for`. A class gives those of the first kind of model that
@@ -89,8 +88,8 @@ class PositionEmbeddingMixin:
 
     @classmethod
     def fields_for(cls, settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-        """Domain and architecture of each field for a position embedding, from the row of the family
-        in cape_plugins.checkpoints.families.
+        """Domain and architecture of each field for a position embedding, from the row of the
+        family in cape_plugins.checkpoints.families.
 
         Args:
             settings: Settings of a model of the family, stock or of this package.

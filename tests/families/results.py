@@ -31,7 +31,7 @@ def row_of(proof: Proof | Died, model_type: str, release: str, seconds: float) -
     row = {"type": model_type, "release": release, "seconds": round(seconds, 1)}
     if isinstance(proof, Died):
         return {**row, "result": FAILS, "seam": "", "class": "", "reason": str(proof)}
-    row |= {"class": proof.stock, "seam": proof.row.seam if proof.row else ""}
+    row |= {"class": proof.stock, "seam": ", ".join(proof.row.seams) if proof.row else ""}
     last = proof.checks[-1]
     if len(proof.checks) == 1 and last.status == SKIPPED:
         result = {STOCK_MODEL: NOT_RUN, SEAM: NO_SEAM}.get(last.name, PART)
