@@ -137,7 +137,7 @@ def _proof_of_both_kinds(
         else:
             if not proof.is_proved and proof.failure is None:  # nothing can be compared
                 return proof
-        kind = "".join(f"{name}={value!r}: " for name, value in fields.items())
+        kind = "".join(f"{name}={value!r}, " for name, value in fields.items())
         checks = [line._replace(name=kind + line.name) for line in proof.checks]
         proofs.append(proof._replace(checks=checks))
     if len(refusals) == len(proofs):

@@ -227,6 +227,10 @@ def test_the_folder_of_a_tokenizer_tells_that_its_model_is_rotary(tmp_path):
     assert cli._turns_queries(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
     assert not cli._turns_queries(str(tmp_path))
+    esm = '{"model_type": "esm", "position_embedding_type": "%s"}'
+    for kind, turns in (("absolute", False), ("rotary", True)):
+        (tmp_path / "config.json").write_text(esm % kind)
+        assert cli._turns_queries(str(tmp_path)) == turns
     (tmp_path / "config.json").write_text("[]")
     assert not cli._turns_queries(str(tmp_path))
     assert not cli._turns_queries("name/of-the-hub")

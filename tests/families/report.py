@@ -45,6 +45,8 @@ _SHOWN = {
     "in attention": "where the stock model adds positions and looks its attention function up by "
     "the interface of transformers: a type of each kind that acts in attention changes the output, "
     "counts from the first token with padding on either side and with a cache, and trains as above",
+    "two kinds": "where a field of the stock configuration tells two kinds of stock models apart, "
+    "such as ESM with a table and ESM-2, which turns queries and keys: the same for both",
 }
 _INTRODUCTION = """\
 # Families of Hugging Face models

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-import hf_models
 from hf_models.checks.proof import prove
 from tests.support.generated import drawn, switched
 
@@ -133,9 +132,9 @@ def test_types_that_act_in_attention_are_refused_with_the_reason():
         switched(build(), type="rope")
 
 
-def test_the_proof_takes_the_type_that_the_configuration_has(monkeypatch):
-    fields = {"use_absolute_position_embeddings": True}
-    monkeypatch.setitem(hf_models.checks.sizes.BY_TYPE, "data2vec-vision", fields)
+def test_the_proof_has_both_kinds_of_stock_models():
     proof = prove("data2vec-vision")
     assert proof.is_proved
-    assert "'abspos'" in proof.checks[0].text
+    text = {check.name: check.text for check in proof.checks}
+    assert "'nopos'" in text["switch"]
+    assert "'abspos'" in text["use_absolute_position_embeddings=True, switch"]
