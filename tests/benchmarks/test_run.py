@@ -75,7 +75,8 @@ def results(run_cli, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("results")
     run_cli("python", "-m", "benchmarks.run", "relative", *FLAGS, folder)
     others = [name for name in run.BENCHMARKS if name != "relative" and not run.lacking(name)]
-    measure_peak = serving.peak_memory
+    measure_peak, export = serving.peak_memory, serving.export
+    engines = {name: make for name, make in serving.TRANSLATORS.items() if name != serving.ONNX}
 
     def peak_of_ctranslate2(make, folder, search):
         is_measured = make is serving.TRANSLATORS["CTranslate2"] and search.beam == 1
@@ -88,6 +89,8 @@ def results(run_cli, tmp_path_factory) -> Path:
         for module in (embedding, hosts, speech):
             patch.setattr(module, "TYPES", FEW)
         patch.setattr(serving, "peak_memory", peak_of_ctranslate2)
+        patch.setattr(serving, "TRANSLATORS", engines)
+        patch.setattr(serving, "export", lambda to, *words: to == "onnx" or export(to, *words))
         patch.setattr(serving, "TINY", {**serving.TINY, "layers": 1})
         few = {name: families.FAMILIES[name] for name in groups.values()}
         patch.setattr(families, "FAMILIES", few)
@@ -172,12 +175,12 @@ def test_vision_table_has_every_type_and_size(results):
 
 @pytest.mark.slow
 def test_serving_table_has_every_engine_in_every_case(results):
-    """Beam search and greedy search; ONNX Runtime has no beam search."""
+    """Beam search and greedy search."""
     rows = read_rows(only(results, "serving-cpu-torch*.csv"))
     cases = [(row["search"], row["variant"]) for row in rows]
     engines = ["fairseq-generate", "Hugging Face generate", "CTranslate2", "CTranslate2 int8"]
     expected = [("beam 5", name) for name in engines]
-    expected += [("greedy", name) for name in (*engines, "ONNX Runtime")]
+    expected += [("greedy", name) for name in engines]
     assert cases == expected
     for row in rows:
         speed = 1000 * int(row["batch"]) * 5 / float(row["milliseconds"])

@@ -1,9 +1,11 @@
 """The commands and programs of docs/serving.md: each of them runs, the programs in an environment
 that has only the engines, and gives the results of fairseq and transformers."""
 
+import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from transformers import (
     ViTImageProcessor,
 )
 
+from benchmarks.engines import onnx, task
 from cape_plugins.cli import main
 from fairseq_user_dir.serving.source_checkpoint import load_source
 from fairseq_user_dir.serving.source_checkpoint import score as score_by_fairseq
@@ -163,6 +166,25 @@ def test_graphs_translate_as_the_model_does(place):
     assert tokens[-1] == tokenizer.eos_token_id
     expected = tokenizer.decode(tokens, skip_special_tokens=True)
     assert run_program(code, cwd=place).strip() == expected
+
+
+@pytest.mark.slow
+def test_benchmark_translates_with_the_graphs(place, tmp_path):
+    """Each token has the highest score after the tokens before it; no translation ends."""
+    (tmp_path / onnx.FOLDER).symlink_to(place / "graphs")
+    (tmp_path / task.SOURCES).write_text(json.dumps([["1", "2", "3"], ["4"], ["5"]]))
+    search = task.Search(batch=2, beam=1, length=5, threads=1)
+    tokens = torch.from_numpy(onnx.translator(tmp_path, search)())
+    assert tokens.shape == (2, 5)
+    ids = torch.from_numpy(task.source_ids(tmp_path, search))
+    before = torch.cat((torch.full((2, 1), EOS), tokens[:, :-1]), 1)
+    model = AutoModelForSeq2SeqLM.from_pretrained(place / "marian")
+    with torch.no_grad():
+        scores = model(ids, attention_mask=ids.ne(PAD).long(), decoder_input_ids=before).logits
+    scores[..., EOS] = -torch.inf
+    assert torch.equal(scores.argmax(-1), tokens)
+    with pytest.raises(ValueError, match=r"beam 5 is not implemented.*allowed: 1"):
+        onnx.translator(tmp_path, replace(search, beam=5))
 
 
 @pytest.mark.slow
