@@ -138,6 +138,19 @@ def test_backbones_are_switched():
     assert not torch.allclose(moved[0], moved[1], atol=1e-3)
 
 
-def test_layers_are_turned_all_or_none():
-    with pytest.raises(ValueError, match=r"layers='not:2' is not allowed.*allowed: 'all'"):
-        switched(build(), type="rope", layers="not:2")
+def test_layers_that_are_not_named_are_not_turned():
+    """The stock model computes the same where the second layer gets angles of zero."""
+    stock, pixels = build(), images()
+
+    def unturned(_, args, kwargs):
+        cosines, sines = kwargs["position_embeddings"]
+        angles = torch.ones_like(cosines), torch.zeros_like(sines)
+        return args, {**kwargs, "position_embeddings": angles}
+
+    model = switched(stock, type="rope", layers="first")
+    (layers,) = (part for part in stock.modules() if isinstance(part, torch.nn.ModuleList))
+    layers[1].attention.register_forward_pre_hook(unturned, with_kwargs=True)
+    torch.testing.assert_close(output(model, pixels), output(stock, pixels))
+    assert torch.equal(
+        output(model, pixels), output(switched(build(), type="rope", layers="not:2"), pixels)
+    )
