@@ -8,7 +8,8 @@ import torch
 import transformers
 
 import hf_models
-from cape_plugins import Draw
+from cape_plugins import Draw, PositionConfig
+from hf_models.seams.rotary import leave_layers_unturned
 
 SIZES = {
     "hidden_size": 32,
@@ -154,3 +155,9 @@ def test_layers_that_are_not_named_are_not_turned():
     assert torch.equal(
         output(model, pixels), output(switched(build(), type="rope", layers="not:2"), pixels)
     )
+
+
+def test_layers_that_take_no_angles_are_refused():
+    settings = PositionConfig("rope", "text", "rotary", layers="not:2")
+    with pytest.raises(ValueError, match=r"layers='not:2' is not allowed for Linear.*'all'"):
+        leave_layers_unturned(torch.nn.Linear(2, 2), settings)
