@@ -163,30 +163,37 @@ def leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
     """Takes the angles from layers that the settings do not name.
 
     Raises:
-        ValueError: unless the attention of each stock layer takes the angles.
+        ValueError: unless `owner` has one stack, and the attention of each layer takes the angles.
     """
     all_layers = OPTION_FIELDS["layers"].metadata["off"]
     if not settings.encoding.turns or settings.layers == all_layers:
         return
-    layers = _layers_of(owner)
-    attentions = [next(filter(_takes_angles, layer.children()), None) for layer in layers]
-    if not layers or None in attentions:
+    stacks = _stacks_with_angles(owner)
+    if len(stacks) != 1:  # else one number would name layers of several stacks
         raise ValueError(
-            f"layers={settings.layers!r} is not allowed for {type(owner).__name__}, whose layers "
-            f"do not each take the angles; allowed: {all_layers!r}. Leave the option out."
+            f"layers={settings.layers!r} is not allowed for {type(owner).__name__}, which has "
+            f"{len(stacks)} stacks whose layers all take the angles, not one; allowed: "
+            f"{all_layers!r}. Leave the option out."
         )
+    (attentions,) = stacks
     for index, attention in enumerate(attentions):
         # an owner may hold several modules of angles
         if not (settings.names_layer(index) or isinstance(attention, UnturnedAttention)):
             attention.__class__ = mixed(UnturnedAttention, type(attention))
 
 
-def _layers_of(owner: nn.Module) -> list[nn.Module]:
-    """The layers of the stack whose angles a module holds, or of the encoder in that module."""
-    if hasattr(owner, "layers"):
-        return list(owner.layers)
-    lists = (module for module in owner.modules() if isinstance(module, nn.ModuleList))
-    return list(next(lists, ()))
+def _stacks_with_angles(owner: nn.Module) -> list[list[nn.Module]]:
+    """The attentions of each stack in `owner` whose layers all take the angles: the stack that
+    `owner` holds itself, as other encoders beside it have angles of their own, or those deeper."""
+    found: list[list[nn.Module]] = []
+    for modules in (owner.children(), owner.modules()):
+        for layers in (module for module in modules if isinstance(module, nn.ModuleList)):
+            attentions = [next(filter(_takes_angles, layer.children()), None) for layer in layers]
+            if attentions and None not in attentions:
+                found.append(attentions)
+        if found:
+            break
+    return found
 
 
 def _takes_angles(module: nn.Module) -> bool:

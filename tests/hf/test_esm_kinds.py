@@ -16,7 +16,7 @@ from cape_plugins.checkpoints.families import find_family
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.convert import convert
-from hf_models.seams.rotary import RotaryAngles
+from hf_models.seams.rotary import RotaryAngles, UnturnedAttention
 from hf_models.seams.rows import RowTable
 from tests.support.generated import drawn, switched
 
@@ -221,5 +221,11 @@ def test_rows_of_two_kinds_have_the_same_sides_and_fields():
 
 def test_proteins_beside_a_text_keep_their_stock_positions():
     """Evolla reads proteins by an encoder like ESM-2's, with a text by Llama."""
-    model = next(tiny_stock_models("evolla")).model
-    assert switched(model, type="cape").seam_paths == ("model.rotary_emb",)
+    stock = next(tiny_stock_models("evolla")).model
+    assert switched(stock, type="cape").seam_paths == ("model.rotary_emb",)
+    model = switched(stock, type="rope", layers="not:2")
+    unturned = {name for name, part in model.named_modules() if isinstance(part, UnturnedAttention)}
+    assert unturned == {
+        f"model.layers.{index}.self_attn" for index in range(1, len(stock.model.layers), 2)
+    }
+    assert unturned

@@ -157,7 +157,10 @@ def test_layers_that_are_not_named_are_not_turned():
     )
 
 
-def test_layers_that_take_no_angles_are_refused():
+@pytest.mark.parametrize("stacks", [0, 2])
+def test_layers_are_named_in_one_stack_alone(stacks):
+    owner = torch.nn.Sequential(*(build() for _ in range(stacks)))
     settings = PositionConfig("rope", "text", "rotary", layers="not:2")
-    with pytest.raises(ValueError, match=r"layers='not:2' is not allowed for Linear.*'all'"):
-        leave_layers_unturned(torch.nn.Linear(2, 2), settings)
+    message = rf"layers='not:2' is not allowed for Sequential.*{stacks} stacks.*allowed: 'all'"
+    with pytest.raises(ValueError, match=message):
+        leave_layers_unturned(owner, settings)
