@@ -30,11 +30,25 @@ ROOT = Path(__file__).resolve().parent.parent
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_configure() -> None:
+    """Collects no garbage while tests are imported: see _fast_garbage_collection."""
+    gc.disable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs files with the most slow tests first, so that no worker is left alone with such a file
     at the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fast_garbage_collection() -> None:
+    """Takes what exists before a file of tests from the garbage collector. Each collection would
+    go through all tests and the modules of transformers, whose Trainer starts one at its end."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

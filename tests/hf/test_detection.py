@@ -26,7 +26,8 @@ CAPE = {"type": "cape", "max_global_shift": 0.5}
 
 def build(**fields):
     torch.manual_seed(0)
-    return drawn(transformers.YolosForObjectDetection(transformers.YolosConfig(**SIZES, **fields)))
+    config = transformers.YolosConfig(**{**SIZES, **fields})
+    return drawn(transformers.YolosForObjectDetection(config))
 
 
 def images(height=32, width=16, number=2):

@@ -34,9 +34,9 @@ MODELS = {
 each = pytest.mark.parametrize("name", MODELS)
 
 
-def build(name):
+def build(name, **fields):
     model_class, sizes, _ = MODELS[name]
-    model = model_class(model_class.config_class(**sizes)).eval()
+    model = model_class(model_class.config_class(**{**sizes, **fields})).eval()
     with torch.no_grad():  # positions must show
         for parameter in model.parameters():
             if parameter.dim() > 1 and parameter.requires_grad:

@@ -31,8 +31,8 @@ CAPE = {"type": "cape", "max_global_shift": 0.5}
 each = pytest.mark.parametrize("form", FORMS)
 
 
-def build(form="biases"):
-    config = transformers.Data2VecVisionConfig(**SIZES, **FORMS[form])
+def build(form="biases", **fields):
+    config = transformers.Data2VecVisionConfig(**{**SIZES, **FORMS[form], **fields})
     torch.manual_seed(0)
     return drawn(transformers.Data2VecVisionForImageClassification(config))
 

@@ -40,11 +40,15 @@ MODELS = {
 each = pytest.mark.parametrize("name", MODELS)
 
 
-def build(name):
+def build(name, **fields):
     model_class, sizes = MODELS[name]
     special = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2}
     config = model_class.config_class(
-        **special, decoder_start_token_id=2, dropout=0.0, attention_dropout=0.0, **sizes
+        **special,
+        decoder_start_token_id=2,
+        dropout=0.0,
+        attention_dropout=0.0,
+        **{**sizes, **fields},
     )
     config.activation_dropout = 0.0
     model = model_class(config).eval()

@@ -26,9 +26,10 @@ ROWS, COLUMNS = 3, 9  # overlapping patches
 CAPE = {"type": "cape", "max_global_shift": 2.0, "max_global_scale": 1.5}
 
 
-def build():
+def build(**fields):
     torch.manual_seed(0)
-    model = transformers.ASTForAudioClassification(transformers.ASTConfig(**SIZES)).eval()
+    config = transformers.ASTConfig(**{**SIZES, **fields})
+    model = transformers.ASTForAudioClassification(config).eval()
     with torch.no_grad():  # positions must show
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -36,11 +36,13 @@ CAPE = {"type": "cape", "max_global_shift": 0.5}
 STOCK = {"type": "abspos"}
 
 
-def build(name="clip"):
+def build(name="clip", **fields):
     model_class = MODELS[name]
     torch.manual_seed(0)
     config = model_class.config_class(
-        text_config={**SMALL, **TEXT}, vision_config={**SMALL, **IMAGE}, projection_dim=16
+        text_config={**SMALL, **TEXT, **fields},
+        vision_config={**SMALL, **IMAGE, **fields},
+        projection_dim=16,
     )
     model = model_class(config).eval()
     with torch.no_grad():  # positions must show

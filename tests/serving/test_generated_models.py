@@ -32,16 +32,28 @@ SEAMS = {
     "angles": (lambda: mistral(**ONE_LAYER), CAPE, {"input_ids": (2, LONG)}),
     "rows": (lambda: test_rows.build("roberta", **ONE_LAYER), ADDED, {"input_ids": (2, LONG)}),
     "causal rows": (lambda: test_rows.build("gpt2", **ONE_LAYER), ADDED, {"input_ids": (2, LONG)}),
-    "sinusoids": (lambda: test_sinusoids.build("xglm"), ADDED, {"input_ids": (2, LONG)}),
-    "grid": (lambda: test_grids.build("vit_msn"), ADDED, {"pixel_values": (2, 3, 48, 40)}),
-    "grid in a module": (
-        lambda: test_grids.build("clip_vision_model"),
+    "sinusoids": (
+        lambda: test_sinusoids.build("xglm", num_layers=1),
+        ADDED,
+        {"input_ids": (2, LONG)},
+    ),
+    "grid": (
+        lambda: test_grids.build("vit_msn", **ONE_LAYER),
         ADDED,
         {"pixel_values": (2, 3, 48, 40)},
     ),
-    "detection": (test_detection.build, ADDED, {"pixel_values": (2, 3, 48, 40)}),
+    "grid in a module": (
+        lambda: test_grids.build("clip_vision_model", **ONE_LAYER),
+        ADDED,
+        {"pixel_values": (2, 3, 48, 40)},
+    ),
+    "detection": (
+        lambda: test_detection.build(num_hidden_layers=2),  # tables stand between layers
+        ADDED,
+        {"pixel_values": (2, 3, 48, 40)},
+    ),
     "optional grid": (
-        lambda: test_optional_grids.build("table"),
+        lambda: test_optional_grids.build("table", **ONE_LAYER),
         ADDED,
         {"pixel_values": (2, 3, 48, 40)},
     ),
@@ -51,12 +63,12 @@ SEAMS = {
         {"pixel_values": (2, 3, 48, 40)},
     ),
     "spectrogram": (
-        test_spectrograms.build,
+        lambda: test_spectrograms.build(**ONE_LAYER),
         test_spectrograms.CAPE,
         {"input_values": (2, 2 * test_spectrograms.FRAMES, test_spectrograms.BANDS)},
     ),
     "two towers": (
-        test_two_towers.build,
+        lambda: test_two_towers.build(**ONE_LAYER),
         ADDED,
         {"input_ids": (2, LONG), "pixel_values": (3, 3, 48, 40)},
     ),
