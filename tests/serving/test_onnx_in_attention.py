@@ -14,16 +14,15 @@ pytest.importorskip("onnxruntime")
 
 pytestmark = pytest.mark.slow
 
-# An export takes seconds: each type and each kind of encoder is exported once, and with caches of
-# a decoder the types that compute more than a constant bias.
+# An export takes seconds: each type and each kind of encoder is exported once, and with the cache
+# of a decoder, in one graph, the types that compute more than a constant bias. test_onnx.py has a
+# decoder with cross-attention.
 DECODER, ENCODERS = "marian", ("vit", "speech_ctc", "bert")
 ENCODING_OF = {name: config_of(DECODER, name).encoding for name in OF_FAMILY[DECODER]}
 NAMES = [name for name, encoding in ENCODING_OF.items() if encoding.in_attention]
 COUNT = max(len(NAMES), len(ENCODERS))
 CASES = [(ENCODERS[n % len(ENCODERS)], NAMES[n % len(NAMES)]) for n in range(COUNT)]
-CASES += [(DECODER, name) for name in NAMES if ENCODING_OF[name].learned]
-# one graph instead of two: turned keys are the same in a cache of every decoder
-CASES += [("gpt2", name) for name in NAMES if ENCODING_OF[name].turns]
+CASES += [("gpt2", name) for name in NAMES if ENCODING_OF[name].learned or ENCODING_OF[name].turns]
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)

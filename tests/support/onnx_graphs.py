@@ -1,11 +1,17 @@
 """Folders that ``cape-plugins export onnx`` writes, and what their graphs compute."""
 
+from functools import cache
+
 import numpy as np
 import onnxruntime
 import torch
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from tests.support.engines import export
 from tests.support.hf import FAMILIES, OF_FAMILY
+
+# torch makes its table of operators, which never changes, for each export anew
+ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))
 
 
 def small(family, name, **sizes):
