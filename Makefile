@@ -23,7 +23,10 @@ help: ## shows these lines
 # ---- installation --------------------------------------------------------------------------------
 # Each step leaves a stamp, so that a second call does nothing and an interrupted one goes on.
 
-setup: $(VENV)/project.stamp ## installs fairseq and what it needs into .venv
+# Fairseq compiles for a minute and more; the other packages come meanwhile.
+setup: $(VENV)/compiler.stamp ## installs fairseq and what it needs into .venv
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/wheel.stamp $(VENV)/base.stamp
+	@$(MAKE) --no-print-directory $(VENV)/project.stamp
 
 $(VENV)/venv.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || \
@@ -32,19 +35,24 @@ $(VENV)/venv.stamp:
 	    { echo "error: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/base.stamp: requirements/base.txt $(VENV)/venv.stamp
+# what fairseq is compiled with
+$(VENV)/compiler.stamp: requirements/base.txt $(VENV)/venv.stamp
+	$(PIP) install --constraint requirements/base.txt torch numpy Cython setuptools wheel
+	@touch $@
+
+$(VENV)/base.stamp: requirements/base.txt $(VENV)/compiler.stamp
 	$(PIP) install -r requirements/base.txt
 	@touch $@
 
 # Alone, without build isolation (it compiles against the numpy and Cython just installed) and
-# without dependencies (see requirements/base.txt). Without debug information it takes two minutes
-# to compile instead of three.
-$(VENV)/wheel.stamp: Makefile $(VENV)/base.stamp
+# without dependencies (see requirements/base.txt). Without debug information it compiles in a third
+# less time. (`build_ext --parallel` fails: its extensions write one build.ninja.)
+$(VENV)/wheel.stamp: Makefile $(VENV)/compiler.stamp
 	CFLAGS="$(CFLAGS) -g0" $(PIP) wheel --no-build-isolation --no-deps --wheel-dir $(VENV)/wheels $(FAIRSEQ) || \
 	    { echo "error: fairseq needs a C++ compiler and Python headers; on Debian: apt-get install g++ python3-dev" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/fairseq.stamp: $(VENV)/wheel.stamp
+$(VENV)/fairseq.stamp: $(VENV)/wheel.stamp $(VENV)/base.stamp
 	$(PIP) install --no-deps --no-index --find-links $(VENV)/wheels $(FAIRSEQ)
 	@touch $@
 
@@ -56,7 +64,8 @@ $(VENV)/project.stamp: setup.py pyproject.toml $(wildcard $(PACKAGES:=/__init__.
 	$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
-setup-hf: $(VENV)/hf.stamp ## adds Hugging Face
+setup-hf: setup ## adds Hugging Face
+	@$(MAKE) --no-print-directory $(VENV)/hf.stamp
 
 # The pinned versions need Python 3.11; Python 3.10 gets the last ones that support it.
 $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
@@ -64,8 +73,7 @@ $(VENV)/hf.stamp: requirements/hf.txt $(VENV)/project.stamp
 	then $(PIP) install -r requirements/hf.txt; else $(PIP) install -e '.[hf]'; fi
 	@touch $@
 
-# Fairseq compiles on one core, for two minutes; the other packages come meanwhile.
-setup-serve: $(VENV)/base.stamp ## adds Hugging Face and the engines of `cape-plugins export`
+setup-serve: $(VENV)/compiler.stamp ## adds Hugging Face and the engines of `cape-plugins export`
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/wheel.stamp $(VENV)/engines.stamp
 	@$(MAKE) --no-print-directory $(VENV)/serve.stamp
 
