@@ -1,7 +1,9 @@
 """Generates flags and dataclass fields of fairseq models from PositionConfig, and reads their
 values.
 
-fairseq suppresses defaults in model groups, so the architecture functions set them.
+fairseq adds the flags of a model with ``argparse.SUPPRESS``, so a flag that is not given is missing
+from the parsed arguments. The architecture functions call :func:`set_missing`, which adds the
+default type, and None for each missing option.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def add_admin_arg(parser: argparse._ActionsContainer) -> None:
 
 
 def set_missing(args: Any) -> None:
-    """Gives every option that is absent from `args` the value "unset". Each architecture function
+    """Gives every option that is absent from `args` the value None. Each architecture function
     calls this function; fairseq also runs architecture functions on the settings of loaded
     checkpoints."""
     if getattr(args, TYPE_ARG, None) is None:

@@ -26,7 +26,7 @@ class _PositionStack:
     Attributes:
         position_config: Settings of the model.
         position_module: The module that computes positions, with or without random numbers; None if
-            positions are rows of a learned table, or there are no positions.
+            positions are rows of a learned table or relative keys, or there are no positions.
     """
 
     position_config: PositionConfig

@@ -157,7 +157,7 @@ def advice(args: argparse.Namespace) -> str:
         lines.append(f"{prefix + 'field:':<10}position_embedding={json.dumps(row)}")
     lines.append(f"note:     {reason}")
     if args.trained and settings["type"] != args.trained:
-        lines.extend(_how_to_switch(args.trained, ROTARY_SHARE if args.rotary else SHARE))
+        lines.extend(_how_to_switch(args.trained, args.rotary))
     if corpus.counts and corpus.counts.doubt:
         lines.append(f"note:     warning: {corpus.counts.doubt}.")
     if args.train_text and not args.tokenizer:
@@ -221,10 +221,13 @@ def _choose_for_longer(corpus: Corpus, domain_name: str, rotary: bool) -> tuple[
     return best, cape, reason
 
 
-def _how_to_switch(trained: str, share: int) -> Iterator[str]:
+def _how_to_switch(trained: str, is_rotary: bool) -> Iterator[str]:
+    # models of fairseq are not rotary
+    fairseq = "" if is_rotary else "fairseq: --finetune-from-model CHECKPOINT with these flags; "
+    share = ROTARY_SHARE if is_rotary else SHARE
     yield (
-        "switch:   fairseq: --finetune-from-model CHECKPOINT with these flags; Hugging Face: "
-        "from_pretrained(MODEL, position_embedding=...) or hf_models.switch(model, ...)"
+        f"switch:   {fairseq}Hugging Face: from_pretrained(MODEL, position_embedding=...) or "
+        "hf_models.switch(model, ...)"
     )
     yield (
         f"note:     train for {share} % of the updates of the first training or more, at its "

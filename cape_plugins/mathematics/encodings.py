@@ -348,11 +348,17 @@ def combine(
             )
         embedding = content.new_zeros(1, content.shape[1], dim)
     width = embedding.shape[-1]
-    if dim not in (None, width) or (mode == "add" and width != content.shape[-1]):
+    channels = content.shape[-1]
+    if mode == "add" and width != channels:
         raise ValueError(
-            f"mode={mode!r}, dim={dim}: the embedding has {width} channels, the content "
-            f"{content.shape[-1]}; allowed: dim={width}, and as many as the content for 'add'. "
-            "Build the position encoder for this dimension."
+            f"mode='add': the embedding has {width} channels, the content {channels}; allowed: "
+            f"equal numbers. Build the position encoder for {channels} channels, or take "
+            "mode='concat'."
+        )
+    if dim not in (None, width):
+        raise ValueError(
+            f"dim={dim} differs from the {width} channels of the embedding; allowed: {width} or "
+            f"None. Correct dim, or build the position encoder for {dim} channels."
         )
     if mode == "add":
         return content + embedding

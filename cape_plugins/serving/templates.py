@@ -28,7 +28,8 @@ def fill(template: Path, **values: object) -> str:
     for line in template.read_text(encoding="utf-8").splitlines(keepends=True):
         mark = _MARK.fullmatch(line.strip())
         if mark is None:
-            lines += [line] * all(is_shown)
+            if all(is_shown):
+                lines.append(line)
         elif mark[2] is None:
             is_shown.pop()
         else:

@@ -168,13 +168,13 @@ class PatchGrid(Seam):
     def embed_grid(
         self, like: Tensor, size: tuple[int, ...] | None = None
     ) -> tuple[Tensor, tuple[int, ...]]:
-        """``[1 or B, patches, C]`` for the inputs of this forward, in the precision and on the
-        device of `like`, and the grid of these patches.
+        """Returns the embeddings of the patches, ``[1 or B, patches, C]`` in the precision and on
+        the device of `like`, and the grid of the patches.
 
         Args:
             like: Any tensor.
-            size: Height and width of the inputs. Default the inputs of the model around this
-                module; outside of a forward, the size that the model was made for.
+            size: Height and width of the inputs; default: the size of the inputs in this forward of
+                the model, or, outside of a forward, the size that the model was made for.
         """
         draw = None
         if self.bound is not None and (inputs := self.input_size(self.bound)) is not None:

@@ -15,15 +15,15 @@ from hf_models.serving.source_folder import banned_tokens, listed
 
 TEMPLATE = Path(__file__).with_name("onnx.md")
 LONGEST = 256  # tokens that the program generates at most
-Puts = Sequence[tuple[str, str, Sequence[Any]]]
+Ports = Sequence[tuple[str, str, Sequence[Any]]]
 
 
 class Described(NamedTuple):
     """A file as ONNX Runtime sees it: name, type and axes of inputs and outputs."""
 
     file: str
-    inputs: Puts
-    outputs: Puts
+    inputs: Ports
+    outputs: Ports
 
     @property
     def names(self) -> list[str]:

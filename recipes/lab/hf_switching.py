@@ -13,7 +13,8 @@ from cape_plugins.settings.switching import Step, number_of_updates
 from recipes.lab.command_line import positive
 from recipes.lab.steps import CommandError
 
-NEW_MODULES = ("relative", "layer_bias")  # of relpos and of fire
+# weights that only the new type has: of relpos, of fire, and of abspos in place of sinusoids
+NEW_MODULES = ("relative", "layer_bias", "encoding")
 STATE = "trainer_state.json"  # written by the Trainer: updates, and the rate at each logged update
 
 
@@ -139,8 +140,8 @@ def changed_arguments(row: Step, training: Seq2SeqTrainingArguments) -> dict[str
 
 
 def with_adapters(model: PreTrainedModel, rank: int) -> Any:
-    """Freezes the model and adds low-rank adapters beside all its linear layers. Modules of types
-    in attention, which a checkpoint with another type does not have, are trained as a whole.
+    """Freezes the model and adds low-rank adapters beside all its linear layers. Modules of the
+    new type, which a checkpoint with another type does not have, are trained as a whole.
 
     Raises:
         CommandError: if the package peft is missing.
@@ -150,7 +151,11 @@ def with_adapters(model: PreTrainedModel, rank: int) -> Any:
     except ImportError as error:
         why = f"--lora {rank} needs the package peft ({error}); pip install peft"
         raise CommandError(why) from None
-    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    names = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if next(module.parameters(), None) is not None
+    }
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,

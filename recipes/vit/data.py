@@ -186,10 +186,14 @@ def read_images(args: argparse.Namespace, training: Any, rows: Any, channels: in
     classes = {value: number for number, value in enumerate(values)}
     unknown = set(rows[target]) - set(classes)
     if unknown:
-        raise CommandError(
-            f"--label-column {target}: the test has {min(unknown, key=str)!r}, which is none of "
-            f"the {len(values)} classes; where a test has no labels, name another --test-split"
+        label = min(unknown, key=str)
+        why = (
+            "the label -1, which means no label; name another --test-split"
+            if label == -1
+            else f"the label {label!r}, which is none of the {len(values)} classes of training; "
+            "name another --test-split, or remove these rows"
         )
+        raise CommandError(f"--label-column {target}: the test split has {why}")
     declared = isinstance(rows.features[pixels], Feature)
     # datasets would convert the image, and cut off large values
     if declared and rows.features[pixels].mode:

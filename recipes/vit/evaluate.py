@@ -137,8 +137,8 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=command_line.positive,
         metavar="EDGE",
-        help="also find the best size by bins of shorter sides; default: "
-        f"{' '.join(map(str, BIN_EDGES))}",
+        help="also find the best size for each bin of images, by their shorter side in pixels; "
+        f"edges of the bins if none are given: {' '.join(map(str, BIN_EDGES))}",
     )
     parser.add_argument(
         "--throughput", action="store_true", help="also measure images per second at each size"

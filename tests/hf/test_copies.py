@@ -12,7 +12,6 @@ from torch.optim.swa_utils import AveragedModel
 
 import hf_models
 from hf_models.checks.tiny import fill_zeros
-from hf_models.families import rows
 from tests.support import whisper
 from tests.support.hf import EOS, FAMILIES, OF_FAMILY, STACKS, make
 
@@ -85,15 +84,6 @@ def test_copies_compute_and_hold_what_the_model_does(name, tmp_path):
         assert all(map(torch.equal, actual, expected)), way
         with pytest.raises(ValueError, match="a model was built from this configuration"):
             again.config.position_embedding = {"type": "nopos"}
-
-
-@pytest.mark.parametrize("package", sorted({row.package for row in rows.ROWS}))
-def test_pickles_by_the_file_that_a_family_had_load(package):
-    """The adapters of peft name this module, too."""
-    family = rows.FAMILIES.of_package(package)
-    for cls in (family.config, *family.parts):
-        by_file = f"chf_models.families.{package}\n{cls.__name__}\n.".encode()
-        assert pickle.loads(by_file) is cls is pickle.loads(pickle.dumps(cls))
 
 
 # ---- settings ------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from cape_plugins.settings.registry import ROTARY, types_of
+from recipes.lab.hf_switching import with_adapters
 from recipes.lab.steps import CommandError
 from recipes.lm import data
 from recipes.lm import finetune_hf as lm
+from tests.support.hf import FAMILIES, OF_FAMILY
 from tests.support.tables import read_csv, read_scores
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
@@ -196,6 +198,25 @@ def test_own_text_from_a_checkpoint(tmp_path):
     second = read_scores(tmp_path / "second", "loss")
     assert second["cape"]["0-15"] < first["0-15"] + 0.5
     assert [row["position"] for row in read_csv(tmp_path / "second/scores.csv")] == [*first]
+
+
+def test_adapters_beside_a_new_type_train_all_of_its_weights():
+    """Stock Marian adds sinusoids: no weight of positions is in its checkpoint."""
+    pytest.importorskip("peft")
+    family, settings = FAMILIES["marian"], OF_FAMILY["marian"]
+    stock = dict(family.build(settings["sinpos"]).named_parameters())
+    with_weights = set()
+    for name in settings:
+        model = family.build(settings[name])
+        new = {key for key, _ in model.named_parameters()} - {*stock}
+        trained = {
+            key.removeprefix("base_model.model.").replace("modules_to_save.default.", "")
+            for key, weight in with_adapters(model, 2).named_parameters()
+            if weight.requires_grad
+        }
+        assert new <= trained, name
+        with_weights |= {name} if new else set()
+    assert {"abspos", "relpos", "fire"} <= with_weights
 
 
 def test_adapters_go_on_after_an_interruption_and_are_merged(tmp_path, monkeypatch):
