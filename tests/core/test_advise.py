@@ -117,6 +117,9 @@ def test_a_trained_model_keeps_its_type_or_is_told_how_to_switch(advise):
     assert settings_of(longer) == settings_of(advise("text", [10, 20], 60))
     assert re.search(r"^switch:.*--finetune-from-model.*position_embedding=", longer, re.MULTILINE)
     assert re.search(r"25 % of the updates.*train abspos on for as long", longer)
+    rotary = advise("text", [10, 20], 60, *ROTARY_CORPUS, "--trained", "rope")
+    assert "hf_models.switch" in rotary
+    assert "fairseq" not in rotary  # its models are not rotary
 
 
 def test_rotary_models_get_a_scale_and_no_shift(advise):

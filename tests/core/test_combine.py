@@ -43,7 +43,7 @@ def test_without_embedding_the_channels_are_zero():
     [
         (None, "multiply", None, "mode='multiply' is unknown; allowed: add, concat"),
         (None, "concat", None, "dim=None is not allowed"),
-        (torch.ones(1, 3, 6), "concat", 5, "dim=5: the embedding has 6 channels, the content 4"),
+        (torch.ones(1, 3, 6), "concat", 5, "dim=5 differs from the 6 channels of the embedding"),
         (torch.ones(1, 3, 1), "add", None, "the embedding has 1 channels, the content 4"),
     ],
 )
