@@ -336,8 +336,8 @@ TASKS = (
         without=ON_A_GRID,
         pages=(("image-scores.csv", "cifar10-fine/scores.md"),),
         files="images",
-        note="`cape` reaches 0.44 at 32 pixels if a quarter of the images is augmented; `rope`, `alibi` "
-        "and `fire` were trained on other images, where `sinpos` reaches 0.45",
+        note="`cape` reaches 0.44 at 32 pixels if a quarter of the images is augmented; `rope`, "
+        "`alibi` and `fire` were trained on other images, where `sinpos` reaches 0.45",
     ),
     Task(
         "cifar10-fine-univit",
