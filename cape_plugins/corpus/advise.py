@@ -4,7 +4,8 @@ the lengths of a corpus.
 The rule. Let T be the length that one training input in twenty reaches, N the longest input in use.
 
 * N <= T: no position is new, and nothing has to be augmented. `relpos` for text, `rope` for speech
-  and rotary models, `abspos` for images (docs/choosing.md, Which type).
+  and rotary models, for images `abspos` on coarse and `rope` on finer grids (docs/choosing.md,
+  Which type).
 * N > T, but N is at most the longest training input: the same type, because inputs in use that are
   as rarely long as in training meet the positions that training has seen. If long inputs are more
   frequent in use, the settings for longer inputs below.
@@ -17,8 +18,8 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 * N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. On finer grids
   `cape` with the shift of the paper, 0.5: images span [-1, 1] at any size, so no shift covers a
   larger image. The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
-  After trainings on thousands of images `rope` is ahead with mixed sizes, and `sinpos` with one
-  size, where `rope` has not been measured (docs/choosing.md).
+  After trainings on thousands of images `rope` is ahead with mixed sizes, and with one size up to
+  one and a half times this size; beyond, `sinpos` is (docs/results.md, CIFAR-10).
 * N > T, rotary models: `cape` with the scale N / T, so that training sees the distances within N
   tokens. The shift is 0, because a shift does nothing if only distances count.
 * Global scale: the scale of the paper for the domain. Local shift: 0.5 steps, the largest shift
@@ -50,6 +51,7 @@ from cape_plugins.texts import text_lines
 REACHED = 0.05  # share of the training inputs that reach T
 LARGEST_SCALE = 4  # for rotary models; larger scales have not been measured
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
+ROPE_REACHES = 1.5  # times the one size of training images: beyond, sinpos is ahead of rope
 AUGMENTED = 0.75  # share of samples that cape augments in text
 PAGE, SETTINGS = "docs/choosing.md", "docs/settings.md"
 # Types by domain, where they are not relpos: for a model from scratch, and for longer inputs
@@ -177,8 +179,11 @@ def choose(
     longer = _choose_for_longer(corpus, domain_name, rotary)
     if corpus.longest > corpus.lengths[-1]:
         return longer
-    default = "abspos" if DOMAINS[domain_name].grid else "relpos"
-    from_scratch = "rope" if rotary else FROM_SCRATCH.get(domain_name, default)
+    if DOMAINS[domain_name].grid:
+        is_coarse = aliasing(domain_name, corpus.shortest_side) > COARSE
+        from_scratch = "abspos" if is_coarse else "rope"
+    else:
+        from_scratch = "rope" if rotary else FROM_SCRATCH.get(domain_name, "relpos")
     settings = {"type": trained or from_scratch}
     if corpus.longest <= corpus.reached:
         reason = "nothing in use is longer than what training sees often: no augmentation is needed"
@@ -261,7 +266,8 @@ def _choose_on_grid(corpus: Corpus, domain_name: str) -> tuple[Any, ...]:
         "max_local_shift": default.max_local_shift,
         "max_global_scale": 1.0 if sizes_differ else default.max_global_scale,
     }
-    for_thousands = "rope" if sizes_differ else "sinpos"
+    is_reached = corpus.longest <= ROPE_REACHES * corpus.reached
+    for_thousands = "rope" if sizes_differ or is_reached else "sinpos"
     reason = f"cape is for millions of training images, {for_thousands} for thousands ({PAGE})."
     if sizes_differ:
         reason = f"training mixes sizes, so no scale is needed (CAPE section 5.1, UniViT); {reason}"

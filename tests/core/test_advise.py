@@ -81,6 +81,7 @@ def test_images_have_the_settings_of_the_paper(advise):
         "max_global_scale": 1.4,
     }
     assert cape_of(advise("image", ["14"] * 3, 24)) == {"type": "sinpos"}
+    assert cape_of(advise("image", ["14"] * 3, 21)) == {"type": "rope"}
     mixed = advise("image", ["14x12", "16", "12"], "24x20")
     assert settings_of(mixed)["max_global_scale"] == 1
     assert cape_of(mixed) == {"type": "rope"}
@@ -98,11 +99,12 @@ def test_coarse_grids_have_a_table(advise):
     [
         ("text", [9, 10], "relpos"),
         ("audio", [9, 10], "rope"),
-        ("image", ["9x10", "10"], "abspos"),
+        ("image", ["9x10", "10"], "abspos"),  # a coarse grid
+        ("image", ["16", "12"], "rope"),
     ],
 )
 def test_nothing_is_augmented_where_no_position_is_new(advise, domain, sizes, name):
-    text = advise(domain, sizes, 10)
+    text = advise(domain, sizes, sizes[-1])
     assert settings_of(text) == {"type": name}
     assert "nothing in use is longer" in text
     assert "or flags" not in text
