@@ -200,12 +200,16 @@ def test_missing_columns_and_unknown_labels(tmp_path, monkeypatch):
     with pytest.raises(CommandError, match="--image-column is missing.*scan, kind"):
         given_data(options(tmp_path / "data"), 3)
     images, folder = [Image.new("L", (4, 4))] * 2, tmp_path / "unlabelled"
-    train, test = (
-        datasets.Dataset.from_dict({"image": images, "label": [label] * 2}) for label in (1, -1)
+    train, test, other = (
+        datasets.Dataset.from_dict({"image": images, "label": [label] * 2}) for label in (1, -1, 7)
     )
-    datasets.DatasetDict(train=train, test=test).save_to_disk(folder)
-    with pytest.raises(CommandError, match="the test has -1.*name another --test-split"):
+    splits = datasets.DatasetDict(train=train, test=test)
+    splits.save_to_disk(folder)
+    with pytest.raises(CommandError, match="label -1, which means no label.*another --test-split"):
         given_data(options(folder, test_split="test"), 1)
+    datasets.DatasetDict(splits, test=other).save_to_disk(tmp_path / "unknown")
+    with pytest.raises(CommandError, match="label 7, .* the 1 classes of training.*remove these"):
+        given_data(options(tmp_path / "unknown", test_split="test"), 1)
     assert len(given_data(options(folder), 1)[1]) == 1  # of training
     words = ["--model", "any", "--dataset", str(folder)]
     with pytest.raises(CommandError, match="--test-split is missing: .* has the splits train, te"):

@@ -1,6 +1,5 @@
 """Training of images: sizes of UniViT, finetuning at another size, mixed targets, several seeds."""
 
-import argparse
 import json
 import re
 
@@ -8,16 +7,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
-import datasets
 import torch
 from accelerate.data_loader import BatchSamplerShard
-from PIL import Image
 from torch.utils.data import BatchSampler
 
 from hf_models import CapeViTConfig, CapeViTForImageClassification
 from recipes.lab import hf_checkpoints, hf_training
-from recipes.lab.steps import CommandError
-from recipes.vit import data
 from recipes.vit import finetune_hf as vit
 from recipes.vit.augment import Mix, Mixing, SizeSampler
 from recipes.vit.catalog import RECIPES
@@ -220,18 +215,3 @@ def test_numbers_out_of_range_are_refused(words, capsys):
     with pytest.raises(SystemExit):
         vit.main(list(words))
     assert f"argument {words[0]}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("label", "message"),
-    [(-1, "has the label -1, which means no label"), (7, "the label 7, .* none of the 2 classes")],
-)
-def test_a_label_of_the_test_that_training_does_not_have_is_refused(label, message):
-    names = argparse.Namespace(image_column="image", label_column="label")
-    image = Image.new("RGB", (8, 8))
-    train, test = (
-        datasets.Dataset.from_dict({"image": [image] * 2, "label": labels})
-        for labels in ([0, 1], [0, label])
-    )
-    with pytest.raises(CommandError, match=f"--label-column label: .*{message}.*--test-split"):
-        data.read_images(names, train, test, 3)
