@@ -13,6 +13,7 @@ from typing import Any
 
 from cape_plugins.settings.domains import DOMAINS, default_of
 from cape_plugins.settings.options import (
+    AUGMENT_PROBABILITY,
     COUNTED,
     FORMER_NAMES,
     OPTION_FIELDS,
@@ -118,12 +119,16 @@ class PositionConfig(OptionFields):
             if ENCODINGS[self._row.encoding].in_attention:
                 reason = " in attention, where only distances count and nothing is added"
             if self.architecture == ROTARY:
+                remedy = "Leave it out."
+                if option.name == "rotary_base":
+                    reason = ": the stock model has a base"
+                    remedy = "Leave it out; the base is rope_theta in the model's configuration."
                 raise OptionError(
                     option.name,
                     value,
                     f"has no effect on position embedding {self.type!r}{reason}",
                     allowed=repr(option.metadata["off"]),
-                    remedy="Leave it out.",
+                    remedy=remedy,
                 )
             types_with_option = ", ".join(name for name in TYPES if applies(option.name, name))
             raise OptionError(
@@ -174,6 +179,7 @@ class PositionConfig(OptionFields):
                     needed="relative_context",
                     remedy="Set that, or leave this option out.",
                 )
+        self._check_augmentation()
         self._check_attention()
         if self.learned_table and not self.max_position:
             raise OptionError(
@@ -193,6 +199,38 @@ class PositionConfig(OptionFields):
                 remedy="Use type 'nopos' for a model without positions.",
             )
 
+    def _check_augmentation(self) -> None:
+        """Checks options of positions that are drawn or moved."""
+        if self.max_position and not self._draws_positions:
+            raise OptionError(
+                "max_position",
+                self.max_position,
+                "has no effect on positions that are counted",
+                allowed="subset or uniform",
+                needed="draw_positions",
+                remedy="Set that, or leave this option out.",
+            )
+        if self._draws_positions and DOMAINS[self.domain].grid:
+            raise OptionError(
+                "draw_positions",
+                self.draw_positions,
+                f"sorts the positions of a sequence, and positions of domain {self.domain!r} are a "
+                "grid, which has no order",
+                allowed="none",
+                remedy="Leave it out.",
+            )
+        is_default = self.augment_probability == OPTION_FIELDS[AUGMENT_PROBABILITY].metadata["off"]
+        if not (is_default or self.augments):
+            moves = ("max_local_shift", "max_offset")
+            raise OptionError(
+                AUGMENT_PROBABILITY,
+                self.augment_probability,
+                f"has no effect on position embedding {self.type!r} without augmentation",
+                allowed="> 0",
+                needed=next(name for name in moves if applies(name, self.type, self.architecture)),
+                remedy="Set that or another augmentation, or leave this option out.",
+            )
+
     def _check_attention(self) -> None:
         """Checks options of types that act in attention."""
         if self.layers != "all" and not (self.in_attention or self.encoding.in_attention):
@@ -205,25 +243,7 @@ class PositionConfig(OptionFields):
                 needed="relative_context",
                 remedy="Set that, or leave this option out.",
             )
-        if self.max_position and not self._draws_positions:
-            raise OptionError(
-                "max_position",
-                self.max_position,
-                "has no effect on positions that are counted",
-                allowed="subset or uniform",
-                needed="draw_positions",
-                remedy="Set that, or leave this option out.",
-            )
         is_grid = bool(DOMAINS[self.domain].grid)
-        if self._draws_positions and is_grid:
-            raise OptionError(
-                "draw_positions",
-                self.draw_positions,
-                f"sorts the positions of a sequence, and positions of domain {self.domain!r} are a "
-                "grid, which has no order",
-                allowed="none",
-                remedy="Leave it out.",
-            )
         if self.directed and (is_grid or self.architecture == "decoder"):
             reason = "a grid has no before" if is_grid else "the causal mask hides what follows"
             raise OptionError(
@@ -279,8 +299,13 @@ class PositionConfig(OptionFields):
     @property
     def random(self) -> bool:
         """True if training draws random numbers."""
+        return self.augment_probability > 0 and self.augments
+
+    @property
+    def augments(self) -> bool:
+        """Whether samples that are augmented have other positions than the rest."""
         moves = self.max_global_shift or self.max_local_shift or self.max_offset or self.sampling
-        return self.augment_probability > 0 and (bool(moves) or self.max_global_scale != 1.0)
+        return bool(moves) or self.max_global_scale != 1.0
 
     @property
     def alpha(self) -> float:

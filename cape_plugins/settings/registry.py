@@ -186,7 +186,7 @@ ARCHITECTURES = {
         ("encoder",),
     ),
     "decoder": Architecture("a text that grows", ("decoder",)),
-    "seq2seq": Architecture("a source and a target", ("encoder", "decoder")),
+    "seq2seq": Architecture("one position embedding of source and target", ("encoder", "decoder")),
     ROTARY: Architecture("queries and keys that are turned", ("decoder",)),
 }
 # Types of rotary models, whose frequencies come from the model. Only distances count in these

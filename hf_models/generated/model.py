@@ -109,8 +109,8 @@ class GeneratedModel(PositionHost, PositionModelMixin):
 
         Args:
             *args: As the stock model.
-            draw: Random numbers of this forward, to inject; default drawn in training. Without
-                gradients nothing is drawn: each step of generation must see the same positions.
+            draw: Random numbers of this forward, to inject; default drawn in training, but not in a
+                step of generation (:class:`~hf_models.generated.scope.Scope`).
             **kwargs: As the stock model.
         """
         call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}

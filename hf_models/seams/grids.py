@@ -32,6 +32,7 @@ from hf_models.switching.modeling import embed_positions
 LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
 _FLAG = "interpolate_pos_encoding"  # argument of stock models that lets images have any size
 _PIXELS = "pixel_values"
+_IMAGE_PARTS = ("vision_config", "encoder")  # of images in configurations of several parts
 _MOST_SPECIAL_TOKENS = 16
 # Parameters of single special tokens, in the order of their rows. Each gets the row that a trained
 # table has for it.
@@ -125,8 +126,10 @@ class PatchGrid(Seam):
     def trained_size(self, owner: nn.Module, config: Any) -> tuple[int, ...]:
         """Height and width of the inputs that the stock table is for, as the convolution sees them.
         For the arguments see :meth:`measure`."""
-        sizes = getattr(owner, "config", None) or getattr(config, "vision_config", config)
-        return as_pair(getattr(owner, "image_size", None) or sizes.image_size)
+        parts = (getattr(config, part, None) for part in _IMAGE_PARTS)
+        places = (owner, getattr(owner, "config", None), *parts)
+        sizes = (getattr(place, "image_size", None) for place in places)
+        return as_pair(next(filter(None, sizes), None) or config.image_size)
 
     def input_size(self, scope: Scope) -> tuple[int, ...] | None:
         """Number, height and width of the inputs of a forward; None if the forward has none."""

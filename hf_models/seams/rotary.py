@@ -163,7 +163,8 @@ def leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
     """Takes the angles from layers that the settings do not name.
 
     Raises:
-        ValueError: unless `owner` has one stack, and the attention of each layer takes the angles.
+        ValueError: unless `owner` has one stack, and the attention of each layer takes the angles;
+            if the settings name no layer of the stack.
     """
     all_layers = OPTION_FIELDS["layers"].metadata["off"]
     if not settings.encoding.turns or settings.layers == all_layers:
@@ -176,10 +177,21 @@ def leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
             f"{all_layers!r}. Leave the option out."
         )
     (attentions,) = stacks
+    refuse_unknown_layers(owner, settings, len(attentions))
     for index, attention in enumerate(attentions):
         # an owner may hold several modules of angles
         if not (settings.names_layer(index) or isinstance(attention, UnturnedAttention)):
             attention.__class__ = mixed(UnturnedAttention, type(attention))
+
+
+def refuse_unknown_layers(owner: nn.Module, settings: PositionConfig, num_layers: int) -> None:
+    """Raises a ValueError if the settings name none of the layers of `owner`."""
+    if not any(map(settings.names_layer, range(num_layers))):
+        raise ValueError(
+            f"layers={settings.layers!r} names no layer of {type(owner).__name__}, which has "
+            f"{num_layers}; allowed: 'all', 'first', 'every:N' up to every:{num_layers}, 'not:N'. "
+            "Name layers that the model has, or choose the type 'nopos'."
+        )
 
 
 def _stacks_with_angles(owner: nn.Module) -> list[list[nn.Module]]:

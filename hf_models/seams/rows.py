@@ -22,7 +22,7 @@ from cape_plugins import PositionConfig, Positions, build_position_encoder, toke
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam
 from hf_models.seams.stack_attention import leave_for_layers
-from hf_models.switching.modeling import embed_positions
+from hf_models.switching.modeling import embed_positions, text_span
 
 _TABLE = re.compile(
     r"(^|_)(wpe|pos|positions?|pos_emb\w*|position_embeddings?|embed_positions?|positions_embed|"
@@ -103,8 +103,9 @@ class CountedRows(Seam):
     def _positions(self, scope: Scope | None, rows: Tensor) -> tuple[Positions, int]:
         """Positions of the tokens, or of all tokens of the text so far, and the size of the batch.
         Tokens are counted from the first one that is no padding, unless the caller gives
-        positions."""
+        positions, from 0 on or from the first row on."""
         batch_size, length = rows.shape
+        number = rows - self.first_row
         if scope is not None:
             content = scope.size(*_CONTENT)
             batch_size = batch_size if content is None else content[0]
@@ -113,9 +114,12 @@ class CountedRows(Seam):
             mask = scope.argument(_DECODER_MASK if is_whole else "attention_mask")
             is_counted = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= length
             if is_counted and scope.argument("position_ids") is None:
-                return token_positions(mask.bool()), batch_size
-        number = (rows - self.first_row).clamp(min=0)
-        return Positions(number[..., None].float(), in_steps=True), batch_size
+                # generation of transformers leaves hidden tokens out when it counts
+                span = mask.bool() if self.side == "decoder" else text_span(mask)
+                return token_positions(span), batch_size
+            if scope.argument("position_ids") is not None:
+                number = _from_first_row(number, mask[:, -length:] if is_counted else None)
+        return Positions(number.clamp(min=0)[..., None].float(), in_steps=True), batch_size
 
 
 class RowTable(CountedRows, nn.Embedding):
@@ -235,6 +239,19 @@ class RowTable(CountedRows, nn.Embedding):
         size = self.positions_of_table
         beyond = self.first_row + (rows - self.first_row) % size
         return torch.where(rows < self.num_embeddings, rows, beyond)
+
+
+def _from_first_row(number: Tensor, mask: Tensor | None) -> Tensor:
+    """The caller's positions ``[B, T]``, moved to begin at 0 in texts that begin before the first
+    row: the caller counts from 0, not from the row behind padding.
+
+    Args:
+        number: Rows without those before the first; padding has -1.
+        mask: ``[B, T]``, 0 on padding; None if unknown, and -1 is taken for padding then.
+    """
+    hidden = number == -1 if mask is None else ~mask.bool()
+    before = torch.where(hidden, 0, number).amin(-1, keepdim=True).clamp(max=0)
+    return number - before
 
 
 def is_position_table(name: str) -> bool:

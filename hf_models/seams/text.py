@@ -40,6 +40,7 @@ from hf_models.switching.modeling import (
     decoder_positions,
     draw_positions,
     process_generator,
+    text_span,
 )
 
 
@@ -77,7 +78,7 @@ class TextStack(Bound, PositionHost, InitializesPositions):
         """``[B, T]`` bool, False on padding: from a mask ``[B, T]``, else from the ids ``[B, T]``
         if `padding_by_id`, else True for B samples of `content` and T = `length`."""
         if mask is not None and mask.dim() == 2:
-            return mask.bool()
+            return text_span(mask)
         if self.padding_by_id and ids is not None and mask is None:
             return ids.ne(self.padding_idx)
         return content.new_ones((content.shape[0], length), dtype=torch.bool)

@@ -13,6 +13,7 @@ from cape_plugins import patch_positions
 from hf_models.generated.scope import Scope
 from hf_models.generated.seam import Seam, seam_class
 from hf_models.seams.informed import InformedLayer
+from hf_models.seams.rotary import refuse_unknown_layers
 from hf_models.seams.video import video_size
 from hf_models.switching.modeling import build_positions, process_generator
 
@@ -40,6 +41,7 @@ class VideoAngles(InformedLayer, Seam):
         self.patch = config.tubelet_size, config.patch_size, config.patch_size
         self.trained_sides = (config.crop_size // config.patch_size,) * 2
         settings = self.settings_in(config)
+        refuse_unknown_layers(owner, settings, config.num_hidden_layers)
         attention: Any = self._modules[self.attention_name]
         attention.__class__ = seam_class(TurnedAttention, type(attention))
         attention.side = self.side

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from cape_plugins import resize_grid
+from cape_plugins.settings.registry import ROTARY
 from hf_models.seams.grids import PatchGrid, PatchTable
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.packed_grids import PackedTable
@@ -228,10 +229,14 @@ def _growth(model: PreTrainedModel, size: str) -> _Growth:
         raise ValueError(f"table size {size!r} is not allowed; allowed: {_ALLOWED}.")
     tables = list(_tables(model))
     if not tables:
+        architectures = {name for _, name in model.config.position_fields.values()}
+        remedy = "It turns queries and keys at any position: leave the table size out."
+        if architectures != {ROTARY}:
+            remedy = "Give the model a type with a table: "
+            remedy += 'hf_models.switch(model, {"type": "abspos"}), or --position-embedding abspos.'
         raise ValueError(
             f"{type(model).__name__} has no learned position table of this package that table size "
-            f"{size} could extend. Give the model a type with a table: "
-            'hf_models.switch(model, {"type": "abspos"}), or --position-embedding abspos.'
+            f"{size} could extend. {remedy}"
         )
     number = int(match["first"])
     pixels = (number, int(match["second"])) if match["second"] else number

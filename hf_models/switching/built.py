@@ -143,11 +143,11 @@ def restore_stock(model: Any, stock: Any, stock_config: Any) -> bool:
     Raises:
         ValueError: if a part of this package is in a place where no stock model has a part.
     """
-    twin = stock(stock_config).to(model.device)
-    stock_modules = [(module, type(module), _contents(module)) for module in twin.modules()]
-    new_parameters = set(twin.parameters())
-    with warnings.catch_warnings():  # the settings that would warn are removed by this call
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # the settings that would warn are removed by this call
+        twin = stock(stock_config).to(model.device)  # drawn on the CPU, and its numbers are lost
+        stock_modules = [(module, type(module), _contents(module)) for module in twin.modules()]
+        new_parameters = set(twin.parameters())
         _switch(twin, stock_config, model.config, trained=False)
     in_model = _counterparts(twin, model, stock_modules)
     for module, stock_type, contents in stock_modules:

@@ -132,9 +132,8 @@ class PositionEmbeddingMixin:
             sides = find_family(self.model_type).sides.values()
             default = next(side.default for side in sides if side.field == field)
             settings = {"type": default or self.position_embedding["type"]}
-        config = self._parse(field, settings)
         share = self.position_embedding.get(AUGMENT_PROBABILITY)
-        if share is None or not applies(AUGMENT_PROBABILITY, config.type, config.architecture):
+        if share is None or not self._parse(field, settings).augments:
             return settings
         return {AUGMENT_PROBABILITY: share, **settings}
 
@@ -203,14 +202,13 @@ class PositionEmbeddingMixin:
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """See transformers. A ``position_embedding`` without "type" changes single options of the
-        stored position embedding."""
+        stored position embedding, and None changes nothing."""
         cls.check_model_type(config_dict, "config_dict")
         config_dict = {k: v for k, v in config_dict.items() if GUARD.get(k, ...) != v}
         refuse_misplaced(kwargs, cls.position_fields)
         for name in cls.position_fields:
-            changes, stored_settings = kwargs.get(name), config_dict.get(name)
+            changes, stored_settings = kwargs.pop(name, None), config_dict.get(name)
             if changes is not None:
-                del kwargs[name]
                 if isinstance(changes, Mapping) and "type" not in changes and stored_settings:
                     changes = {**stored_settings, **changes}
                 config_dict = {**config_dict, name: changes}

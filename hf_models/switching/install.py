@@ -11,7 +11,9 @@ built and dropped at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from torch._dynamo import eval_frame
 from transformers.models.auto import modeling_auto
 
-from cape_plugins import Positions
+from cape_plugins import PositionEncoder, Positions
 from cape_plugins.mathematics.binding import TRACED_ONLY, Bound
 from hf_models.host import check_forwards, record_outputs
 from hf_models.switching.stock_names import share_model_names, share_processors
@@ -78,7 +80,16 @@ class PositionHost:
 
 
 class SwitchedModel:
-    """Base class of the models of this package; stacks and stock models lack this base."""
+    """Base class of the models of this package; stacks and stock models lack this base.
+
+    Models that generate do so with fixed positions, also in training mode: each step must see the
+    same positions as the steps before.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "generate"):  # models without it must not seem to have it
+            cls.generate = _with_fixed_positions(cls.generate)
 
     @classmethod
     def part_for(cls, module: nn.Module) -> type | None:
@@ -92,6 +103,32 @@ class SwitchedModel:
         Raises:
             ValueError: if the position embedding has no effect.
         """
+
+
+def _with_fixed_positions(stock_generate: Any) -> Any:
+    """The method ``generate`` of a model whose positions do not move meanwhile."""
+
+    @functools.wraps(stock_generate)
+    def generate(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with fixed_positions(model):
+            return stock_generate(model, *args, **kwargs)
+
+    return generate
+
+
+@contextlib.contextmanager
+def fixed_positions(model: nn.Module) -> Iterator[None]:
+    """Keeps the position encoders below `model` in evaluation mode for the body of a ``with``
+    statement; all other modules stay in their modes."""
+    encoders = [part for part in model.modules() if isinstance(part, PositionEncoder)]
+    training = [encoder for encoder in encoders if encoder.training]
+    for encoder in training:
+        encoder.training = False
+    try:
+        yield
+    finally:
+        for encoder in training:
+            encoder.training = True
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,12 @@ from cape_plugins.mathematics.biases import SHARPNESS, FireBias
 from cape_plugins.settings.registry import ENCODINGS, TYPES
 from hf_models.processors.limits import follow_in_folder
 from hf_models.switching.install import SwitchedModel, install
-from hf_models.switching.settings import refuse_in_constructor, refuse_misplaced, require_own_config
+from hf_models.switching.settings import (
+    embeddings_in,
+    refuse_in_constructor,
+    refuse_misplaced,
+    require_own_config,
+)
 
 TAG = "cape-plugins"
 # names of learned tables and stored sinusoids in stock checkpoints
@@ -65,7 +70,7 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
 
     def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Checks the configuration before a stock part is built from it."""
-        refuse_in_constructor(cls, cls.config_class.position_fields, kwargs)
+        refuse_in_constructor(cls, embeddings_in(kwargs, None, cls.config_class.position_fields))
         if config is not None:
             require_own_config(config, cls.__name__)
         return super().__new__(cls)
@@ -106,8 +111,12 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         """The caller's configuration, or a configuration made from a stock configuration or a dict.
         Takes position embeddings out of the `arguments` of the call, into the configuration."""
         fields = cls.config_class.position_fields
-        embeddings = {name: arguments.pop(name) for name in fields if name in arguments}
-        if embeddings and hasattr(config, "position_fields"):
+        has_fields = hasattr(config, "position_fields")
+        stock_config = config if isinstance(config, PreTrainedConfig) and not has_fields else None
+        embeddings = embeddings_in(arguments, stock_config, fields)
+        for name in fields:
+            arguments.pop(name, None)
+        if embeddings and has_fields:
             name = next(iter(embeddings))
             raise ValueError(
                 f"config and {name} are both given; give one of them, or set config.{name} before."
@@ -115,9 +124,9 @@ class PositionModelMixin(InitializesPositions, SwitchedModel):
         if isinstance(config, Mapping):
             refuse_misplaced(arguments, fields)
             config = cls.config_class.from_dict({**config}, **embeddings)
-        elif embeddings:
+        elif stock_config is not None:
             refuse_misplaced(arguments, fields)
-            config = cls.config_class.of_stock(config, **embeddings)
+            config = cls.config_class.of_stock(config, **embeddings) if embeddings else config
         require_own_config(config, cls.__name__)
         return config
 
@@ -328,6 +337,14 @@ def _rows_of_table(positions: Positions, size: int) -> Positions:
     return Positions(number.view(1, -1, 1), 1.0, True, index, 0)
 
 
+def text_span(mask: Tensor) -> Tensor:
+    """``[B, T]`` bool, False on the padding before and behind each text of a mask ``[B, T]``.
+    Hidden tokens inside a text keep their places, because stock models count them."""
+    visible = mask.bool()
+    seen = visible.cumsum(1)
+    return visible | (seen > 0) & (seen < seen[:, -1:])
+
+
 def decoder_positions(
     length: int,
     past: int | Tensor,
@@ -342,8 +359,8 @@ def decoder_positions(
         past: Number of tokens in the cache; a tensor if the cache has a fixed size.
         mask: ``[B, past + T]``, 0 on padding; None if nothing is padded. Text is counted from its
             first token, also in batches padded on the left. For caches of a fixed size transformers
-            makes a mask ``[B, 1, T, S]``, bool or added to scores: the keys that a query sees, up
-            to its own place, are counted.
+            makes a mask ``[B, 1, T, S]``, bool or added to scores: positions count from the first
+            key that a query sees.
         device: Device of the tokens.
         position_ids: ``[T]`` or ``[B or 1, T]``, the caller's positions, used instead of the mask.
 
@@ -356,10 +373,11 @@ def decoder_positions(
             visible = visible > torch.finfo(visible.dtype).min / 2
         key = torch.arange(visible.shape[-1], device=device)
         query = torch.arange(length, device=device) + past
-        position_ids = ((visible > 0) & (key <= query[:, None])).sum(-1).sub(1).clamp(min=0)
+        first = ((visible > 0) & (key <= query[:, None])).int().argmax(-1)
+        position_ids = query - first
     if position_ids is not None:
         number = position_ids.view(-1, length, 1)
         return Positions(number.float(), in_steps=True)
     if mask is not None and mask.dim() == 2:
-        return token_positions(mask.bool())
+        return token_positions(text_span(mask))
     return token_position_at(past, device, length)

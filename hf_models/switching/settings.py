@@ -62,25 +62,39 @@ def require_own_config(config: Any, model: str) -> None:
             )
 
 
-def refuse_in_constructor(
-    model: type, fields: Collection[str], arguments: Mapping[str, Any]
-) -> None:
+def embeddings_in(
+    arguments: Mapping[str, Any], config: Any, fields: Collection[str]
+) -> dict[str, Any]:
+    """The position embeddings of a call, by field; None stands for none.
+
+    Args:
+        arguments: Arguments of the call, by name.
+        config: The stock configuration that the caller gives; None if there is none. A dict in one
+            of the `fields` counts, other values belong to somebody else.
+        fields: Names of position embeddings.
+    """
+    attributes = {} if config is None else vars(config)
+    in_config = {k: v for k, v in attributes.items() if isinstance(v, Mapping)}
+    of_call = {name: value for name, value in arguments.items() if value is not None}
+    return {name: value for name, value in {**in_config, **of_call}.items() if name in fields}
+
+
+def refuse_in_constructor(model: type, embeddings: Collection[str]) -> None:
     """Raises for position embeddings among the arguments of a constructor.
 
     Args:
         model: Class of the model, stock or of this package.
-        fields: Names of position embeddings.
-        arguments: Arguments of the constructor, by name.
+        embeddings: Fields of the position embeddings.
 
     Raises:
         ValueError: names the calls that take position embeddings.
     """
-    if embeddings := sorted(set(fields) & arguments.keys()):
-        name = model.__name__
+    if embeddings:
+        field, name = min(embeddings), model.__name__
         stock = name.removeprefix("Cape")
         raise ValueError(
-            f"{name}(config) takes no {embeddings[0]}; allowed: the arguments of the stock class. "
-            f"Use hf_models.switch({stock}(config), {{...}}), or give {embeddings[0]} to "
+            f"{name}(config) takes no {field}; allowed: the arguments of the stock class. "
+            f"Use hf_models.switch({stock}(config), {{...}}), or give {field} to "
             "from_pretrained or from_config."
         )
 
@@ -99,7 +113,7 @@ def refuse_misplaced(settings: Mapping[str, Any], fields: Mapping[str, Any]) -> 
     option_names = {option.name for option in option_fields()}
     for name, value in settings.items():
         close_names = difflib.get_close_matches(name, fields, n=1, cutoff=0.9)
-        if name not in fields and (close_names or name == "decoder_" + FIELD):
+        if name not in fields and (close_names or name.endswith("_" + FIELD)):
             raise ValueError(
                 f"{name}={value!r} is unknown; allowed: {', '.join(fields)}. "
                 "Correct the name, or leave it out."

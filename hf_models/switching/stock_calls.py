@@ -9,11 +9,11 @@ that does not know them either. Calls without a position embedding do not change
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import product
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from cape_plugins.checkpoints.families import FAMILY_ROWS
@@ -21,7 +21,12 @@ from hf_models.generated.families import can_make, make_if_known, part_of
 from hf_models.generated.model import how_to_check
 from hf_models.switching.built import without_head
 from hf_models.switching.install import is_model
-from hf_models.switching.settings import FIELD, refuse_in_constructor, refuse_misplaced
+from hf_models.switching.settings import (
+    FIELD,
+    embeddings_in,
+    refuse_in_constructor,
+    refuse_misplaced,
+)
 
 
 def accept_position_embeddings(configs: Collection[Any]) -> None:
@@ -49,11 +54,6 @@ def _fields(configs: Collection[Any]) -> set[str]:
     return of_rows | {field for config_class in configs for field in config_class.position_fields}
 
 
-def _embeddings_among(arguments: Mapping[str, Any], configs: Collection[Any]) -> list[str]:
-    """The position embeddings among the arguments of a call."""
-    return sorted(_fields(configs) & arguments.keys())
-
-
 def _no_effect(field: str, value: Any, checkpoint: Any, model_type: str) -> str:
     return (
         f"{field}={value!r} has no effect on {checkpoint}, a model of type {model_type!r}; "
@@ -69,7 +69,7 @@ def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[An
     def from_pretrained(pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
         result = stock_from_pretrained(pretrained_model_name_or_path, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
-        fields = _embeddings_among(kwargs, configs)
+        fields = sorted(embeddings_in(kwargs, None, _fields(configs)))
         if fields:
             make_if_known(config.model_type)
         elif can_make(config.model_type):
@@ -95,9 +95,15 @@ def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
 
     @functools.wraps(stock_method)
     def build(cls: type, *args: Any, **kwargs: Any) -> Any:
-        fields = _embeddings_among(kwargs, configs)
         # not classes of this package or of users, which may have a field with this name
-        if not fields or not cls.__module__.startswith("transformers."):
+        if not cls.__module__.startswith("transformers."):
+            return stock_method(cls, *args, **kwargs)
+        all_fields = _fields(configs)
+        config = next(filter(_is_stock_config, (*args, kwargs.get("config"))), None)
+        embeddings = embeddings_in(kwargs, config, all_fields)
+        other_arguments = {name: v for name, v in kwargs.items() if name not in all_fields}
+        kwargs, fields = {**other_arguments, **embeddings}, sorted(embeddings)
+        if not fields:
             return stock_method(cls, *args, **kwargs)
         part = part_of(cls)
         if is_model(part):
@@ -115,13 +121,18 @@ def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
     return build
 
 
+def _is_stock_config(value: Any) -> bool:
+    return isinstance(value, PreTrainedConfig) and not hasattr(value, "position_fields")
+
+
 def _naming_calls(stock_new: Any, configs: Collection[Any]) -> Any:
     """``__new__`` of all stock models; their constructors take no position embedding."""
 
     @functools.wraps(stock_new)
     def build(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.startswith("transformers."):
-            refuse_in_constructor(cls, _fields(configs), kwargs)
+            config = next(filter(_is_stock_config, (*args, kwargs.get("config"))), None)
+            refuse_in_constructor(cls, embeddings_in(kwargs, config, _fields(configs)))
         return stock_new(cls)
 
     return build

@@ -121,6 +121,9 @@ def check_option_of_type(option, name):
         is_relative = not ENCODINGS[TYPES[name].encoding].in_attention
         if needs_context or (option == "layers" and is_relative):
             place["relative_context"] = 4
+        if option == "augment_probability":  # of samples that are augmented
+            moves = {"max_offset": 5, "max_local_shift": 0.5}
+            place |= {move: size for move, size in moves.items() if applies(move, name)}
         if option == "max_position" and not TYPES[name].sampling:
             place["draw_positions"] = "subset"
         assert getattr(PositionConfig(**place, **{option: value}), option) == value

@@ -50,6 +50,8 @@ BAD = [
     (CapeMarianConfig, {"type": "rotary"}, ("position_embedding='rotary'", "cape")),
     (CapeMarianConfig, "cape", ("position_embedding='cape'", "dict")),
     (CapeLlamaConfig, "rope", ("position_embedding='rope'", "dict")),
+    (CapeLlamaConfig, {"type": "rope", "rotary_base": 5.0}, ("rotary_base=5", "rope_theta")),
+    (CapeLlamaConfig, {"type": "rope", "augment_probability": 0.5}, ("no effect", "max_local")),
     (CapeSpeechConfig, {"type": "cape", "gamma": 2}, ("gamma=2", "Leave it out")),
     (CapeSpeech2TextConfig, {"type": "cape", "synchronize": True}, ("synchronize=True", "encoder")),
     (CapeViTConfig, {"type": None}, ("position_embedding=None", "cape")),

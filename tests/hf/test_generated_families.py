@@ -10,6 +10,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import hf_models
+from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.generated.scope import Scope
 from tests.support.generated import (
     BUILDERS,
@@ -71,10 +72,13 @@ def test_positions_are_drawn_in_training_only(build):
     before = torch.get_rng_state()
     assert torch.equal(logits(model, **inputs), logits(stock, **inputs))
     model.train()
-    with torch.no_grad():  # as in generation, each step of which must see the same positions
-        assert torch.equal(logits(model, **inputs), logits(stock.train(), **inputs))
+    with torch.no_grad():  # a step of generation, which must see the positions of earlier steps
+        step = model(**inputs, use_cache=True).logits
+        assert torch.equal(step, stock.train()(**inputs, use_cache=True).logits)
     assert torch.equal(torch.get_rng_state(), before)
     first, second = logits(model, 1, **inputs), logits(model, 2, **inputs)
+    with torch.no_grad():  # training that repeats a forward with gradients, from the same seed
+        assert torch.equal(logits(model, 1, **inputs), first)
     assert not torch.equal(first, second)
     assert torch.equal(logits(model, 1, **inputs), first)
     assert first.isfinite().all()
@@ -233,7 +237,7 @@ def test_models_inside_a_model_share_its_draws():
     assert inner.draw(model.seams()[0].positions, 2, draw.scale.device) is draw
     assert inner.moved is not outer.moved
     with torch.no_grad():
-        quiet = Scope((), {})
+        quiet = Scope((), {"use_cache": True})
     assert not Scope((), {}, quiet).draws  # with gradients, below a model without
 
 
@@ -257,6 +261,13 @@ def test_types_of_other_architectures_are_refused(settings, reason):
     with pytest.raises(ValueError, match=f"{reason}.*allowed"):
         hf_models.switch(stock, settings)
     assert type(stock) is transformers.MistralForCausalLM
+
+
+@pytest.mark.parametrize("option", [{"source_scale": 2.0}, {"source_bos": True}])
+def test_options_of_source_and_target_are_refused_where_each_has_a_field(option):
+    stock = next(tiny_stock_models("blenderbot")).model
+    with pytest.raises(ValueError, match="needs one position embedding of source and target"):
+        hf_models.switch(stock, {"type": "cape", **option})
 
 
 def test_misspelt_fields_are_refused_before_a_family_is_made(tmp_path):

@@ -69,9 +69,12 @@ def forced_continuation(model, inputs, sequences):
     return output.logits[:, -14:]
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("family", GENERATING)
-def test_generation_in_training_mode_equals_evaluation_mode(family):
+def test_generation_in_training_mode_equals_evaluation_mode(family, use_cache):
     model = model_of(family, "cape")
     options = {**prompts(family), **ENDLESS, "max_new_tokens": 8, "num_beams": 2}
+    options["use_cache"] = use_cache
     expected = model.generate(**options)
     assert torch.equal(model.train().generate(**options), expected)
+    assert all(module.training for module in model.modules())

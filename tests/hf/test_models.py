@@ -80,14 +80,30 @@ def test_stock_type_equals_the_stock_model_bit_for_bit(family):
     assert torch.equal(*last)
 
 
+TEXTS = [name for name in WITH_STOCK if "input_ids" in FAMILIES[name].batch()]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", TEXTS)
+def test_tokens_that_the_mask_hides_between_others_keep_their_places(family):
+    row, inputs = FAMILIES[family], batch(family)
+    inputs["attention_mask"] = inputs["attention_mask"].clone()
+    inputs["attention_mask"][:, 1] = 0
+    if row.config().is_encoder_decoder:
+        inputs["decoder_attention_mask"] = torch.ones_like(inputs["labels"])
+        inputs["decoder_attention_mask"][:, 2] = 0
+    stock = row.build_stock(seed=1)
+    expected = at_tokens(answer(stock(**inputs)), inputs)
+    ours = hf_models.switch(stock, {"type": row.stock_type})
+    assert torch.equal(at_tokens(answer(ours(**inputs)), inputs), expected)
+
+
 # The exceptions of docs/huggingface.md
 COUNT_FROM_THE_FIRST_TOKEN = ("marian", "bart", "mbart", "pegasus", "bert")
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "family", [name for name in WITH_STOCK if "input_ids" in FAMILIES[name].batch()]
-)
+@pytest.mark.parametrize("family", TEXTS)
 def test_text_padded_on_the_left_differs_from_stock_in_the_families_that_the_documents_name(family):
     row, inputs = FAMILIES[family], {**batch(family), **sentences(left=True)}
     stock = row.build_stock(seed=1)

@@ -126,8 +126,6 @@ def test_draws_storage_and_copies(name, tmp_path):
     output(model, ids)
     assert len(seen) == len(seams) > 0
     assert all(torch.equal(embedding, seen[0]) for embedding in seen)
-    with torch.no_grad():
-        assert torch.equal(output(model, ids), output(model, ids))
     for seam in seams:
         seam._forward_hooks.clear()
     model.eval().save_pretrained(tmp_path / "switched")

@@ -78,9 +78,9 @@ def test_padding_on_either_side_changes_nothing(name, family):
     mask[1, 9:] = 0
     right = ids.masked_fill(mask == 0, PAD)
     left, left_mask = (torch.cat((t[:, 9:], t[:, :9]), 1) for t in (right, mask))
-    expected = output(model, ids[1:, :9])[0]
-    torch.testing.assert_close(output(model, right, mask)[1, :9], expected)
-    torch.testing.assert_close(output(model, left, left_mask)[1, 3:], expected)
+    expected, close = output(model, ids[1:, :9])[0], {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(output(model, right, mask)[1, :9], expected, **close)
+    torch.testing.assert_close(output(model, left, left_mask)[1, 3:], expected, **close)
 
 
 @types

@@ -78,6 +78,49 @@ def test_constructors_name_the_call_that_takes_a_position_embedding(family):
             build(config(**row.sizes), position_embedding={"type": "nopos"})
 
 
+@pytest.mark.parametrize("family", WITH_STOCK)
+def test_a_stock_configuration_may_hold_the_position_embedding(family, folders):
+    row, settings, folder = FAMILIES[family], VARIANTS[family]["cape"], folders / family
+    config = row.stock_config.from_pretrained(folder)
+    config.architectures = [row.stock_model.__name__]
+    config.position_embedding = settings
+    calls = (
+        lambda: row.auto.from_config(config),
+        lambda: row.stock_model._from_config(config),
+        lambda: row.auto.from_pretrained(folder, config=config),
+        lambda: row.stock_model.from_pretrained(folder, config=config),
+        lambda: row.model.from_pretrained(folder, config=config),
+    )
+    for call in calls:
+        model = call()
+        assert type(model) is row.model
+        assert model.config.position_embedding.items() >= settings.items()
+    model = row.auto.from_config(config, position_embedding={"type": "nopos"})  # the call wins
+    assert model.config.position_embedding["type"] == "nopos"
+    with pytest.raises(ValueError, match=r"takes no position_embedding.*hf_models\.switch\("):
+        row.stock_model(config)
+
+
+@pytest.mark.parametrize("family", ["marian", "bert", "llama", "vit"])
+def test_none_stands_for_no_position_embedding(family, folders, tmp_path):
+    row, folder, none = FAMILIES[family], folders / family, {"position_embedding": None}
+    config = row.stock_config.from_pretrained(folder)
+    for build in (
+        lambda: row.auto.from_pretrained(folder, **none),
+        lambda: row.stock_model.from_pretrained(folder, **none),
+        lambda: row.auto.from_config(config, **none),
+    ):
+        assert row.stock_model.__mro__[0] in type(build()).__mro__
+        assert not hasattr(build().config, "position_embedding")
+    settings = VARIANTS[family]["cape"]
+    row.model.from_pretrained(folder, position_embedding=settings).save_pretrained(tmp_path)
+    for build in (row.auto.from_pretrained, row.model.from_pretrained):
+        stored = build(tmp_path, **none).config.position_embedding
+        assert stored.items() >= settings.items()
+    stored = transformers.AutoConfig.from_pretrained(tmp_path, **none)
+    assert stored.position_embedding.items() >= settings.items()
+
+
 def test_models_of_other_families_refuse_a_position_embedding(tmp_path):
     config = BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=60)
     BloomForCausalLM(config).save_pretrained(tmp_path)

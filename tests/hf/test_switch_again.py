@@ -33,6 +33,16 @@ def test_second_switch_gives_what_one_switch_does(family):
         again.config.position_embedding = {"type": "nopos"}
 
 
+@pytest.mark.parametrize("family", ["marian", "bert", "vit", "llama"])
+def test_random_numbers_of_the_caller_stay(family):
+    """The stock model that shows what to undo draws weights, too."""
+    row = FAMILIES[family]
+    model = hf_models.switch(row.build_stock(seed=1), {"type": row.stock_type})
+    state = torch.get_rng_state()
+    hf_models.switch(model, VARIANTS[family]["cape"])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_weights_that_were_untied_stay_untied():
     model, inputs = FAMILIES["marian"].build_stock(), batch("marian")
     settings = {"type": "cape", "source_scale": ALPHA}

@@ -132,8 +132,7 @@ def test_each_video_has_a_draw_in_training_alone():
     assert torch.equal(model(inputs).last_hidden_state, still)
     moved = model.train()(inputs).last_hidden_state
     assert not torch.allclose(moved[0], moved[1], atol=1e-3)
-    with torch.no_grad():
-        torch.testing.assert_close(model(inputs).last_hidden_state, still)
+    torch.testing.assert_close(model.eval()(inputs).last_hidden_state, still)
 
 
 def test_without_positions_tubelets_are_a_set():
