@@ -75,12 +75,14 @@ class TextStack(Bound, PositionHost, InitializesPositions):
     def valid_tokens(
         self, mask: Tensor | None, ids: Tensor | None, content: Tensor, length: int
     ) -> Tensor:
-        """``[B, T]`` bool, False on padding: from a mask ``[B, T]``, else from the ids ``[B, T]``
-        if `padding_by_id`, else True for B samples of `content` and T = `length`."""
+        """``[B, T]`` bool, False on padding: from a mask ``[B, T]``, from the ids ``[B, T]`` if
+        `padding_by_id`, else True for B samples of `content` and T = `length`."""
+        is_token = ids.ne(self.padding_idx) if self.padding_by_id and ids is not None else None
         if mask is not None and mask.dim() == 2:
-            return text_span(mask)
-        if self.padding_by_id and ids is not None and mask is None:
-            return ids.ne(self.padding_idx)
+            span = text_span(mask)
+            return span if is_token is None else span & (is_token | mask.bool())
+        if is_token is not None and mask is None:
+            return is_token
         return content.new_ones((content.shape[0], length), dtype=torch.bool)
 
     def embedding(
@@ -208,11 +210,11 @@ class TargetStack(TextStack):
         length, device = content.shape[1], content.device
         cache = find_cache(*kwargs.values())
         past = cached_tokens(cache)
-        valid = attention_mask
-        if valid is None and cache is None and self.padding_by_id:
-            valid = input_ids.ne(self.padding_idx) if inputs_embeds is None else None
         ids = kwargs.get("position_ids")  # not all stock decoders take position_ids
-        positions = decoder_positions(length, past, valid, device, ids)
+        positions = decoder_positions(length, past, attention_mask, device, ids)
+        by_id = self.padding_by_id and inputs_embeds is None
+        if by_id and attention_mask is None and cache is None and ids is None:
+            positions = token_positions(input_ids.ne(self.padding_idx))
         if self.stack_positions is not None:
             keys, queries = keys_and_queries(positions, length, past, cache)
             kwargs.update(self.positions_for_layers(keys, draw, queries))
