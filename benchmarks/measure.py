@@ -29,7 +29,12 @@ from recipes.lab.tables import how_made
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 PACKAGES = (
-    *("torch", "fairseq-fixed", "transformers", "numpy", "ctranslate2", "onnxruntime"),
+    "torch",
+    "fairseq-fixed",
+    "transformers",
+    "numpy",
+    "ctranslate2",
+    "onnxruntime",
     "pywhispercpp",
 )
 MIN_ROUNDS, MAX_ROUNDS = 5, 500

@@ -26,8 +26,12 @@ from recipes.asr.whisper import SIZES, Recogniser
 
 END, START = "<|endoftext|>", "<|startoftranscript|>"
 TASKS = [
-    *("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>"),
-    *("<|nospeech|>", "<|notimestamps|>"),
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|startoflm|>",
+    "<|startofprev|>",
+    "<|nospeech|>",
+    "<|notimestamps|>",
 ]
 SPOKEN = [f"<|{code}|>" for code in list(LANGUAGES)[:99]]
 STAMPS = [f"<|{number * 0.02:.2f}|>" for number in range(1501)]
@@ -97,15 +101,15 @@ def save_trained(folder: Path, recordings: Recordings, updates: int) -> None:
     text has.
     """
     processor = make_processor()
-    kept = {letter: number for number, letter in enumerate(bytes_to_unicode().values())}
-    kept |= {token: len(kept) + number for number, token in enumerate((END, START, *PROMPT))}
-    small, full = (make_model(SMALL, names) for names in (kept, processor.tokenizer.get_vocab()))
-    train(small, processor, kept, recordings, updates, folder)
-    rows = processor.tokenizer.convert_tokens_to_ids(list(kept))
+    numbers = {letter: number for number, letter in enumerate(bytes_to_unicode().values())}
+    numbers |= {token: len(numbers) + number for number, token in enumerate((END, START, *PROMPT))}
+    small, full = (make_model(SMALL, names) for names in (numbers, processor.tokenizer.get_vocab()))
+    train(small, processor, numbers, recordings, updates, folder)
+    rows = processor.tokenizer.convert_tokens_to_ids(list(numbers))
     weights = small.state_dict()
     for name, weight in full.state_dict().items():
         if len(weight) == len(processor.tokenizer) and weight.dim() == 2:
-            table = weights[name][kept[START]].repeat(len(weight), 1)
+            table = weights[name][numbers[START]].repeat(len(weight), 1)
             table[rows] = weights[name]
             weights[name] = table
     full.load_state_dict(weights)

@@ -24,6 +24,8 @@ from transformers import (
 )
 
 from hf_models.callback import RankSeedCallback
+from hf_models.calls.loading import accept_position_embeddings
+from hf_models.calls.switching import switch
 from hf_models.checks.family import check_family
 from hf_models.families import FAMILIES
 from hf_models.families.speech_ctc import CapeSpeechConfig
@@ -37,10 +39,8 @@ from hf_models.processors.limits import let_tokenizers_follow
 from hf_models.processors.tokenization import CapeSpeechTokenizer
 from hf_models.releases import warn_if_untested
 from hf_models.storage.longer_tables import extend_table
-from hf_models.switching.built import switch
 from hf_models.switching.install import FamilyClasses
 from hf_models.switching.registry import AUTO_CLASSES, MODELS, register_family
-from hf_models.switching.stock_calls import accept_position_embeddings
 
 
 def _register_processors() -> None:

@@ -20,6 +20,7 @@ from cape_plugins import PositionConfig
 from cape_plugins.checkpoints.families import OWN_PREFIX
 from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor.check import NOTE, SKIPPED, Check, wishes
+from hf_models.calls.switching import build_stock, stock_settings
 from hf_models.checks.family import check_family
 from hf_models.checks.model import model_checks
 from hf_models.checks.proof import prove
@@ -30,7 +31,6 @@ from hf_models.generated.families import make_if_known
 from hf_models.releases import is_tested, tested_releases
 from hf_models.serving.source_folder import refuse_data
 from hf_models.storage.loading import clear_errors, load_whole, require_place
-from hf_models.switching.built import build_stock, stock_settings
 from hf_models.switching.install import PARTS, stock_class
 from hf_models.switching.settings import FIELD
 

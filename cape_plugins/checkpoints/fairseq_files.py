@@ -300,7 +300,9 @@ def allow_checkpoint_files() -> None:
     builders = np.zeros(1).__reduce__()[0], np.float64().__reduce__()[0]
     torch.serialization.add_safe_globals(
         [
-            *(argparse.Namespace, np.ndarray, np.dtype),
+            argparse.Namespace,
+            np.ndarray,
+            np.dtype,
             *(type(np.dtype(name)) for name in NUMBERS),
             *(
                 (builder, f"numpy.{core}.multiarray.{builder.__name__}")

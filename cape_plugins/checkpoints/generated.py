@@ -46,7 +46,7 @@ class GeneratedRow:
     """A family without a file.
 
     Attributes:
-        seam: Kind of the modules that know positions, a key of hf_models.generated.seams.SEAMS.
+        seam: Kind of the modules that know positions, a key of hf_models.generated.kinds.SEAMS.
         stock: Type of position embedding of the stock model.
         side: Side of the model, "encoder" or "decoder".
         domain: Key of :data:`~cape_plugins.DOMAINS`.

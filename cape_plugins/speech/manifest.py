@@ -78,15 +78,15 @@ class LeftOut:
         self.entries: list[str] = []
 
     @contextlib.contextmanager
-    def counting(self, place: str = "") -> Iterator[None]:
-        """Counts an Unusable that the ``with`` block raises; the program continues after the
-        block."""
+    def counting(self, beginning: str = "") -> Iterator[None]:
+        """Counts an Unusable that the ``with`` block raises, with `beginning` in front of its text;
+        the program continues after the block."""
         try:
             yield
         except Unusable as error:
             self.reasons[error.reason] += 1
-            self.examples.setdefault(error.reason, f"{place}{error}")
-            self.entries.append(f"{error.reason}: {place}{error}")
+            self.examples.setdefault(error.reason, f"{beginning}{error}")
+            self.entries.append(f"{error.reason}: {beginning}{error}")
 
     def __str__(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in self.reasons.items())

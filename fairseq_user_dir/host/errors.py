@@ -46,11 +46,11 @@ class SettingsError(ValueError, CompactHydraException):
 
 
 @contextmanager
-def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
+def named_by_flags(beginning: str = "", prefix: str = PREFIX) -> Iterator[None]:
     """Turns a ValueError of :mod:`cape_plugins` into a SettingsError that names options as flags.
 
     Args:
-        place: Beginning of the message, such as a file.
+        beginning: Beginning of the message, such as a file.
         prefix: Prefix of the flags.
     """
     try:
@@ -58,7 +58,7 @@ def named_by_flags(place: str = "", prefix: str = PREFIX) -> Iterator[None]:
     except SettingsError:
         raise
     except ValueError as error:
-        raise SettingsError(place + text_in_flags(error, prefix)) from error
+        raise SettingsError(beginning + text_in_flags(error, prefix)) from error
 
 
 def print_without_traceback() -> None:

@@ -21,6 +21,7 @@ from cape_plugins.doctor.check import (
     unless_stock_fails,
     wishes,
 )
+from hf_models.calls.switching import switch
 from hf_models.checks.generation import generation_checks
 from hf_models.checks.inputs import input_checks
 from hf_models.checks.model import draw_new_tables, evaluation, model_checks, padding_checks
@@ -29,7 +30,6 @@ from hf_models.checks.samples import Samples, pad_token, sample_inputs
 from hf_models.checks.storage import storage_checks
 from hf_models.checks.tiny import fill_zeros
 from hf_models.generated.families import part_of
-from hf_models.switching.built import switch
 from hf_models.switching.install import PARTS, is_model
 from hf_models.switching.settings import FIELD
 

@@ -35,6 +35,7 @@ from cape_plugins.doctor.check import (
     unless_stock_fails,
     wishes,
 )
+from hf_models.calls.switching import switch
 from hf_models.checks.calls import SIDES, Batch, padded, unpadded
 from hf_models.checks.generation import from_padded, generate
 from hf_models.checks.in_attention import attention_checks
@@ -53,9 +54,8 @@ from hf_models.checks.storage import storage_checks
 from hf_models.checks.updates import UPDATES, same_checkpointed, same_updates
 from hf_models.checks.without_seam import REASONS
 from hf_models.generated.families import forget, part_of
+from hf_models.generated.kinds import SEAMS
 from hf_models.generated.model import GeneratedModel
-from hf_models.generated.seams import SEAMS
-from hf_models.switching.built import switch
 from hf_models.switching.install import PARTS, is_model
 
 _NEW_TABLES = 0.5  # standard deviation

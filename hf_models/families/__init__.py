@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hf_models.families import rows, speech_ctc, whisper
+from hf_models.families import composed, speech_ctc, whisper
 
-FAMILIES = [*rows.FAMILIES.all(), speech_ctc.FAMILY, whisper.FAMILY]
+FAMILIES = [*composed.COMPOSED.all(), speech_ctc.FAMILY, whisper.FAMILY]

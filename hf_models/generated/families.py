@@ -36,7 +36,7 @@ from hf_models.switching.weight_names import translate_older_names
 _MODULE = f"{__name__.removesuffix('families')}classes"
 _PREFIX = "Cape"
 _FEATURES = re.compile(r"get_\w+_features$")  # methods that users call instead of the forward
-_made: dict[str, FamilyClasses] = {}
+_families: dict[str, FamilyClasses] = {}
 _lock = threading.RLock()  # of threads that load models
 
 
@@ -68,14 +68,14 @@ def make(model_type: str) -> FamilyClasses:
             f"{how_to_check(stock_type)}"
         )
     with _lock:
-        if stock_type not in _made:
-            _made[stock_type] = _make(CONFIG_MAPPING[stock_type])
-        return _made[stock_type]
+        if stock_type not in _families:
+            _families[stock_type] = _make(CONFIG_MAPPING[stock_type])
+        return _families[stock_type]
 
 
 def forget(model_type: str) -> None:
     """Lets the next use make a family anew, after its row has been replaced or removed."""
-    if (family := _made.pop(model_type, None)) is not None:
+    if (family := _families.pop(model_type, None)) is not None:
         AUTO_CLASSES.pop(family.config, None)
         # AutoConfig would go on to give the old class, which has no models any more
         CONFIG_MAPPING._extra_content.pop(family.config.model_type, None)
@@ -109,8 +109,8 @@ def class_of_name(name: str) -> type | None:
     if not can_make(model_type):
         return None
     family = make(model_type)
-    known = {family.config.__name__: family.config, **MODELS}
-    return known.get(name)
+    classes = {family.config.__name__: family.config, **MODELS}
+    return classes.get(name)
 
 
 # ---- the classes ---------------------------------------------------------------------------------
@@ -213,10 +213,10 @@ def _new_forward() -> Callable[..., Any]:
 
 def _accepts_loss_kwargs(stock: Any) -> bool:
     """Whether the loss of a stock model counts the items of all batches of a step, as the Trainer
-    tells them: by the word of the stock class, or because the stock forward hands its keywords on
-    to the loss function."""
-    if (told := getattr(stock, "accepts_loss_kwargs", None)) is not None:
-        return told
+    tells them: if the stock class says so, or if the stock forward hands its keywords on to the
+    loss function."""
+    if (of_class := getattr(stock, "accepts_loss_kwargs", None)) is not None:
+        return of_class
     function = inspect.unwrap(stock.forward)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     losses = (

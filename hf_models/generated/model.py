@@ -11,9 +11,9 @@ from torch import nn
 from cape_plugins import Draw
 from cape_plugins.checkpoints.families import OWN_PREFIX, find_family
 from cape_plugins.checkpoints.generated import GENERATED, row_for
-from hf_models.generated.scope import OpenScope, Scope
-from hf_models.generated.seam import Seam, scope_of, seam_class
-from hf_models.generated.seams import SEAMS
+from hf_models.generated.kinds import SEAMS
+from hf_models.seams.base import Seam, scope_of, seam_class
+from hf_models.seams.scope import OpenScope, Scope
 from hf_models.seams.stack_attention import PositionLayer, add_to_layers
 from hf_models.switching.install import PARTS, PositionHost
 from hf_models.switching.modeling import PositionModelMixin
@@ -110,7 +110,7 @@ class GeneratedModel(PositionHost, PositionModelMixin):
         Args:
             *args: As the stock model.
             draw: Random numbers of this forward, to inject; default drawn in training, but not in a
-                step of generation (:class:`~hf_models.generated.scope.Scope`).
+                step of generation (:class:`~hf_models.seams.scope.Scope`).
             **kwargs: As the stock model.
         """
         call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
@@ -131,12 +131,13 @@ class GeneratedModel(PositionHost, PositionModelMixin):
             call: Arguments by name.
             draw: See :meth:`forward`.
         """
-        seams, given = self.seams(), dict(call)
+        seams, call_of_user = self.seams(), dict(call)
         # an encoder that is a model has layers, but not always a seam
         bound = [*seams, *(self.get_submodule(path) for path in self.layer_paths)]
-        scope = Scope(names, given, scope_of(bound), draw)
+        scope = Scope(names, call_of_user, scope_of(bound), draw)
         for seam in seams:
             seam.adapt_call(self, call)  # adds arguments of the forward, which others may not take
-        call = {name: value for name, value in call.items() if name in names or name in given}
+        taken = {*names, *call_of_user}
+        call = {name: value for name, value in call.items() if name in taken}
         with OpenScope(bound, scope):
             return stock(**call)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
 from hf_models.seams.grids import ParameterOwner, as_pair
 from hf_models.seams.rotary import arguments_of
 from hf_models.seams.rows import is_position_table
@@ -27,7 +27,7 @@ class DetectionPositions(Seam):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: modules with a number of detections and a
+        """See :class:`~hf_models.seams.base.Seam`: modules with a number of detections and a
         table of positions; the keyword `part` is the class for the module."""
         for path, module in model.named_modules():
             if isinstance(module, Seam) or not hasattr(getattr(module, "config", None), _NUMBER):
@@ -47,7 +47,7 @@ class DetectionGrid(ParameterOwner):
         return size, size
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`. Types that act in attention, which expect
+        """See :class:`~hf_models.seams.base.Seam`. Types that act in attention, which expect
         all special tokens before the patches, are refused."""
         refuse_in_attention(
             self.settings_in(config),
@@ -73,7 +73,7 @@ class InputTable(DetectionGrid):
     and adds the first table."""
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`. A trained table leaves its rows of special
+        """See :class:`~hf_models.seams.base.Seam`. A trained table leaves its rows of special
         tokens with the tokens."""
         table = self._parameters[self.table_name]
         super().prepare(owner, path, config, trained)
@@ -103,7 +103,7 @@ class LayerTables(DetectionGrid):
     Other types than the stock type add the same positions there as at the input."""
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         self.layers = len(self._parameters[self.table_name])
         super().prepare(owner, path, config, trained)
 

@@ -22,10 +22,10 @@ from cape_plugins import (
     build_position_encoder,
     patch_positions,
 )
-from hf_models.generated.scope import Scope
-from hf_models.generated.seam import Seam, seam_class
+from hf_models.seams.base import Seam, seam_class
 from hf_models.seams.rotary import arguments_of
 from hf_models.seams.rows import is_position_table
+from hf_models.seams.scope import Scope
 from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions
 
@@ -65,7 +65,7 @@ class PatchGrid(Seam):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: modules with a convolution over images and a
+        """See :class:`~hf_models.seams.base.Seam`: modules with a convolution over images and a
         table with the name of positions."""
         for path, module in model.named_modules():
             has_patches = any(isinstance(part, cls.convolution) for part in module.modules())
@@ -79,7 +79,7 @@ class PatchGrid(Seam):
     def bases_and_attributes(
         cls, stock: type[nn.Module], **keywords: Any
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """See :class:`~hf_models.generated.seam.Seam`; `name` is the attribute of the table and
+        """See :class:`~hf_models.seams.base.Seam`; `name` is the attribute of the table and
         `is_module` tells whether it is a module."""
         if keywords["is_module"]:
             return (TableOwner, stock), {"table_name": keywords["name"]}
@@ -153,7 +153,7 @@ class PatchGrid(Seam):
         return count_patches(*size, self.kernel, self.stride)
 
     def adapt_call(self, model: Any, call: dict[str, Any]) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`. Images need no flag to have any size."""
+        """See :class:`~hf_models.seams.base.Seam`. Images need no flag to have any size."""
         if self.keeps_table:
             return
         if (size := self.input_size(Scope(model.argument_names, call))) is not None:
@@ -225,20 +225,20 @@ class ParameterOwner(TakesAnySize, PatchGrid):
         return (cls, stock), {"table_name": name, name: _parameter_or_embedding(name)}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         name = self.table_name
-        held = self._parameters if name in self._parameters else self._buffers
-        table = held[name]
+        tensors = self._parameters if name in self._parameters else self._buffers
+        table = tensors[name]
         self.measure(self, table, config)
         self.drops_table = not self.keeps_table
         if self.drops_table:
-            del held[name]
+            del tensors[name]
             self.register_buffer("like", table.detach().new_zeros(1), persistent=False)
             if trained:
                 _keep_special_rows(self, table, self.special_tokens)
 
     def stock_table(self, path: str) -> str:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         return f"{path}.{self.table_name}"
 
     @property
@@ -268,7 +268,7 @@ class PatchTable(PatchGrid, nn.Embedding):
     def bases_and_attributes(
         cls, stock: type[nn.Module], **keywords: Any
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         return (cls,), keywords
 
     @property
@@ -288,7 +288,7 @@ class TableOwner(TakesAnySize):
     image size."""
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         table = getattr(self, self.table_name)
         weight = table.weight
         table.__class__ = seam_class(PatchTable, type(table))
@@ -303,7 +303,7 @@ class TableOwner(TakesAnySize):
                 _keep_special_rows(self, weight, table.special_tokens)
 
     def stock_table(self, path: str) -> str:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         return f"{path}.{self.table_name}.weight"
 
     @property
@@ -321,10 +321,10 @@ class TableOwner(TakesAnySize):
 
 def _tables(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Tables of positions that a module holds itself, by the name of the attribute."""
-    for name, held in (*module._parameters.items(), *module._buffers.items()):
-        is_table = held is not None and held.is_floating_point() and held.dim() > 1
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        is_table = tensor is not None and tensor.is_floating_point() and tensor.dim() > 1
         if is_table and is_position_table(name):
-            yield name, held
+            yield name, tensor
     for name, child in module._modules.items():
         if isinstance(child, nn.Embedding) and is_position_table(name):
             yield name, child

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from cape_plugins.mathematics.binding import Bound
-from hf_models.generated.scope import Scope
+from hf_models.seams.scope import Scope
 
 
 class InformedLayer(Bound):

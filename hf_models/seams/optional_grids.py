@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
 from hf_models.seams.grids import ParameterOwner
 from hf_models.seams.rows import is_position_table
 
@@ -27,7 +27,7 @@ class OptionalTable(ParameterOwner):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: modules with a class token, a convolution
+        """See :class:`~hf_models.seams.base.Seam`: modules with a class token, a convolution
         over images and an attribute for a table, in a model whose configuration tells whether
         there is a table."""
         if not hasattr(getattr(model, "config", None), _FIELD):
@@ -45,12 +45,12 @@ class OptionalTable(ParameterOwner):
     def bases_and_attributes(
         cls, stock: type[nn.Module], **keywords: Any
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         name = keywords["name"]
         return (cls, stock), {"table_name": name, name: _table_or_embedding(name)}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         name = self.table_name
         vars(self).pop(name, None)
         if self._parameters.get(name) is None:

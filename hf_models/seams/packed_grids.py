@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import Positions, build_position_encoder, coordinate_positions
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
 from hf_models.seams.grids import LAYOUT, left_alone
 from hf_models.seams.rows import is_position_table, takes_packed_patches
 from hf_models.seams.stack_attention import refuse_in_attention
@@ -37,7 +37,7 @@ class PackedTable(Seam):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: modules whose forward takes patches and the
+        """See :class:`~hf_models.seams.base.Seam`: modules whose forward takes patches and the
         sizes of images, with a table of positions."""
         for path, module in model.named_modules():
             if isinstance(module, Seam) or not takes_packed_patches(module):
@@ -50,11 +50,11 @@ class PackedTable(Seam):
     def bases_and_attributes(
         cls, stock: type[nn.Module], **keywords: Any
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         return (cls, stock), {"table_name": keywords["name"]}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`. Types that act in attention are refused."""
+        """See :class:`~hf_models.seams.base.Seam`. Types that act in attention are refused."""
         weight = getattr(self, self.table_name).weight
         rows, self.width = weight.shape
         settings = self.settings_in(config)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import Draw, patch_positions
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
 from hf_models.seams.grids import as_pair, count_patches
 from hf_models.seams.rotary import arguments_of, leave_layers_unturned
 from hf_models.switching.modeling import build_positions, process_generator
@@ -33,7 +33,7 @@ class PatchAngles(Seam):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: modules with frequencies whose forward takes
+        """See :class:`~hf_models.seams.base.Seam`: modules with frequencies whose forward takes
         images and nothing else."""
         for path, module in model.named_modules():
             is_angles = arguments_of(type(module))[1:] == (_PIXELS,)
@@ -41,7 +41,7 @@ class PatchAngles(Seam):
                 yield path, module, {}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         self.positions = build_positions(config, self.side)
         self.patch_size = as_pair(self.config.patch_size)
         settings = self.settings_in(config)
@@ -53,7 +53,7 @@ class PatchAngles(Seam):
                 setattr(self.config, name, None)
 
     def adapt_call(self, model: Any, call: dict[str, Any]) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`. Refuses images without a patch."""
+        """See :class:`~hf_models.seams.base.Seam`. Refuses images without a patch."""
         if isinstance(pixels := call.get(_PIXELS), Tensor):
             count_patches(*pixels.shape[-2:], self.patch_size, self.patch_size)
 

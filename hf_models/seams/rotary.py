@@ -26,14 +26,14 @@ from cape_plugins import (
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.augmentation import sorted_sample
 from cape_plugins.settings.options import OPTION_FIELDS
-from hf_models.generated.scope import Scope
-from hf_models.generated.seam import Seam
 from hf_models.seams.attention import RunTimeMixin, mixed
+from hf_models.seams.base import Seam
 from hf_models.seams.packed import keep_borders, number_texts
+from hf_models.seams.scope import Scope
 from hf_models.switching.modeling import build_positions, content_of_call, process_generator
 from hf_models.switching.settings import FIELD
 
-# Modules for images, sounds and proteins beside a text have angles of their own.
+# Modules for images, sounds and proteins beside a text have separate angles.
 _OTHER_INPUTS = re.compile("vision|visual|image|audio|speech|protein", re.IGNORECASE)
 _ANGLES = re.compile(r"Rot\w*Emb")
 
@@ -45,7 +45,7 @@ class RotaryAngles(Seam):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: modules called like rotary embeddings whose
+        """See :class:`~hf_models.seams.base.Seam`: modules called like rotary embeddings whose
         forward takes positions."""
         for name, module in model.named_modules():
             stock = type(module)
@@ -56,7 +56,7 @@ class RotaryAngles(Seam):
                 yield name, module, {}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         self.in_decoder = "decoder" in path
         self.keeps_borders = find_family(config.model_type, vars(config)).keeps_borders
         self.positions = build_positions(config, self.side)
@@ -65,7 +65,7 @@ class RotaryAngles(Seam):
         leave_layers_unturned(owner, self.settings_in(config))
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`. Positions of one sample apply to the whole
+        """See :class:`~hf_models.seams.base.Seam`. Positions of one sample apply to the whole
         batch; packed texts are kept apart if the stock model does not do this."""
         position_ids = call.get("position_ids")
         if isinstance(position_ids, Tensor) and position_ids.dim() == 1:
@@ -196,7 +196,7 @@ def refuse_unknown_layers(owner: nn.Module, settings: PositionConfig, num_layers
 
 def _stacks_with_angles(owner: nn.Module) -> list[list[nn.Module]]:
     """The attentions of each stack in `owner` whose layers all take the angles: the stack that
-    `owner` holds itself, as other encoders beside it have angles of their own, or those deeper."""
+    `owner` holds itself, as other encoders beside it have separate angles, or the deeper ones."""
     found: list[list[nn.Module]] = []
     for modules in (owner.children(), owner.modules()):
         for layers in (module for module in modules if isinstance(module, nn.ModuleList)):

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from cape_plugins import PositionConfig, Positions, build_position_encoder, token_positions
-from hf_models.generated.scope import Scope
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
+from hf_models.seams.scope import Scope
 from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions, text_span
 
@@ -135,7 +135,7 @@ class RowTable(CountedRows, nn.Embedding):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: tables with the name of positions, but for
+        """See :class:`~hf_models.seams.base.Seam`: tables with the name of positions, but for
         tables of image patches, whose owner has a convolution or takes packed patches."""
         for path, module in model.named_modules():
             owner_path, _, name = path.rpartition(".")
@@ -152,11 +152,11 @@ class RowTable(CountedRows, nn.Embedding):
     def bases_and_attributes(
         cls, stock: type[nn.Module], **keywords: Any
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         return (cls,) if stock is nn.Embedding else (stock, cls), keywords
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         self.in_decoder = bool(_DECODER.search(path))
         offset = getattr(self, "offset", None)
         after_padding = 0 if self.padding_idx is None else self.padding_idx + 1
@@ -174,7 +174,7 @@ class RowTable(CountedRows, nn.Embedding):
                 _grow_buffers(owner, self.num_embeddings + 1, _ROOM, in_no_checkpoint)
 
     def stock_table(self, path: str) -> str:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         return f"{path}.weight"
 
     @property
@@ -204,7 +204,7 @@ class RowTable(CountedRows, nn.Embedding):
         return longest <= self.positions_of_table
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`. Stock buffers that end with the table grow
+        """See :class:`~hf_models.seams.base.Seam`. Stock buffers that end with the table grow
         with the text; compiled models see few sizes."""
         sizes = [call[name].shape for name in _CONTENT if isinstance(call.get(name), Tensor)]
         mask = call.get("attention_mask")  # with a cache also over earlier tokens

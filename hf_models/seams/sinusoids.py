@@ -33,7 +33,7 @@ class SinusoidTable(CountedRows):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: modules with the name of positions that can
+        """See :class:`~hf_models.seams.base.Seam`: modules with the name of positions that can
         make their table longer."""
         for path, module in model.named_modules():
             table = module._buffers.get("weights")
@@ -44,7 +44,7 @@ class SinusoidTable(CountedRows):
                 yield path, module, {}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         padding = getattr(self, "padding_idx", None)
         # XGLM has both a padding token and an offset; it adds the offset to given positions
         counts_ids = hasattr(self, "create_position_ids_from_input_ids")

@@ -18,8 +18,8 @@ from cape_plugins import (
 )
 from cape_plugins.mathematics.encodings import Sinusoid
 from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
-from hf_models.generated.scope import Scope
 from hf_models.seams.grids import ParameterOwner, PatchGrid
+from hf_models.seams.scope import Scope
 from hf_models.switching.modeling import embed_positions
 
 _SPECTROGRAM = "input_values"  # [B, frames, bands]
@@ -41,7 +41,7 @@ class SpectrogramTable(ParameterOwner):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: modules with a parameter of positions and a
+        """See :class:`~hf_models.seams.base.Seam`: modules with a parameter of positions and a
         convolution over a single channel."""
         for path, module, keywords in PatchGrid.find(model):
             first = next(part for part in module.modules() if isinstance(part, nn.Conv2d))

@@ -18,8 +18,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cape_plugins import AttentionPositions, Draw, PositionConfig, Positions
-from hf_models.generated.scope import Scope
-from hf_models.generated.seam import Seam
 from hf_models.host import cached_tokens, find_cache
 from hf_models.seams.attention import (
     PositionAttention,
@@ -30,7 +28,9 @@ from hf_models.seams.attention import (
     mixed,
     positions_for_layers,
 )
+from hf_models.seams.base import Seam
 from hf_models.seams.informed import InformedLayer
+from hf_models.seams.scope import Scope
 from hf_models.switching.modeling import process_generator
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|inter_?attention")  # attention to other inputs

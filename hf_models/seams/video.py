@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cape_plugins import Draw, PositionConfig, PositionEncoder, patch_positions, resize_grid
-from hf_models.generated.scope import Scope
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
 from hf_models.seams.grids import (
     ParameterOwner,
     PatchGrid,
@@ -26,6 +25,7 @@ from hf_models.seams.grids import (
 )
 from hf_models.seams.informed import InformedLayer
 from hf_models.seams.rows import is_position_table
+from hf_models.seams.scope import Scope
 from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions
 
@@ -42,7 +42,7 @@ class VideoPositions(Seam):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`; the keyword `part` is the class for the
+        """See :class:`~hf_models.seams.base.Seam`; the keyword `part` is the class for the
         module."""
         for path, module, keywords in TubeletTable.find(model):
             if not keywords.pop("is_module"):
@@ -137,7 +137,7 @@ class FrameTable(TubeletGrid, ParameterOwner):
     def bases_and_attributes(
         cls, stock: type[nn.Module], **keywords: Any
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """See :class:`~hf_models.generated.seam.Seam`; `time_name` is the table of frames."""
+        """See :class:`~hf_models.seams.base.Seam`; `time_name` is the table of frames."""
         bases, attributes = super().bases_and_attributes(stock, **keywords)
         time_name = keywords["time_name"]
         attributes |= {"time_name": time_name, time_name: _parameter_or_nothing(time_name)}
@@ -154,7 +154,7 @@ class FrameTable(TubeletGrid, ParameterOwner):
         return (1, *kernel), (1, *stride)
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         super().prepare(owner, path, config, trained)
         if self.drops_table:
             del self._parameters[self.time_name]
@@ -188,7 +188,7 @@ class FixedTable(TubeletGrid, nn.Module):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: tensors with the name of positions beside a
+        """See :class:`~hf_models.seams.base.Seam`: tensors with the name of positions beside a
         convolution over videos. The modules are new and hold the tensor."""
         for path, module in model.named_modules():
             if not any(isinstance(part, cls.convolution) for part in module.modules()):
@@ -203,11 +203,11 @@ class FixedTable(TubeletGrid, nn.Module):
     def bases_and_attributes(
         cls, stock: type[nn.Module], **keywords: Any
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         return (cls,), keywords
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         self.measure(owner, self.table, config)
         setattr(owner, path.rpartition(".")[2], self)
 
@@ -235,7 +235,7 @@ class AnySize(Seam):
     size."""
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
 
     @property
     def image_size(self) -> Any:
@@ -257,7 +257,7 @@ class TimedLayer(InformedLayer, Seam):
     videos of any number of frames. The stock layer would mix up frames and patches."""
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         self.patch_size = config.patch_size
 
     def information(self, scope: Scope) -> _Sizes | None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import patch_positions
-from hf_models.generated.scope import Scope
-from hf_models.generated.seam import Seam, seam_class
+from hf_models.seams.base import Seam, seam_class
 from hf_models.seams.informed import InformedLayer
 from hf_models.seams.rotary import refuse_unknown_layers
+from hf_models.seams.scope import Scope
 from hf_models.seams.video import video_size
 from hf_models.switching.modeling import build_positions, process_generator
 
@@ -27,7 +27,7 @@ class VideoAngles(InformedLayer, Seam):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.generated.seam.Seam`: layers with an attention that has the
+        """See :class:`~hf_models.seams.base.Seam`: layers with an attention that has the
         methods of the stock one."""
         for path, module in model.named_modules():
             for name, part in module.named_children():
@@ -36,7 +36,7 @@ class VideoAngles(InformedLayer, Seam):
                     yield path, module, {"attention_name": name}
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
-        """See :class:`~hf_models.generated.seam.Seam`."""
+        """See :class:`~hf_models.seams.base.Seam`."""
         self.positions = build_positions(config, self.side)
         self.patch = config.tubelet_size, config.patch_size, config.patch_size
         self.trained_sides = (config.crop_size // config.patch_size,) * 2

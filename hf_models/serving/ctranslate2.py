@@ -61,8 +61,12 @@ _OPTIONS = {
 # softmax; the host's beam search applies it after the softmax.
 _WITHOUT_OPTION = (
     "repetition_penalty",
-    *("begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty"),
-    *("exponential_decay_length_penalty", "diversity_penalty", "sequence_bias"),
+    "begin_suppress_tokens",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "exponential_decay_length_penalty",
+    "diversity_penalty",
+    "sequence_bias",
 )
 
 

@@ -201,10 +201,10 @@ def _refuse_tokens(config: Any, tokenizer: Any) -> int:
     """The number of the end of a text, if all special tokens are where whisper.cpp looks for
     them."""
     for name, number in special_tokens(config.vocab_size).items():
-        own = tokenizer.convert_tokens_to_ids(name)
-        if own != number:
+        actual = tokenizer.convert_tokens_to_ids(name)
+        if actual != number:
             raise ValueError(
-                f"token {name} has number {own}, but with {config.vocab_size} tokens whisper.cpp "
+                f"token {name} has number {actual}, but with {config.vocab_size} tokens whisper.cpp "
                 f"takes number {number} for it; allowed: the order of the tokenizers of OpenAI, "
                 "with as many rows in the table of words as the tokenizer has tokens "
                 f"(model.resize_token_embeddings). Else see whether {_OTHER_ENGINES}."

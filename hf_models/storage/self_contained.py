@@ -27,7 +27,9 @@ _COMMANDS = (
         "cape_plugins_models*",
         "cape_plugins_pictures*",
     ),
-    *("cape_plugins_speech", "cape_plugins_speech_audio", "cape_plugins_speech_batching"),
+    "cape_plugins_speech",
+    "cape_plugins_speech_audio",
+    "cape_plugins_speech_batching",
     "cape_plugins_speech_ctc_decoder",
     *(
         "hf_models_run",
@@ -36,7 +38,9 @@ _COMMANDS = (
         "hf_models_counting",
         "hf_models_storage_self_contained",
     ),
-    *("hf_models_storage_loading", "hf_models_serving*", "cape_plugins_serving*"),
+    "hf_models_storage_loading",
+    "hf_models_serving*",
+    "cape_plugins_serving*",
 )
 _IMPORT = re.compile(r"^(\s*)from ((?:cape_plugins|hf_models)(?:\.\w+)*) import ", re.MULTILINE)
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from cape_plugins import PositionConfig, patch_positions, token_positions
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.serving.command import SHORTEST
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
 from hf_models.seams.frames import Frames, add_positions
 from hf_models.seams.grids import PatchTable, TakesAnySize
 from hf_models.seams.images import PatchEmbeddings
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 def build_stock(cape: PreTrainedModel, stock_class: Any) -> PreTrainedModel:
-    """See :func:`hf_models.switching.built.build_stock`; the stock model has a table to fill."""
+    """See :func:`hf_models.calls.switching.build_stock`; the stock model has a table to fill."""
     fields = {}
     of_patches = PatchEmbeddings | OptionalTable
     has_patches = any(isinstance(module, of_patches) for module in cape.modules())

@@ -35,8 +35,8 @@ def copy_implementations(source: Any, target: Any) -> None:
 
 class _PositionFields:
     """The attribute ``position_fields`` of configurations: see
-    :meth:`PositionEmbeddingMixin.fields_for`. A class gives those of the first kind of model that
-    its model type has, an instance those of its kind."""
+    :meth:`PositionEmbeddingMixin.fields_for`. A class gives the fields of the first kind of model
+    that its model type has, an instance the fields of its kind."""
 
     def __get__(self, config: Any, config_class: Any) -> dict[str, tuple[str, str]]:
         return config_class.fields_for({} if config is None else vars(config))

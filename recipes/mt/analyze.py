@@ -20,7 +20,7 @@ from recipes.lab.command_line import add_shared, check_shared, new_parser, posit
 from recipes.lab.steps import CommandError, run_main
 from recipes.mt import corpus
 from recipes.mt.analysis import length, scores, similarity, stack, swap
-from recipes.mt.analysis.options import add_model_options
+from recipes.mt.analysis.arguments import add_model_options
 
 ANALYSES = {
     "stack": (stack, "loss by position on stacked sentences (CAPE figure 8)"),

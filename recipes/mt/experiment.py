@@ -19,7 +19,7 @@ from recipes.lab import command_line, runs, steps, tables
 from recipes.lab.command_line import Settings
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SEGMENTATIONS
-from recipes.mt.analysis.options import open_translator, translations
+from recipes.mt.analysis.arguments import open_translator, translations
 from recipes.mt.analysis.stack import TABLE_BIN, position_rows, stack_pairs, totals_by_bin
 from recipes.mt.analysis.swap import COLUMNS, swap_bleu
 from recipes.mt.analysis.translators import Decoding, Running, Translator

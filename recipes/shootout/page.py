@@ -121,10 +121,10 @@ def _table(found: Sequence[Answer]) -> list[str]:
         ]
         for answer in found
     ]
-    known = [balances[name] for name in names]
-    rows.append(["ahead", *(f"{100 * row.ahead:.0f} %" if row else "" for row in known)])
-    rows.append(["behind", *(f"{100 * row.behind:.0f} %" if row else "" for row in known)])
-    rows.append([f"families of {families}", *(str(row.families) if row else "0" for row in known)])
+    shares = [balances[name] for name in names]
+    rows.append(["ahead", *(f"{100 * row.ahead:.0f} %" if row else "" for row in shares)])
+    rows.append(["behind", *(f"{100 * row.behind:.0f} %" if row else "" for row in shares)])
+    rows.append([f"families of {families}", *(str(row.families) if row else "0" for row in shares)])
     return markdown(["task", *map(_names, ([name] for name in names))], rows)
 
 
@@ -140,8 +140,8 @@ def _cell(values: Sequence[float], rank: Rank | None) -> str:
     text = cell(values)
     if rank is None:
         return f"*{text}*"
-    place = f"{rank.best}" if rank.best == rank.worst else f"{rank.best}-{rank.worst}"
-    return f"**{text}** ({place})" if rank.best == 1 else f"{text} ({place})"
+    ranks = f"{rank.best}" if rank.best == rank.worst else f"{rank.best}-{rank.worst}"
+    return f"**{text}** ({ranks})" if rank.best == 1 else f"{text} ({ranks})"
 
 
 def _tasks(tasks: Sequence[Task]) -> list[str]:

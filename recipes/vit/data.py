@@ -37,13 +37,13 @@ HELD_BYTES = 2**28  # CIFAR-10 needs 150 MB
 
 class Request(NamedTuple):
     """Asks for an image of a training epoch: a square of `size` pixels or, with None, the crop
-    without resizing. The augmentation depends only on seed, epoch and `place` in the order of the
+    without resizing. The augmentation depends only on seed, epoch and `number` in the order of the
     epoch, so neither resuming nor the number of workers or processes changes it."""
 
     index: int
     size: int | None
     epoch: int
-    place: int
+    number: int
 
 
 @dataclass(eq=False)
@@ -106,7 +106,7 @@ class Images(Dataset):
         image, label = self.read(request.index)
         if image.dtype == torch.uint8:
             image = image.float() / 255
-        rng = random.Random(f"{self.seed} {request.epoch} {request.place}")
+        rng = random.Random(f"{self.seed} {request.epoch} {request.number}")
         if self.crop is not None:
             image = random_crop(image, self.crop, rng)
         if request.size is not None:

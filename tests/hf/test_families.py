@@ -12,7 +12,7 @@ from cape_plugins import TYPES
 from cape_plugins.settings.registry import ROTARY, ROTARY_TYPES, types_of
 from hf_models.convert import convert
 from hf_models.families import FAMILIES as MODULES
-from hf_models.families import rows
+from hf_models.families import composed
 from hf_models.switching.install import is_model
 from tests.support.hf import FAMILIES, VARIANTS, WITH_STOCK, answer, batch
 
@@ -120,9 +120,9 @@ def test_every_model_takes_a_stock_checkpoint_without_a_word(model, tmp_path, ca
 
 
 def test_a_name_of_no_row_is_refused():
-    assert rows.CapeBertModel is hf_models.CapeBertModel
-    with pytest.raises(AttributeError, match=r"'hf_models\.families\.rows'.*'CapeBertTower'"):
-        _ = rows.CapeBertTower
+    assert composed.CapeBertModel is hf_models.CapeBertModel
+    with pytest.raises(AttributeError, match=r"'hf_models\.families\.composed'.*'CapeBertTower'"):
+        _ = composed.CapeBertTower
 
 
 def test_a_subclass_of_a_user_keeps_the_arguments_of_frames():

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 import hf_models
 from hf_models.checks.stock_models import tiny_stock_models
-from hf_models.generated.scope import Scope
+from hf_models.seams.scope import Scope
 from tests.support.generated import (
     BUILDERS,
     CAPE,

@@ -12,7 +12,7 @@ import hf_models
 from cape_plugins.checkpoints.families import FAMILY_ROWS, OWN_PREFIX
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.families import make
-from hf_models.generated.seams import SEAMS
+from hf_models.generated.kinds import SEAMS
 from tests.support.generated import CAPE, batch, llava, logits, mistral
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import hf_models
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
 
 SIZES = {
     "hidden_size": 32,

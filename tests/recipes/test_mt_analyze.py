@@ -20,7 +20,7 @@ from recipes.lab.steps import CommandError
 from recipes.lab.subwords import SentencePiece
 from recipes.mt import analyze
 from recipes.mt.analysis import scores, swap
-from recipes.mt.analysis.options import open_translator, translations
+from recipes.mt.analysis.arguments import open_translator, translations
 from recipes.mt.analysis.translators import Decoding, Running, Translator
 from recipes.mt.corpus import SEPARATOR
 from recipes.mt.scoring import groups_by_length, score_groups

@@ -21,7 +21,7 @@ import recipes
 from cape_plugins import TYPES, PositionConfig, build_position_encoder, token_positions
 from cape_plugins.checkpoints.families import FAMILY_ROWS
 from recipes.lab.subwords import SentencePiece, SubwordNMT
-from recipes.mt.analysis.options import open_translator
+from recipes.mt.analysis.arguments import open_translator
 from recipes.mt.analysis.similarity import similarities
 from recipes.mt.analysis.translators import Decoding, Running, batches, shifted
 from recipes.mt.corpus import SEPARATOR, Segmentation, Segmented, open_segmentation
@@ -183,7 +183,7 @@ def test_models_of_a_host_need_no_other_host(work, other):
         for name in [name for name in sys.modules if name.startswith("recipes.")]:
             del sys.modules[name]
         sys.modules |= {other: None, PACKAGES[other]: None}  # not installed
-        host = import_module("recipes.mt.analysis.options")
+        host = import_module("recipes.mt.analysis.arguments")
         running = host.Running(torch.device("cpu"))
         model = host.open_translator(paths.pop(other), running)
         (refused,) = paths.values()

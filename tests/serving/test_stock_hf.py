@@ -16,7 +16,7 @@ from transformers import MarianMTModel
 
 import hf_models
 from hf_models import convert
-from hf_models.switching.built import build_stock
+from hf_models.calls.switching import build_stock
 from tests.support.engines import export, program_of, refusal
 from tests.support.hf import ALPHA, FAMILIES, IMAGE, TEXT, answer, config_of
 from tests.support.stock import run_without_package

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from recipes.lab.command_line import bins, positive
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError
-from recipes.mt.analysis import options
+from recipes.mt.analysis import arguments
 from recipes.mt.analysis.stack import stack_groups
 from recipes.mt.corpus import Pair, languages_of
 from recipes.mt.scoring import METRICS, groups_by_length, metrics_are, score_groups
@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="join N neighbouring sentences to one, and show scores by N (default: by source "
         "words)",
     )
-    options.add_decoding_options(parser)
+    arguments.add_decoding_options(parser)
 
 
 def stack_all(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[list[Pair], list[str]]:
@@ -52,19 +52,19 @@ def stack_all(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[list[Pair],
 
 def run(args: argparse.Namespace) -> None:
     bins(args.bins, "--bins")  # refuses bad numbers before any work
-    decoding, pairs = options.decoding(args), options.test_pairs(args)
+    decoding, pairs = arguments.decoding(args), arguments.test_pairs(args)
     column, groups_are, name, stacks = "source_words", "source words", "length", None
     if args.stack:
         pairs, stacks = stack_all(pairs, args.stack)
         column, groups_are, name = "sentences", "number of stacked sentences", "length-stacked"
     _, language = languages_of(*args.test)
     measured = metrics_are(language)  # an error now, and not after decoding
-    models = options.open_models(args)
+    models = arguments.open_models(args)
     sides = list(zip(*pairs, strict=True))
     metrics = {metric: METRICS[metric] for metric in ("bleu", "exact_match")}
     rows = []
-    for columns, model in options.each(models):
-        hypotheses = options.translations(model, decoding, args.output / "translations", sides[0])
+    for columns, model in arguments.each(models):
+        hypotheses = arguments.translations(model, decoding, args.output / "translations", sides[0])
         sources, references = (list(map(model.plain, side)) for side in sides)
         groups = (stacks, args.stack) if stacks else groups_by_length(sources, args.bins)
         labels = list(map(str, groups[1]))
@@ -74,6 +74,6 @@ def run(args: argparse.Namespace) -> None:
             rows.append({**columns, column: label, **values})
     counts = {row[column]: row["count"] for row in rows}
     sentences = ", ".join(f"{label}: {count}" for label, count in counts.items())
-    facts = options.facts(args, models, sentences=sentences, metrics=measured)
+    facts = arguments.facts(args, models, sentences=sentences, metrics=measured)
     title = f"Scores by {groups_are}" if stacks else "Scores by source length"
     write_scores(args.output, title, rows, column, metrics, facts, name=name, groups_are=groups_are)

@@ -20,7 +20,7 @@ from recipes.lab.command_line import bins, positive
 from recipes.lab.figures import draw_matrix, new_figure
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import cell, markdown, of_seeds
-from recipes.mt.analysis.options import open_models, test_pairs, write_report
+from recipes.mt.analysis.arguments import open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import fingerprint, read_lines
 

@@ -19,7 +19,7 @@ from recipes.lab.command_line import int_at_least
 from recipes.lab.figures import draw_matrix, new_figure
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import seed_table
-from recipes.mt.analysis.options import each, open_models, test_pairs, write_report
+from recipes.mt.analysis.arguments import each, open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator, shifted
 
 # No offset, the largest offset of SHAPE's training (table 4), and two offsets between. The figure

@@ -17,7 +17,7 @@ from recipes.lab.command_line import positive
 from recipes.lab.figures import draw_band, new_figure
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Row, markdown, plus_minus
-from recipes.mt.analysis.options import each, open_models, test_pairs, write_report
+from recipes.mt.analysis.arguments import each, open_models, test_pairs, write_report
 from recipes.mt.analysis.translators import Translator
 from recipes.mt.corpus import Pair, write_columns
 

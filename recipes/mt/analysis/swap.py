@@ -20,7 +20,7 @@ from recipes.lab.command_line import positive
 from recipes.lab.figures import draw_bars, new_figure
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Cells, of_seeds, seed_table
-from recipes.mt.analysis import options
+from recipes.mt.analysis import arguments
 from recipes.mt.corpus import SEPARATOR, join_neighbours, languages_of
 from recipes.mt.scoring import sacrebleu
 
@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="join N neighbouring lines of the test text first (default: 1, none; SHAPE: 10)",
     )
-    options.add_decoding_options(parser)
+    arguments.add_decoding_options(parser)
 
 
 def first_to_end(text: str) -> str:
@@ -81,7 +81,7 @@ def swap_bleu(
 
 
 def run(args: argparse.Namespace) -> None:
-    decoding, pairs = options.decoding(args), options.test_pairs(args)
+    decoding, pairs = arguments.decoding(args), arguments.test_pairs(args)
     if args.join > 1:
         pairs = list(join_neighbours(pairs, args.join))
     if not any(f" {SEPARATOR} " in source for source, _ in pairs):
@@ -89,12 +89,12 @@ def run(args: argparse.Namespace) -> None:
             f"--test: no line has the separator {SEPARATOR} between words, so there is nothing to"
             " swap; make such text by `python -m recipes.mt.analyze interpolate`, or give --join 10"
         )
-    models, metric = options.open_models(args), sacrebleu(languages_of(*args.test)[1])
+    models, metric = arguments.open_models(args), sacrebleu(languages_of(*args.test)[1])
     sources, references = zip(*pairs, strict=True)
     cells: Cells = {}
     rows = []
-    for columns, model in options.each(models):
-        translate = partial(options.translations, model, decoding, args.output / "translations")
+    for columns, model in arguments.each(models):
+        translate = partial(arguments.translations, model, decoding, args.output / "translations")
         bleu = swap_bleu(translate, sources, list(map(model.plain, references)), metric)
         named = {f"bleu_{name}" if name in BLEUS else name: bleu[name] for name in COLUMNS}
         rows.append({**columns, **named, "lines": len(pairs)})
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
             few = f"**{name}: only {share:.0f} % are, so that its drop means little;"
             lines += ["", f"{few} the test is for models trained on joined sentences.**"]
     title = "Swapped sentences (SHAPE table 1)"
-    options.write_report(args, models, title, rows, plot(cells), lines, digits=4)
+    arguments.write_report(args, models, title, rows, plot(cells), lines, digits=4)
 
 
 def plot(cells: Cells) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
 from hf_models.seams.detection import DetectionPositions
 from hf_models.seams.grids import PatchGrid
 from hf_models.seams.optional_grids import OptionalTable

@@ -17,9 +17,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from cape_plugins.checkpoints.families import FAMILY_ROWS
+from hf_models.calls.switching import without_head
 from hf_models.generated.families import can_make, make_if_known, part_of
 from hf_models.generated.model import how_to_check
-from hf_models.switching.built import without_head
 from hf_models.switching.install import is_model
 from hf_models.switching.settings import (
     FIELD,

@@ -31,7 +31,8 @@ _STACKS = {"Encoder": _SOURCE, "Decoder": _TARGET, "Model": _BOTH}
 _GENERATION = {
     "ForConditionalGeneration": Part(
         "Translation and other generation; ``forward(..., draw=)`` and ``generate()`` as in stock.",
-        *(Generates, Model),
+        Generates,
+        Model,
     )
 }
 _WITH_TABLE = {
@@ -65,7 +66,8 @@ ROWS = (
             "MTModel": Part(
                 "Translation model; ``forward(..., draw=)`` and ``generate()`` as in the stock "
                 "class.",
-                *(Generates, Model),
+                Generates,
+                Model,
                 _keys_to_ignore_on_load_missing=["final_logits_bias"],
                 _keys_to_ignore_on_save=None,
             ),
@@ -127,7 +129,8 @@ ROWS = (
             "Embeddings": Part("Patches, class token and positions.", PatchEmbeddings),
             "Model": Part(
                 "See transformers' ViTModel; images of any size, no flag needed.",
-                *(DropPathModel, Model),
+                DropPathModel,
+                Model,
             ),
             "ForImageClassification": Part("Linear classifier on the class token.", Model),
         },
@@ -215,11 +218,13 @@ ROWS = (
             "ForConditionalGeneration": Part(
                 "Recognition or translation; ``forward(..., hop_nanoseconds=, draw=)`` and "
                 "``generate()``.",
-                *(TakesFrames, EncodesSpeech, Model),
+                TakesFrames,
+                EncodesSpeech,
+                Model,
             ),
         },
         config_mixins=(RecognitionSettings,),
     ),
 )
-FAMILIES = Families(ROWS, __name__)
-__getattr__ = FAMILIES.class_of_name
+COMPOSED = Families(ROWS, __name__)
+__getattr__ = COMPOSED.class_of_name

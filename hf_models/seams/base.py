@@ -11,21 +11,21 @@ from torch import nn
 from cape_plugins import PositionConfig, PositionEncoder, StackPositions
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.binding import Bound
-from hf_models.generated.scope import Scope
+from hf_models.seams.scope import Scope
 
 
 class Seam(Bound):
     """Base of the mixins that take the place of stock modules in generated families.
 
     A kind of seam is a subclass in ``hf_models/seams`` and a row of
-    :data:`hf_models.generated.seams.SEAMS`; rows of :mod:`cape_plugins.checkpoints.generated` name
+    :data:`hf_models.generated.kinds.SEAMS`; rows of :mod:`cape_plugins.checkpoints.generated` name
     its key. Nothing else has to change. The subclass defines
 
     * :meth:`find`, which finds the stock modules by their structure, never by the name of a model;
     * :meth:`prepare`, which builds ``self.positions``, a :class:`~cape_plugins.PositionEncoder`,
       and puts stock tables aside;
     * ``forward`` or other methods of the stock module. There ``self.bound`` is the
-      :class:`~hf_models.generated.scope.Scope` of the forward: masks, sizes and draws. It is None
+      :class:`~hf_models.seams.scope.Scope` of the forward: masks, sizes and draws. It is None
       if the module is called outside of a model, and then nothing is drawn;
     * if needed :meth:`adapt_call`, which changes arguments before the model sees them;
     * if needed :meth:`bases_and_attributes`, for a class that is more than the mixin over the

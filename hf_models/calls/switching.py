@@ -17,7 +17,7 @@ from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.binding import Bound
 from hf_models.generated.families import part_of
 from hf_models.generated.model import how_to_check
-from hf_models.generated.seam import Seam
+from hf_models.seams.base import Seam
 from hf_models.switching.configuration import copy_implementations
 from hf_models.switching.install import (
     PARTS,

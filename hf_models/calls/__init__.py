@@ -1,0 +1,1 @@
+"""Calls of users that build models with switched positions: by `switch`, and by transformers."""
