@@ -204,8 +204,8 @@ def _refuse_tokens(config: Any, tokenizer: Any) -> int:
         actual = tokenizer.convert_tokens_to_ids(name)
         if actual != number:
             raise ValueError(
-                f"token {name} has number {actual}, but with {config.vocab_size} tokens whisper.cpp "
-                f"takes number {number} for it; allowed: the order of the tokenizers of OpenAI, "
+                f"token {name} has number {actual}, but with {config.vocab_size} tokens whisper.cpp"
+                f" takes number {number} for it; allowed: the order of the tokenizers of OpenAI, "
                 "with as many rows in the table of words as the tokenizer has tokens "
                 f"(model.resize_token_embeddings). Else see whether {_OTHER_ENGINES}."
             )
