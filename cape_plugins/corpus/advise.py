@@ -9,9 +9,10 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 * N > T, but N is at most the longest training input: the same type, because inputs in use that are
   as rarely long as in training meet the positions that training has seen. If long inputs are more
   frequent in use, the settings for longer inputs below.
-* N > T, sequences: `relpos` for text, directed `alibi` for speech; or `cape`, for tasks that are
-  solved by positions alone. Training with `cape` must see the positions of an input of length N, so
-  the shift covers the difference (CAPE section 5.2: "covers 60 s"; SHAPE section 2.3: offsets).
+* N > T, sequences: `relpos` for text and speech with a decoder, directed `alibi` for speech with
+  CTC; or `cape`, for tasks that are solved by positions alone. Training with `cape` must see the
+  positions of an input of length N, so the shift covers the difference (CAPE section 5.2: "covers
+  60 s"; SHAPE section 2.3: offsets).
   Positions that are counted from 0 reach T + shift: shift = N - T. Mean-normalised positions lie
   around 0: shift = (N - T) / 2. In text, a share of the samples stays unaugmented
   (docs/settings.md, Probability).
@@ -57,6 +58,8 @@ PAGE, SETTINGS = "docs/choosing.md", "docs/settings.md"
 # Types by domain, where they are not relpos: for a model from scratch, and for longer inputs
 FROM_SCRATCH: dict[str, str] = {"audio": "rope"}
 CARRIES_OVER: dict[str, dict[str, Any]] = {"audio": {"type": "alibi", "directed": True}}
+# Recordings are taken for CTC; models that write their text token by token need another type.
+WITH_DECODER = {"audio": " A model with a decoder of text takes relpos instead."}
 # Percent of the updates of the first training, after which a switched model is level
 SHARE, ROTARY_SHARE = 25, 50
 
@@ -187,7 +190,8 @@ def choose(
     settings = {"type": trained or from_scratch}
     if corpus.longest <= corpus.reached:
         reason = "nothing in use is longer than what training sees often: no augmentation is needed"
-        return settings, f"{reason} ({PAGE}, Which type)."
+        with_decoder = "" if trained else WITH_DECODER.get(domain_name, "")
+        return settings, f"{reason} ({PAGE}, Which type).{with_decoder}"
     *alternatives, reason_for_longer = longer
     reason = (
         f"nothing in use is longer than the longest training input. If more than one in "
@@ -222,6 +226,7 @@ def _choose_for_longer(corpus: Corpus, domain_name: str, rotary: bool) -> tuple[
         f"{best['type']} carries over to longer inputs in most tasks ({PAGE}, Which type). If "
         f"positions alone lead to the answer, as in lists of numbers, take {default.type}: its "
         f"shift shows training the positions of inputs of {corpus.longest:g} ({SETTINGS}, Shift)."
+        f"{WITH_DECODER.get(domain_name, '')}"
     )
     return best, cape, reason
 

@@ -119,6 +119,7 @@ def settings_to_compare(
     default: Sequence[str],
     rows: Mapping[str, Mapping[str, Any]] | None = None,
     architecture: str | None = None,
+    flag: str = "--compare",
 ) -> dict[str, dict[str, Any]]:
     """Returns ``{name: position_embedding}`` of the models to train, from ``--compare`` or from the
     options of one type. A name is ``ROW`` or ``ROW:option=value,...``. A ROW is a type with its
@@ -130,6 +131,7 @@ def settings_to_compare(
         default: Names that are compared if ``--compare`` is not given.
         rows: Settings by name; a row that is named after a type may leave out the type.
         architecture: Architecture of the models; default the domain's.
+        flag: Flag of the names, for messages.
 
     Raises:
         ValueError: names the flag, the value, what is allowed and what to do.
@@ -149,8 +151,8 @@ def settings_to_compare(
     settings = {}
     for name in names:
         if name in settings:
-            raise ValueError(f"--compare {name} is given twice; give each name once")
-        row, row_options = _parse_row(name, domain, rows)
+            raise ValueError(f"{flag} {name} is given twice; give each name once")
+        row, row_options = _parse_row(flag, name, domain, rows)
         settings[name] = {"type": row, **rows[row], **row_options, **loose_options}
         try:
             PositionConfig.from_dict(settings[name], domain, architecture)
@@ -160,11 +162,11 @@ def settings_to_compare(
 
 
 def _parse_row(
-    text: str, domain: str, rows: Mapping[str, Mapping[str, Any]]
+    flag: str, text: str, domain: str, rows: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, dict[str, Any]]:
     row, colon, options_text = text.partition(":")
     if row not in rows:
-        raise ValueError(f"--compare {row} is unknown; allowed: {', '.join(rows)}; choose one")
+        raise ValueError(f"{flag} {row} is unknown; allowed: {', '.join(rows)}; choose one")
     option_names = [option.name for option in option_fields(domain)]
     settings = {}
     for part in options_text.split(",") if colon else ():
@@ -177,11 +179,11 @@ def _parse_row(
         elif name in settings:
             problem = f"{name!r} is given twice"
         if problem:
-            raise ValueError(f"--compare {text}: {problem}; options: {', '.join(option_names)}")
+            raise ValueError(f"{flag} {text}: {problem}; options: {', '.join(option_names)}")
         try:
             settings[name] = parse_option(name, value)
         except ValueError as error:
-            raise ValueError(f"--compare {text}: {error}") from None
+            raise ValueError(f"{flag} {text}: {error}") from None
     return row, settings
 
 

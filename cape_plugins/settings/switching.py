@@ -91,12 +91,9 @@ def plan_trainings(
         return [Step(name, settings, updates) for name, settings in compared.items()]
     compared = settings_to_compare(args, domain, [DEFAULT_TYPE], rows)
     first_args = argparse.Namespace(compare=[args.switch_from], **{TYPE_ARG: None})
-    try:
-        ((first_name, first_settings),) = settings_to_compare(
-            first_args, domain, default, rows
-        ).items()
-    except ValueError as error:
-        raise ValueError(str(error).replace("--compare", "--switch-from")) from None
+    ((first_name, first_settings),) = settings_to_compare(
+        first_args, domain, default, rows, flag="--switch-from"
+    ).items()
     if first_name in compared:
         raise ValueError(
             f"--switch-from {first_name} is among the types of --compare; allowed: another type; "

@@ -64,6 +64,14 @@ def test_inputs_as_rarely_long_as_in_training_keep_the_type(advise):
     assert settings_of(advise("text", [*range(1, 101)], 100, *ROTARY_CORPUS)) == {"type": "rope"}
 
 
+def test_speech_with_a_decoder_is_told_its_type(advise):
+    for longest in (2, 64):
+        assert "with a decoder of text takes relpos" in advise("audio", [2.5, 3, 4], longest)
+        assert "decoder" not in advise("text", [2, 3, 4], longest)
+    kept = advise("audio", [3, 4], 2, "--train-lengths", "lengths", "--trained", "sinpos")
+    assert "relpos" not in kept
+
+
 def test_shift_of_positions_around_zero_is_half_as_wide(advise):
     settings = cape_of(text := advise("audio", [2.5, 3, 4], 64))
     assert settings_of(text) == {"type": "alibi", "directed": True}
