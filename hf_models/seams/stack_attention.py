@@ -174,13 +174,13 @@ def _self_attentions(model: nn.Module, path: str) -> tuple[str, list[tuple[str, 
     while path:
         path = path.rpartition(".")[0]
         stack = model.get_submodule(path) if path else model
-        found = [
+        attentions = [
             (f"{path}.{name}" if path else name, module)
             for name, module in stack.named_modules()
             if has_heads(module) and not _CROSS.search(name)
         ]
-        if found:
-            return path, found
+        if attentions:
+            return path, attentions
     return path, []
 
 

@@ -258,10 +258,10 @@ def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: J
     """Tables and figures of error rates and of times."""
     seconds, ratios = (pivot(times, "variant", "work", column) for column in ("seconds", "ratio"))
     mean = np.mean([item.seconds for item in timed.items])
-    what = f"an epoch of training, and recognition, of {len(timed)} recordings of {mean:.1f} s"
+    work = f"an epoch of training, and recognition, of {len(timed)} recordings of {mean:.1f} s"
     more = {
-        f"Seconds for {what}": seed_table(seconds, "variant"),
-        f"Times as fast as the padded model: {what}": seed_table(ratios, "variant", 1),
+        f"Seconds for {work}": seed_table(seconds, "variant"),
+        f"Times as fast as the padded model: {work}": seed_table(ratios, "variant", 1),
     }
     write_csv(args.output / "times.csv", times)
     figure, ((axes,),) = new_figure(6, 3.5)

@@ -60,13 +60,13 @@ def read_config(path: str, *configs: type[Any]) -> Any:
 
 def read_beside(loader: type[Any], path: str) -> Any:
     """The tokenizer or processor in the folder of ``--model``, read by an auto class."""
-    what = loader.__name__.removeprefix("Auto").lower()
+    kind = loader.__name__.removeprefix("Auto").lower()
     try:
         return loader.from_pretrained(path)
     except Exception as error:  # without its files each tokenizer fails in a different way
         raise CommandError(
-            f"--model {path}: has no {what} that can be read ({first_line(error)}); put its files "
-            f"there, as {what}.save_pretrained writes them"
+            f"--model {path}: has no {kind} that can be read ({first_line(error)}); put its files "
+            f"there, as {kind}.save_pretrained writes them"
         ) from None
 
 

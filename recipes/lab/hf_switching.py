@@ -93,9 +93,9 @@ def plan_trainings(
     first = first_training(args.model)
     needs_first = args.switch_scratch or any(text.endswith("%") for text in args.switch_updates)
     if first is None and needs_first:
-        what = "--switch-scratch" if args.switch_scratch else words
+        flag = "--switch-scratch" if args.switch_scratch else words
         raise CommandError(
-            f"{what}: {args.model} has no {STATE}, which says how long it was trained; give whole "
+            f"{flag}: {args.model} has no {STATE}, which says how long it was trained; give whole "
             "numbers of updates, and no --switch-scratch"
         )
     first_updates = first.updates if first else 0

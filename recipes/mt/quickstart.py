@@ -137,17 +137,17 @@ def read_splits(args: argparse.Namespace) -> dict[str, list[corpus.Pair]]:
             pairs = list(corpus.read_pairs(*paths, f"--{option}"))
             splits[split] = [pair for pair in pairs if all(pair)]
             if empty := len(pairs) - len(splits[split]):
-                said = f"{empty} of {len(pairs)} pairs are empty on a side and left out"
-                print(f"--{option}: {said}", flush=True)
-    total, what = len(splits["train"]), f"--data {args.data[0]} {args.data[1]}: only"
+                some = f"{empty} of {len(pairs)} pairs"
+                print(f"--{option}: {some} are empty on a side and left out", flush=True)
+    total, flag = len(splits["train"]), f"--data {args.data[0]} {args.data[1]}: only"
     if total < 200:
-        raise CommandError(f"{what} {total} non-empty sentence pairs; at least 200 are needed")
+        raise CommandError(f"{flag} {total} non-empty sentence pairs; at least 200 are needed")
     sizes = {"valid": max(40, min(500, total // 20)), "test": min(1000, total // 10)}
     missing = {split: size for split, size in sizes.items() if split not in splits}
     splits |= corpus.split_pairs(splits["train"], missing)
     if len(splits["train"]) < MIN_PAIRS:
         few = f"{len(splits['train'])} training pairs are not also in validation or test data"
-        raise CommandError(f"{what} {few}; give more, or more different sentences")
+        raise CommandError(f"{flag} {few}; give more, or more different sentences")
     return splits
 
 

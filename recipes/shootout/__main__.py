@@ -111,8 +111,8 @@ def known_cells(
     trained = {(cell.task, cell.type, cell.seed) for cell in cells}
     for task in tasks:
         if task.files not in files:
-            found = published(task, args.tables)
-            cells += [cell for cell in found if (cell.task, cell.type, cell.seed) not in trained]
+            of_page = published(task, args.tables)
+            cells += [cell for cell in of_page if (cell.task, cell.type, cell.seed) not in trained]
     return cells, others
 
 
@@ -201,9 +201,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     def write() -> None:
         shown = [cell for cell in cells if cell.type in types]
         write_cells(args.output / "cells.csv", [*cells, *others])
-        found = all_answers(tasks, shown)
-        write_picture(args.output / PICTURE, found)
-        parts = sections(found, tasks, shown, missing)
+        all_ranked = all_answers(tasks, shown)
+        write_picture(args.output / PICTURE, all_ranked)
+        parts = sections(all_ranked, tasks, shown, missing)
         write_page(args.output / "shootout.md", "Shoot-out: all types on all tasks", parts, facts)
 
     with alone(args.work, args.output):

@@ -23,24 +23,24 @@ def all_answers(tasks: Sequence[Task], cells: Sequence[Cell]) -> Answers:
 
 
 def sections(
-    found: Answers, tasks: Sequence[Task], cells: Sequence[Cell], missing: Sequence[str]
+    answers: Answers, tasks: Sequence[Task], cells: Sequence[Cell], missing: Sequence[str]
 ) -> dict[str, list[str]]:
     """The sections of the page by heading.
 
     Args:
-        found: Values and ranks of the cells.
+        answers: Values and ranks of the cells.
         missing: Lines that tell what was not measured, and why.
     """
     parts = {
-        "": [*_introduction(found), "", f"![ahead and behind by question]({PICTURE})"],
-        "First places": first_places(found),
+        "": [*_introduction(answers), "", f"![ahead and behind by question]({PICTURE})"],
+        "First places": first_places(answers),
     }
-    parts |= {question.capitalize(): _table(rows) for question, rows in found.items() if rows}
+    parts |= {question.capitalize(): _table(rows) for question, rows in answers.items() if rows}
     parts["Tasks"] = _tasks([task for task in tasks if any(row.task == task.name for row in cells)])
     parts["Seconds of training"] = costs(tasks, cells)
     one_seed = [
         f"- {answer.task.name}, {_names(names)}: one seed, so no rank"
-        for answer in found[QUESTIONS[0]]
+        for answer in answers[QUESTIONS[0]]
         if (names := [name for name in answer.values if name not in answer.ranks])
     ]
     nothing = "Each chosen type has two seeds or more on each chosen task that has the type."
@@ -48,8 +48,8 @@ def sections(
     return parts
 
 
-def _introduction(found: Answers) -> list[str]:
-    counts = [len(row.ranks) for rows in found.values() for row in rows]
+def _introduction(answers: Answers) -> list[str]:
+    counts = [len(row.ranks) for rows in answers.values() for row in rows]
     pairs = sum(count * (count - 1) // 2 for count in counts)
     labels = "; ".join(f"`{TYPES[name]}` is `{name}`" for name in TYPES if TYPES[name] != name)
     return [
@@ -69,15 +69,15 @@ def _introduction(found: Answers) -> list[str]:
     ]
 
 
-def first_places(found: Answers) -> list[str]:
+def first_places(answers: Answers) -> list[str]:
     """A table with the types that no other type is better than, by task and question; the type with
     the best mean stands first, after its value."""
     by_task: dict[str, list[str]] = {}
-    for column, rows in enumerate(found.values()):
+    for column, rows in enumerate(answers.values()):
         for answer in rows:
-            texts = by_task.setdefault(_title(answer.task), [""] * len(found))
+            texts = by_task.setdefault(_title(answer.task), [""] * len(answers))
             texts[column] = _first(answer)
-    return markdown(["task", *found], [[title, *texts] for title, texts in by_task.items()])
+    return markdown(["task", *answers], [[title, *texts] for title, texts in by_task.items()])
 
 
 def _first(answer: Answer) -> str:
@@ -105,13 +105,13 @@ def _title(task: Task) -> str:
     return f"{task.name}: {task.metric} {'↓' if task.lower_is_better else '↑'}"
 
 
-def _table(found: Sequence[Answer]) -> list[str]:
+def _table(answers: Sequence[Answer]) -> list[str]:
     """A row a task; types stand in the order of their lead, those with ranks in less than half of
     the families at the end."""
-    balances = {name: balance(found, name) for name in TYPES}
-    families = len({answer.task.family for answer in found})
+    balances = {name: balance(answers, name) for name in TYPES}
+    families = len({answer.task.family for answer in answers})
     names = sorted(
-        (name for name in TYPES if any(name in answer.values for answer in found)),
+        (name for name in TYPES if any(name in answer.values for answer in answers)),
         key=lambda name: _order(balances[name], families),
     )
     rows = [
@@ -119,7 +119,7 @@ def _table(found: Sequence[Answer]) -> list[str]:
             _title(answer.task),
             *(_cell(answer.values.get(name, ()), answer.ranks.get(name)) for name in names),
         ]
-        for answer in found
+        for answer in answers
     ]
     shares = [balances[name] for name in names]
     rows.append(["ahead", *(f"{100 * row.ahead:.0f} %" if row else "" for row in shares)])
@@ -181,12 +181,12 @@ def _origin(source: str) -> str:
     return "trained here" if source.startswith(PROGRAM) else Path(source).parent.name
 
 
-def write_picture(path: Path, found: Answers) -> None:
+def write_picture(path: Path, answers: Answers) -> None:
     """Draws a heat map: by type and question, the share of the other types that a type is ahead of
     minus the share that it is behind, and the number of families."""
     leads = np.full((len(TYPES), len(QUESTIONS)), np.nan)
     texts = [[""] * len(QUESTIONS) for _ in TYPES]
-    for column, rows in enumerate(found.values()):
+    for column, rows in enumerate(answers.values()):
         for row, name in enumerate(TYPES):
             if (lead := balance(rows, name)) is not None:
                 leads[row, column] = 100 * (lead.ahead - lead.behind)

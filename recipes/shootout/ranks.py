@@ -89,17 +89,17 @@ def ranks_of(values: Values, lower_is_better: bool) -> dict[str, Rank]:
 
 def answers(tasks: Iterable[Task], question: str, cells: Sequence[Cell]) -> list[Answer]:
     """What the tasks that have cells say to a question."""
-    found = []
+    answered = []
     for task in tasks:
         if values := values_of(task, question, cells):
-            found.append(Answer(task, values, ranks_of(values, task.lower_is_better)))
-    return found
+            answered.append(Answer(task, values, ranks_of(values, task.lower_is_better)))
+    return answered
 
 
-def balance(found: Iterable[Answer], name: str) -> Balance | None:
+def balance(answered: Iterable[Answer], name: str) -> Balance | None:
     """The balance of a type: the mean of each family's mean; None without ranks."""
     families: dict[str, list[tuple[float, float]]] = {}
-    for answer in found:
+    for answer in answered:
         if name in answer.ranks:
             best, worst, of = answer.ranks[name]
             shares = ((of - worst) / max(of - 1, 1), (best - 1) / max(of - 1, 1))

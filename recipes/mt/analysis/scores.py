@@ -115,16 +115,19 @@ def run(args: argparse.Namespace) -> None:
     cells = [[label, *("" for _ in positions)] for label in often]
     for i, j in np.argwhere(counts):
         cells[i][1 + j] = f"{cell(ratios[:, i, j].tolist())} ({counts[i, j]})"
-    what = f"share of tokens that {first} scores higher than {second}"
+    meaning = f"share of tokens that {first} scores higher than {second}"
     shares = cell((wins.sum((1, 2)) / counts.sum()).tolist(), 4)
     corner = "frequency / position"
     if len(ours) > 1:
         corner += f" ({of_seeds({'': {'': list(ours)}})})"
     lines = markdown([corner, *positions], cells)
-    lines += ["", f"S{what[1:]}, and the number of tokens; of all {counts.sum()} tokens {shares}."]
+    lines += [
+        "",
+        f"S{meaning[1:]}, and the number of tokens; of all {counts.sum()} tokens {shares}.",
+    ]
     where = fingerprint(args.train_target, "--train-target") if args.train_target else "test text"
     title = "Scores of the right tokens (SHAPE figure 4)"
-    figure = plot(ratios.mean(0), counts, often, positions, what)
+    figure = plot(ratios.mean(0), counts, often, positions, meaning)
     write_report(args, models, title, rows, figure, lines, frequencies=where)
 
 

@@ -156,9 +156,9 @@ def shifted(model: nn.Module, config: PositionConfig | None, offset: int) -> Ite
     """
     if offset and (config is None or config.encoding.counts):
         without = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].adds]
-        what = "a learned table has" if config else "this architecture has"
+        owner = "a learned table has" if config else "this architecture has"
         raise CommandError(
-            f"offset {offset}: {what} no positions to which an offset can be added; give models "
+            f"offset {offset}: {owner} no positions to which an offset can be added; give models "
             "with sinusoids (sinpos, shape, cape) or without absolute positions "
             f"({', '.join(without)})"
         )
