@@ -62,7 +62,14 @@ class LearnedTable(PositionSlot):
         may_branch = isinstance(positions.first, int) and not torch.compiler.is_compiling()
         if not may_branch or positions.first + length > size:
             number = number % size
-        return nn.Embedding.forward(self, number + self.offset if self.offset else number)
+        # a call of the module, before which accelerate brings offloaded weights back
+        return self(rows=number + self.offset if self.offset else number)
+
+    def forward(self, *args: Any, rows: Tensor | None = None, **kwargs: Any) -> Any:
+        """The rows with these numbers; without numbers as :meth:`PositionSlot.forward`."""
+        if rows is not None:
+            return nn.Embedding.forward(self, rows)
+        return super().forward(*args, **kwargs)
 
 
 class PositionHost:

@@ -11,7 +11,7 @@ from cape_plugins.mathematics.binding import Bound
 from hf_models import CapeBertModel
 from hf_models.seams import attention
 from hf_models.seams.tokens import TokenModel
-from tests.support.hf import ALPHA, FAMILIES, answer, batch, sentences
+from tests.support.hf import ALPHA, FAMILIES, WITH_STOCK, answer, batch, sentences
 
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 12}
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -164,6 +164,19 @@ def test_attention_without_a_whole_mask_is_refused(family):
     with pytest.raises(ValueError, match=r"flash_attention_2.*allowed: eager, sdpa.*set_attn_impl"):
         model(**batch(family))
     model.set_attn_implementation("sdpa")
+    assert torch.equal(answer(model(**batch(family))), expected)
+
+
+# reads its table without a call, as the stock model does at other sizes of images
+NOT_OFFLOADED = {"siglip_vision_model"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [name for name in WITH_STOCK if name not in NOT_OFFLOADED])
+def test_models_with_stock_tables_are_offloaded(family):
+    model = FAMILIES[family].build({"type": FAMILIES[family].stock_type})
+    expected = answer(model(**batch(family)))
+    cpu_offload(model, execution_device="cpu")
     assert torch.equal(answer(model(**batch(family))), expected)
 
 
