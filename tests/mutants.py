@@ -3,10 +3,12 @@ finds each fault. This proves that a changed test suite still finds the faults t
 
     python -m tests.mutants                                     all of them: an hour or two
     python -m tests.mutants wrong-base cache-overlooked --table kills.csv
+    python -m tests.mutants --compare tests/mutants_killed.csv
     python -m tests.mutants --list
 
 The tracked files are copied once; the copy is broken, tested and repaired. Before that, each set of
-tests has to pass there unbroken. The exit status is 1 if a fault was not found.
+tests has to pass there unbroken. The exit status is 1 if a fault was not found; with --compare it
+is 1 if a fault that the stored table calls killed was not found now.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import contextlib
 import csv
 import importlib.util
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -21,17 +24,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
+from cape_plugins.machine import describe_processor
+
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".txt")
+STORED = TABLE.with_name("mutants_killed.csv")  # results of an earlier run
 SECONDS = 1800  # a fault may make a test wait for ever
 COLUMNS = ("name", "file", "result", "test", "seconds")
 KILLED, SURVIVED, ERROR = "killed", "SURVIVED", "ERROR"
+NOT_RUN = "NOT RUN"
 
 
 class Mutant(NamedTuple):
@@ -175,6 +183,44 @@ def kill(mutant: Mutant, folder: Path, sets: Mapping[str, str]) -> dict[str, obj
     return dict(zip(COLUMNS, values, strict=True))
 
 
+def describe_run() -> str:
+    """The commit, the day and the machine, for the head of a stored table."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=8"]
+    commit = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True).stdout
+    return (
+        f"commit {commit.strip() or 'unknown'}, {date.today().isoformat()}, "
+        f"{describe_processor()}, Python {platform.python_version()}"
+    )
+
+
+def write_results(path: Path, head: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Stores a table of results as CSV below a comment."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        file.write(f"# {head}\n")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_results(path: Path) -> dict[str, str]:
+    """Results of a stored table, by name of the mutant."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = [line for line in file if not line.startswith("#")]
+    return {row["name"]: row["result"] for row in csv.DictReader(lines)}
+
+
+def lost_kills(
+    before: Mapping[str, str], now: Mapping[str, str], names: Collection[str]
+) -> dict[str, str]:
+    """What became of the mutants that were killed before and are not now; `names`, if there are
+    any, are all that had to run now."""
+    return {
+        name: now.get(name, NOT_RUN)
+        for name, result in before.items()
+        if result == KILLED != now.get(name, NOT_RUN) and (not names or name in names)
+    }
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants",
@@ -187,6 +233,8 @@ def make_parser() -> argparse.ArgumentParser:
     text = "do not test the unbroken copy before"
     parser.add_argument("--skip-baseline", action="store_true", help=text)
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the results as CSV")
+    text = "print what was killed in this table of --table and is not killed now"
+    parser.add_argument("--compare", type=Path, metavar="FILE", help=text)
     return parser
 
 
@@ -204,7 +252,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         )
         return 0
-    rows = []
+    before = read_results(args.compare) if args.compare else None
+    head, rows = describe_run(), []
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         copy_of_tracked_files(folder)
@@ -217,13 +266,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             tqdm.write("{name:36} {result:8} {seconds:4} s  {test}".format_map(rows[-1]))
             sys.stdout.flush()
             if args.table:  # after each: the whole takes long
-                with args.table.open("w", newline="", encoding="utf-8") as file:
-                    writer = csv.DictWriter(file, COLUMNS)
-                    writer.writeheader()
-                    writer.writerows(rows)
+                write_results(args.table, head, rows)
     not_killed = [f"{row['result']} {row['name']}" for row in rows if row["result"] != KILLED]
     print(f"{len(rows) - len(not_killed)} of {len(rows)} killed", *not_killed, sep="\n")
-    return int(bool(not_killed))
+    if before is None:
+        return int(bool(not_killed))
+    lost = lost_kills(before, {row["name"]: row["result"] for row in rows}, args.names)
+    lines = [f"{result} {name}" for name, result in lost.items()]
+    print(f"{len(lines)} killed in {args.compare} and not now", *lines, sep="\n")
+    return int(bool(lost))
 
 
 if __name__ == "__main__":

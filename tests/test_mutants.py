@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import TABLE, Mutant, applied, kill, options_of, read_table
+from tests import mutants
+from tests.mutants import (
+    COLUMNS,
+    TABLE,
+    Mutant,
+    applied,
+    kill,
+    options_of,
+    read_results,
+    read_table,
+    write_results,
+)
 
 PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
 MUTANTS, SETS = read_table(TABLE.read_text(encoding="utf-8"))
@@ -57,3 +68,47 @@ def test_an_error_repairs_the_file(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="y"), applied(Mutant("", "a.py", "", "x", "y"), tmp_path):
         raise KeyError(path.read_text())
     assert path.read_text() == "x"
+
+
+def test_a_kill_that_is_lost_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stored table names what was found before; without it, a survivor is the same every time."""
+    before, after = tmp_path / "before.csv", tmp_path / "after.csv"
+    names = [mutant.name for mutant in MUTANTS[:3]]
+
+    def run(*options: str, survivors: tuple[str, ...] = ()) -> int:
+        def row(mutant: Mutant, *_: object) -> dict[str, object]:
+            result = "SURVIVED" if mutant.name in survivors else "killed"
+            values = (mutant.name, mutant.file, result, "tests/test_a.py::test[1, 2]", 3)
+            return dict(zip(COLUMNS, values, strict=True))
+
+        monkeypatch.setattr(mutants, "kill", row)
+        monkeypatch.setattr(mutants, "copy_of_tracked_files", copy_of_broken_files)
+        return mutants.main([*names, "--skip-baseline", *options])
+
+    def copy_of_broken_files(folder: Path) -> None:
+        for mutant in MUTANTS[:3]:
+            (folder / mutant.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / mutant.file).write_bytes((mutants.ROOT / mutant.file).read_bytes())
+
+    assert run("--table", str(before), survivors=(names[0],)) == 1
+    assert before.read_text().startswith("# commit ")
+    assert read_results(before) == dict(zip(names, ("SURVIVED", "killed", "killed"), strict=True))
+    compare = ("--compare", str(before), "--table", str(after))
+    assert run(*compare, survivors=(names[0],)) == 0
+    assert "0 killed in" in capsys.readouterr().out
+    assert run(*compare, survivors=(names[2],)) == 1
+    assert capsys.readouterr().out.endswith(
+        f"1 killed in {before} and not now\nSURVIVED {names[2]}\n"
+    )
+    assert read_results(after)[names[0]] == "killed"
+
+
+def test_a_mutant_that_did_not_run_is_a_lost_kill(tmp_path: Path) -> None:
+    path = tmp_path / "kills.csv"
+    rows = [dict.fromkeys(COLUMNS, "") | {"name": name, "result": "killed"} for name in "ab"]
+    write_results(path, "by hand", rows)
+    stored = read_results(path)
+    assert mutants.lost_kills(stored, {"a": "killed"}, ()) == {"b": "NOT RUN"}
+    assert mutants.lost_kills(stored, {"a": "killed"}, ["a"]) == {}

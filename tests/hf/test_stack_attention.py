@@ -9,17 +9,17 @@ import torch
 import transformers
 
 import hf_models
+from cape_plugins import TYPES as REGISTRY
 from tests.hf import test_grids, test_rows, test_sinusoids, test_video
 from tests.hf.test_rows import PAD, output, texts
+from tests.support.expected import IN_ATTENTION
 
-MOVED = {"max_local_shift": 0.5, "max_global_scale": 2.0}
+OPTIONS = {"relative_context": 4, "max_local_shift": 0.5, "max_global_scale": 2.0}
 TYPES = {
-    "relpos": {"type": "relpos", "relative_context": 4},
-    "cape-relative": {"type": "cape", "relative_context": 4},
-    "rope": {"type": "rope", **MOVED},
-    "alibi": {"type": "alibi", **MOVED},
-    "fire": {"type": "fire", **MOVED},
+    name: {"type": name, **{k: v for k, v in OPTIONS.items() if k in REGISTRY[name].options}}
+    for name in IN_ATTENTION
 }
+TYPES["cape-relative"] = {"type": "cape", "relative_context": 4}
 types = pytest.mark.parametrize("name", TYPES)
 ENCODERS = ("roberta", "electra", "distilbert", "clip_text_model")
 DECODERS = ("gpt2", "opt", "biogpt")
@@ -50,7 +50,7 @@ def bert_like(stock):
     return bert
 
 
-@pytest.mark.parametrize("name", [name for name in TYPES if name != "cape-relative"])
+@pytest.mark.parametrize("name", IN_ATTENTION)
 def test_layers_compute_what_a_family_with_a_file_does(name):
     """With the same weights and draws, padded and not, in evaluation and in training."""
     stock = test_rows.build("roberta")

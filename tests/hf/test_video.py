@@ -10,6 +10,7 @@ import transformers
 
 import hf_models
 from cape_plugins import Draw
+from tests.support.expected import IN_ATTENTION, acts_in_attention, types_whose
 from tests.support.generated import drawn, switched
 
 FRAMES, SIZE, PATCH = 4, 16, 8
@@ -193,9 +194,10 @@ def test_a_draw_moves_time_in_seconds(name):
 # ---- any video -----------------------------------------------------------------------------------
 
 
+FREE = types_whose(lambda row: not (acts_in_attention(row) or row.counts), "video")
+TYPES = [(name, type_name) for name in MODELS for type_name in FREE]
 # without the stock tables of ViViT and TimeSformer, for which stock code decides
-TYPES = [(name, kind) for name in MODELS for kind in ("cape", "shape", "nopos", "sinpos")]
-TYPES.append(("videomae", "abspos"))
+TYPES += [("videomae", type_name) for type_name in types_whose(lambda row: row.counts, "video")]
 
 
 @pytest.mark.parametrize(("name", "type_name"), TYPES)
@@ -219,7 +221,7 @@ def test_a_video_without_a_tubelet_is_refused(name):
             model(videos(1))
 
 
-@pytest.mark.parametrize("type_name", ["relpos", "rope", "alibi", "fire"])
+@pytest.mark.parametrize("type_name", IN_ATTENTION)
 def test_positions_in_attention_need_layers_that_see_all_tubelets(type_name):
     """VideoMAE hides tubelets from its layers in pretraining, TimeSformer divides attention."""
     for name in ("videomae", "timesformer"):

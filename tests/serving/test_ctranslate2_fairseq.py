@@ -12,16 +12,8 @@ import torch
 from cape_plugins import TYPES, PositionConfig
 from tests.support.engines import export, program_of, refusal, run_program
 from tests.support.fairseq_models import PAD, encode, forced_scores, load
-from tests.support.served_fairseq import (
-    ALPHA,
-    PRE_LN,
-    TYPE_FLAGS,
-    draw,
-    flags_of,
-    spell,
-    write_dictionaries,
-)
-from tests.support.translation_models import save_fairseq, save_language_model
+from tests.support.served_fairseq import PRE_LN, TYPE_FLAGS, draw, spell, write_dictionaries
+from tests.support.translation_models import ALPHA, flags_of, save_fairseq, save_language_model
 
 pytest.importorskip("ctranslate2")
 import ctranslate2

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cape_plugins import Positions, frame_positions, patch_positions, token_positions
+from cape_plugins import (
+    ENCODINGS,
+    Encoding,
+    Positions,
+    frame_positions,
+    patch_positions,
+    token_positions,
+)
+from cape_plugins.settings.registry import types_of
 
 LENGTH = 6  # positions of a sample
 HOP = 0.03  # seconds per frame
@@ -53,6 +61,20 @@ EXPECTED = {
     "alibi": Expected("coverage", adds=False),
     "fire": Expected("coverage", adds=False),
 }
+
+
+def types_whose(holds: Callable[[Encoding], bool], domain: str | None = None) -> list[str]:
+    """Types, in any domain or in `domain`, by a property of their encodings."""
+    types = types_of("encoder", domain)
+    return [name for name, row in types.items() if holds(ENCODINGS[row.encoding])]
+
+
+def acts_in_attention(encoding: Encoding) -> bool:
+    """Whether layers take the positions; no seam adds them to the content."""
+    return encoding.in_attention or encoding.relative
+
+
+IN_ATTENTION = types_whose(acts_in_attention)
 
 
 class Samples(NamedTuple):

@@ -13,32 +13,14 @@ import torch
 from fairseq.data import Dictionary
 from torch.nn import functional as F
 
-from cape_plugins import TYPES, PositionConfig
+from cape_plugins import TYPES
 from tests.support.fairseq_models import EOS, FIRST_WORD, PAD, load, pad
-from tests.support.translation_models import SIZES, save_fairseq
+from tests.support.translation_models import SIZES, flags_of, save_fairseq
 
 WORDS = 20
 LONGEST = 8  # words of a source in training
 PRE_LN = ("--encoder-normalize-before", "--decoder-normalize-before")
 NORMS = {"post-LN": (), "pre-LN": PRE_LN}
-ALPHA = "1.25"
-
-
-def flags_of(name: str, architecture: str = "seq2seq") -> tuple[str, ...]:
-    """Flags of a type of position embedding, beside its own defaults; learned tables have 12
-    rows."""
-    flags = ("--position-embedding", name)
-    config = PositionConfig(name, "text", architecture)
-    if config.encoding.counts:
-        sides = {"seq2seq": ("source", "target"), "decoder": ("target",)}[architecture]
-        flags += tuple(word for side in sides for word in (f"--max-{side}-positions", "12"))
-    if config.encoding.relative:
-        flags += ("--position-relative-context", "4")
-    if config.source_scale == "auto":
-        flags += ("--position-source-scale", ALPHA)
-    return flags
-
-
 TYPE_FLAGS = {name: flags_of(name) for name in TYPES}
 
 

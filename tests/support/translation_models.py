@@ -9,21 +9,33 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_user_dir  # noqa: F401 registers the architectures
+from cape_plugins import PositionConfig
 from recipes.lab.subwords import SentencePiece
 from recipes.mt.number_lists import make_number_lists, spell
 
 LANGUAGES = ("en", "de")
 SIZES = {"layers": 2, "attention-heads": 2, "embed-dim": 32, "ffn-embed-dim": 48}
+ALPHA = "1.25"
 
 
-FLAGS = {
-    "nopos": (),
-    "sinpos": (),
-    "abspos": ("--max-source-positions", 64, "--max-target-positions", 64),
-    "relpos": ("--position-relative-context", 4),
-    "shape": ("--position-max-offset", 60),
-    "cape": ("--position-source-scale", "1.25"),
-}
+def flags_of(name: str, architecture: str = "seq2seq", rows: int = 12) -> tuple[str, ...]:
+    """Flags of a type of position embedding, beside its own defaults.
+
+    Args:
+        name: Of the type.
+        architecture: Of the model.
+        rows: Of learned tables.
+    """
+    flags = ("--position-embedding", name)
+    config = PositionConfig(name, "text", architecture)
+    if config.encoding.counts:
+        sides = {"seq2seq": ("source", "target"), "decoder": ("target",)}[architecture]
+        flags += tuple(word for side in sides for word in (f"--max-{side}-positions", str(rows)))
+    if config.encoding.relative:
+        flags += ("--position-relative-context", "4")
+    if config.source_scale == "auto":
+        flags += ("--position-source-scale", ALPHA)
+    return flags
 
 
 class TinyModels:
@@ -49,7 +61,7 @@ class TinyModels:
 
     def fairseq(self, position: str, seed: int = 1) -> Path:
         path = self.folder / "runs" / f"{position}-seed{seed}" / "checkpoint_last.pt"
-        flags = ("--position-embedding", position, *FLAGS[position])
+        flags = flags_of(position, rows=64)
         return path if path.exists() else save_fairseq(self.corpus, path, *flags, seed=seed)
 
     def hf(self, position: str, seed: int = 1) -> Path:
