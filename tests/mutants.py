@@ -144,7 +144,7 @@ def applied(mutant: Mutant, folder: Path) -> Iterator[None]:
     path = folder / mutant.file
     source = path.read_bytes()
     broken_source = mutant.broken(source.decode())
-    # compiled code counts as that of a file of the same size and second
+    # compiled code also counts for another source of the same size and second
     bytecode = Path(importlib.util.cache_from_source(str(path)))
     try:
         path.write_text(broken_source, encoding="utf-8")

@@ -144,7 +144,7 @@ def defines(path: Path, name: str) -> bool:
 
 @cache
 def files() -> dict[str, list[Path]]:
-    """Files of the code, and those of tests, by folder."""
+    """Files of the code and of the tests, by folder."""
     return {
         "code": [path for folder in CODE for path in (ROOT / folder).rglob("*.py")],
         "tests": list((ROOT / "tests").rglob("test_*.py")),

@@ -113,8 +113,8 @@ def run(release: str, options: list[str]) -> dict[str, Any]:
 
 
 def record(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`rows` with that of a release that passed, or without that of one that failed; one row for
-    each minor release, in order. The last row stays: setup.py needs a range."""
+    """`rows` with the row of a release that passed, or without the row of one that failed; one row
+    for each minor release, in order. The last row stays: setup.py needs a range."""
 
     def minor(row: dict[str, Any]) -> tuple[int, ...]:
         return Version(row[PACKAGE]).release[:2]

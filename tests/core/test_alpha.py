@@ -241,7 +241,7 @@ def test_command_refuses_bad_input(tmp_path, monkeypatch, capsys, arguments, mes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["mmap", "lazy"])
-def test_counts_equal_those_of_fairseq_preprocess(tmp_path, run_cli, implementation):
+def test_counts_equal_fairseq_preprocess(tmp_path, run_cli, implementation):
     write_text(tmp_path, SOURCE * 20, TARGET * 20)
     data = tmp_path / "data-bin"
     run_cli(

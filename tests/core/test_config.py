@@ -1,5 +1,5 @@
-"""The configuration: defaults are those of the design, presets build, and dictionaries make the
-round trip."""
+"""The configuration: defaults follow the design, presets build, and dictionaries make the round
+trip."""
 
 import copy
 import dataclasses
@@ -61,7 +61,7 @@ DEFAULTS = [
 
 
 @pytest.mark.parametrize(("name", "domain", "architecture", "expected"), DEFAULTS)
-def test_defaults_are_those_of_the_design(name, domain, architecture, expected):
+def test_defaults_follow_the_design(name, domain, architecture, expected):
     config = PositionConfig(name, domain, architecture)
     assert {option: getattr(config, option) for option in expected} == expected
 

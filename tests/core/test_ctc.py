@@ -42,7 +42,7 @@ def spell(hypothesis):
     return "".join(TOKENS[token] for token in hypothesis.tokens)
 
 
-def test_loss_is_that_of_the_sample_alone():
+def test_loss_equals_the_sample_alone():
     """Enumerates all paths that collapse to the labels; padding counts for nothing."""
     log_probs = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     targets, lengths = torch.tensor([[1, 1], [2, 9]]), torch.tensor([5, 3])

@@ -87,7 +87,7 @@ def masked_runs(flags):
     return runs
 
 
-def test_spec_augment_is_that_of_appendix_c2():
+def test_spec_augment_follows_appendix_c2():
     """CAPE: 2 bands of at most 30 bins, 10 stretches of at most 50 frames and at most a tenth of
     the frames."""
 

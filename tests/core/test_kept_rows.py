@@ -34,7 +34,7 @@ def exactly(encode, first, length, start=2.0, step=1.1):
 
 
 @pytest.mark.parametrize(("name", "layout"), COUNTED)
-def test_kept_rows_are_those_of_the_grid_bit_for_bit(name, layout):
+def test_kept_rows_equal_the_grid_bit_for_bit(name, layout):
     """A whole text, then one token after the other, past each growth and past what is kept."""
     encode = Sinusoid(16, name, layout)
     for first, length in ((0, 5), (5, 1), (6, 1), (63, 2), (100, 30), (3, 2), (4090, 10)):

@@ -51,7 +51,7 @@ def test_the_encoder_augments_and_embeds(domain):
         encoder.eval()(positions)
 
 
-def test_values_are_those_of_its_mathematics():
+def test_values_follow_its_mathematics():
     valid, settings = valid_mask(), {"architecture": "seq2seq", "source_scale": 2}
     config = PositionConfig("triangle", **settings)
     encoder = build_position_encoder(config, 5, start=1.0).eval()

@@ -181,7 +181,7 @@ def test_a_bad_flag_is_named_once_and_as_it_was_typed(capsys):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_an_unknown_type_is_answered_with_those_of_the_model(architecture):
+def test_an_unknown_type_is_answered_with_the_types_of_the_model(architecture):
     for domain in DOMAINS:
         with pytest.raises(ValueError, match="position_embedding='cap' is unknown") as refused:
             PositionConfig("cap", domain, architecture)

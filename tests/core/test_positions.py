@@ -73,7 +73,7 @@ def test_frames_with_one_hop_for_all_have_the_given_length():
 
 
 @pytest.mark.parametrize("size", [(4, 4), (2, 5), (5, 2), (1, 1), (1, 4), (4, 1)])
-def test_patch_grid_is_that_of_the_appendix(size):
+def test_patch_grid_equals_the_appendix(size):
     """The first coordinate is x, which runs along a row; the appendix has x down the array."""
     height, width = size
     positions = patch_positions(height, width)

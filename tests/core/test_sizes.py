@@ -111,7 +111,7 @@ def test_formats_whose_length_cannot_be_checked_are_reported_once(format, caplog
     assert f"of the format {format} are read, but a recording that was cut off" in record.message
 
 
-# ---- segments are those of what is read whole ----------------------------------------------------
+# ---- segments are parts of what is read whole ----------------------------------------------------
 
 WAV = encoded(QUIET_FIRST, "WAV")
 FLAC = encoded(QUIET_FIRST, "FLAC")

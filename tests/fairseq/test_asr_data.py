@@ -66,7 +66,7 @@ def epoch_iterator(folder, **given):
 
 
 @pytest.mark.usefixtures("ended_loaders")
-def test_epochs_of_a_training_are_those_of_new_trainings(folder, monkeypatch, capfd):
+def test_epochs_of_a_training_equal_new_trainings(folder, monkeypatch, capfd):
     """Epochs equal the epochs of trainings that begin with them. Processes of a data loader stay
     alive, because processes of the next epoch would find garbage that refers to them and fail to
     end them."""
@@ -74,7 +74,7 @@ def test_epochs_of_a_training_are_those_of_new_trainings(folder, monkeypatch, ca
 
     def collecting(dataset, index):
         if get_worker_info() is not None and index == 0:
-            sys.unraisablehook = sys.__unraisablehook__  # not that of pytest
+            sys.unraisablehook = sys.__unraisablehook__  # not pytest's
             gc.collect()
         return load(dataset, index)
 

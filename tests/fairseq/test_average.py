@@ -89,7 +89,7 @@ def test_mean_is_exact(tmp_path, dtype):
     assert not torch.equal(result["encoder.scale"], models[0]["encoder.scale"])
 
 
-def test_other_entries_are_those_of_the_longest_training(tmp_path):
+def test_other_entries_come_from_the_longest_training(tmp_path):
     paths = [
         checkpoint(tmp_path / f"{updates}.pt", seed=i, updates=updates)
         for i, updates in enumerate((200, 300, 100), start=1)

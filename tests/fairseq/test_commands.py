@@ -86,7 +86,7 @@ def attention_of(model, task, source, target):
     return extra["attn"][0][0]
 
 
-def test_printed_alignment_is_that_of_the_words(generated, trained, test_data):
+def test_printed_alignment_pairs_the_words(generated, trained, test_data):
     model, task = load(trained("cape"), test_data)
     sources, alignments = lines(generated, "S"), lines(generated, "A")
     assert len(alignments) == 24

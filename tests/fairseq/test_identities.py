@@ -126,7 +126,7 @@ def test_tables_of_old_fairseq_checkpoints_are_dropped():
 
 # -------------------------------------------------------------------- what a step asks of a GPU
 
-ADDED = 40  # operations of a step of cape beyond those of the stock model, at most
+ADDED = 40  # operations that a step of cape adds to a stock step, at most
 
 
 @pytest.fixture(autouse=True)
@@ -146,11 +146,11 @@ def stock():
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_step_waits_no_more_often_than_that_of_the_stock_model(stock, name):
+def test_a_step_waits_no_more_often_than_the_stock_model(stock, name):
     own = step(build_variant(name))
     assert own.read.total() <= stock.read.total(), own.read
 
 
-def test_a_step_of_cape_launches_few_operations_more_than_that_of_the_stock_model(stock):
+def test_a_step_of_cape_launches_few_operations_more_than_the_stock_model(stock):
     own = step(build())
     assert 0 < own.launched.total() - stock.launched.total() <= ADDED

@@ -42,7 +42,7 @@ def test_activation_checkpointing_gives_the_same_gradients(name):
 
 
 @pytest.mark.parametrize("name", IN_ATTENTION)
-def test_weights_of_attention_are_those_of_the_fused_kernel(name):
+def test_weights_of_attention_equal_the_fused_kernel(name):
     model = build(position_embedding=name).eval()
     layer = model.encoder.layers[0].self_attn
     assert isinstance(layer, CoordinateSelfAttention)

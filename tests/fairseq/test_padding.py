@@ -105,7 +105,7 @@ def test_hint_equals_a_prefix_with_token_embeddings(left):
 
 @BOTH_SIDES
 @pytest.mark.parametrize("name", HINTED)
-def test_attention_is_that_of_the_callers_tokens(name, left):
+def test_attention_belongs_to_the_callers_tokens(name, left):
     hinted, plain = with_and_without_hint(name)
     source, longer = pad(sentences(), left), prefixed(left)
     _, _, attention = run(hinted.eval(), source)

@@ -52,7 +52,7 @@ def test_what_is_read_is_what_the_model_adds(name, trained, corpus):
             read_stack(path, "encoder")
 
 
-def test_relative_embeddings_are_those_of_the_layers(tmp_path):
+def test_relative_embeddings_come_from_the_layers(tmp_path):
     settings = argparse.Namespace(
         position_embedding="relpos",
         position_relative_context=2,

@@ -38,7 +38,7 @@ def make(weight, **options):
     return FairseqRAdam(cfg, [weight])
 
 
-def test_steps_are_those_of_the_paper():
+def test_steps_follow_the_paper():
     """12 steps: the first five are not adapted, the others are."""
     rng = np.random.default_rng(3)
     start, gradients = rng.normal(size=7), rng.normal(size=(12, 7))

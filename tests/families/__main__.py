@@ -111,8 +111,8 @@ def _counts(rows: list[Row]) -> Counter[str]:
 
 
 def _machine(jobs: int, rows: Iterable[Row]) -> str:
-    """The command, the machine and the versions, for the page. The time is that of all types, also
-    of those that an earlier run has done."""
+    """The command, the machine and the versions, for the page. The time covers all types,
+    also types that an earlier run has done."""
     minutes = sum(row["seconds"] for row in rows) / jobs / 60
     return (
         f"Made by `python -m tests.families --jobs {jobs}` on {os.cpu_count()} cores "

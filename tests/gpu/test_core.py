@@ -57,7 +57,7 @@ def embedded(encoder, positions, device, **options):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
-def test_embedding_on_the_gpu_is_that_of_the_cpu(name, domain, training):
+def test_embedding_on_the_gpu_equals_the_cpu(name, domain, training):
     encoder, positions = make_encoder(name, domain).train(training), make_positions(domain)
     expected = embedded(encoder, positions, "cpu")
     actual = embedded(encoder.to(DEVICE), on_device(positions), DEVICE)
@@ -119,7 +119,7 @@ AUGMENTED = {"max_local_shift": 0.5, "max_global_scale": 1.5}
 @pytest.mark.parametrize("options", [{}, AUGMENTED], ids=["plain", "augmented"])
 @pytest.mark.parametrize("domain", ["text", "image"])
 @pytest.mark.parametrize("name", IN_ATTENTION)
-def test_positions_in_attention_are_those_of_the_cpu(name, domain, options, dtype):
+def test_positions_in_attention_equal_the_cpu(name, domain, options, dtype):
     """Beyond 2048 tokens, too: angles and distances are made in float32."""
     if domain == "image":
         positions = patch_positions(5, 7)
@@ -142,7 +142,7 @@ def test_positions_in_attention_are_those_of_the_cpu(name, domain, options, dtyp
 
 
 @pytest.mark.parametrize("options", [{}, {"beyond": "zero", "values": True}], ids=["keys", "both"])
-def test_relative_attention_is_that_of_the_cpu(options):
+def test_relative_attention_equals_the_cpu(options):
     positions = RelativePositions(3, HEAD_DIM, **options)
     query = torch.randn(2, HEADS, 9, HEAD_DIM)
     padding, causal = ~valid_mask((9, 5), 9), torch.ones(9, 9).triu(1).bool()

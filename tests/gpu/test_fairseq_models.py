@@ -77,18 +77,18 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_translation_on_the_gpu_is_that_of_the_cpu(name, training):
+def test_translation_on_the_gpu_equals_the_cpu(name, training):
     same_on_both(build_variant(name, **STILL).train(training), batch(), translate)
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_language_model_on_the_gpu_is_that_of_the_cpu(name):
+def test_language_model_on_the_gpu_equals_the_cpu(name):
     same_on_both(language_model(name).train(), batch(), translate)
 
 
 @pytest.mark.parametrize("mode", [(), ("--padding-free",)], ids=["padded", "padding-free"])
 @pytest.mark.parametrize(("name", "arch"), EACH)
-def test_speech_on_the_gpu_is_that_of_the_cpu(folder, name, arch, mode):
+def test_speech_on_the_gpu_equals_the_cpu(folder, name, arch, mode):
     task, sample = speech_batch(folder, *mode)
     sample["net_input"] = {
         key: value for key, value in sample["net_input"].items() if value is not None
@@ -193,14 +193,14 @@ def training_waits(model):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_step_waits_no_more_often_than_that_of_the_stock_model(name):
+def test_a_step_waits_no_more_often_than_the_stock_model(name):
     stock = training_waits(build("transformer_tiny"))
     ours = training_waits(build_variant(name))
     assert len(ours) <= len(stock), (ours, stock)
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_a_step_of_a_language_model_waits_no_more_often_than_that_of_the_stock_model(name):
+def test_a_step_of_a_language_model_waits_no_more_often_than_the_stock_model(name):
     stock = training_waits(build_lm(arch="transformer_lm"))
     ours = training_waits(build_lm("--position-embedding", name))
     assert len(ours) <= len(stock), (ours, stock)

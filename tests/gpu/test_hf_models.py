@@ -54,7 +54,7 @@ def build(family, name):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("family", "name"), ALL)
-def test_step_on_the_gpu_is_that_of_the_cpu(family, name, training):
+def test_step_on_the_gpu_equals_the_cpu(family, name, training):
     """Outputs, loss and gradients, with the same random numbers."""
     if not training and (family, name) not in RANDOM:
         pytest.skip("as in training")
@@ -62,7 +62,7 @@ def test_step_on_the_gpu_is_that_of_the_cpu(family, name, training):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_whisper_on_the_gpu_is_that_of_the_cpu(name):
+def test_whisper_on_the_gpu_equals_the_cpu(name):
     """At natural length, with the type on both sides."""
     model = whisper.switched(name, decoder=name, natural_length=True).train()
     inputs = {"input_features": whisper.RAGGED, "attention_mask": whisper.MASK}
@@ -70,7 +70,7 @@ def test_whisper_on_the_gpu_is_that_of_the_cpu(name):
 
 
 def whisper_step(model, inputs):
-    """Outputs and the loss; the mask is that of frames, not of outputs."""
+    """Outputs and the loss; the mask belongs to frames, not to outputs."""
     output = model(**inputs)
     return output.logits, output.loss
 
@@ -214,7 +214,7 @@ def training_waits(model, inputs):
 
 
 @pytest.mark.parametrize(("family", "name"), ALL)
-def test_a_step_waits_no_more_often_than_that_of_the_stock_model(family, name, monkeypatch):
+def test_a_step_waits_no_more_often_than_the_stock_model(family, name, monkeypatch):
     monkeypatch.setattr(encodings, "_FREQUENCIES_AND_PHASES", {})
     inputs = moved(batch(family))
     ours = training_waits(build(family, name), inputs)

@@ -76,7 +76,7 @@ def outcome(family, settings):
 
 @pytest.mark.parametrize(("family", "name"), TYPES)
 def test_probability_0_is_the_model_without_augmentation(family, name):
-    """Loss and gradients, bit for bit; those of probability 1 are others."""
+    """Loss and gradients, bit for bit; probability 1 gives others."""
     config, architecture = config_of(family, name), side_of(family).architecture
     plain, ours, options = {"type": "sinpos"}, {"type": name}, {}
     if architecture == "seq2seq":

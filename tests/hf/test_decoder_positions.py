@@ -17,7 +17,7 @@ NAMES += [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_atte
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
-def test_positions_of_the_caller_are_those_of_the_text(name):
+def test_positions_of_the_caller_are_positions_of_the_text(name):
     settings = {"type": name, **({"source_scale": ALPHA} if name == "cape" else {})}
     model = FAMILIES["marian"].build(settings).model
     text, states = LABELS % 50, torch.randn(3, 4, 32)

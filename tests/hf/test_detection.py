@@ -69,7 +69,7 @@ def test_layers_get_the_positions_of_the_input():
 
 
 @torch.no_grad()
-def test_outputs_are_those_of_a_stock_model_with_these_rows():
+def test_outputs_equal_a_stock_model_with_these_rows():
     model = switched(build(), type="sinpos")
     twin = hf_models.switch(copy.deepcopy(model), {"type": "abspos"}).eval()
     stock = build()

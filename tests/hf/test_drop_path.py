@@ -16,7 +16,7 @@ def build(name, layers, **sizes):
     return deep.build({"type": name}, **sizes)
 
 
-def test_rates_grow_over_depth_and_the_state_dict_is_that_of_the_stock_model():
+def test_rates_grow_over_depth_and_the_state_dict_equals_the_stock_model():
     model = build("cape", 5, drop_path_rate=0.2)
     rates = [getattr(layer.dropout, "rate", 0.0) for layer in model.vit.layers]
     assert rates == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])

@@ -33,7 +33,7 @@ def test_the_cache_is_found_under_any_name():
     assert find_cache(torch.ones(2), None, True) is None
 
 
-def test_cached_tokens_are_those_of_the_text():
+def test_cached_tokens_equal_the_text():
     assert cached_tokens(None) == 0
     assert cached_tokens(filled(3)) == cached_tokens(filled(3), 1) == 3
     assert cached_tokens(EncoderDecoderCache(filled(3), filled(7))) == 3
@@ -98,8 +98,8 @@ def test_another_order_of_what_is_handed_on_by_place_is_refused():
 
 @pytest.mark.parametrize("name", ["cape", "sinpos", "relpos", "abspos"])
 def test_a_cache_of_another_name_counts(name):
-    """Logits of a step with a cache equal those of one forward; a cache that is overlooked makes it
-    the first step."""
+    """A step with a cache gives the logits of one forward; a cache that is overlooked makes it the
+    first step."""
 
     def forward(self, input_ids=None, attention_mask=None, encoder_hidden_states=None,
                 encoder_attention_mask=None, memory: Cache | None = None, inputs_embeds=None,

@@ -52,7 +52,7 @@ def test_a_longer_model_is_a_stock_model_and_learns_behind_the_old_end(name, tmp
     assert torch.equal(output(stock, ids), output(longer, ids))
 
 
-def test_stretched_rows_are_those_of_long_clip():
+def test_stretched_rows_equal_long_clip():
     """77 rows become 248: the first 20 stay, each of the others is followed by three rows between
     it and the next (arXiv 2403.15378)."""
     config = {**MODELS["clip_text_model"][1], "max_position_embeddings": 77}

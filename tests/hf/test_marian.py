@@ -114,7 +114,7 @@ def test_outputs_fit_the_tokens_of_the_caller(name, left):
     assert torch.equal(in_tuple[0], out.encoder_last_hidden_state)
 
 
-def test_the_selected_hidden_states_are_those_of_the_stock_model():
+def test_the_selected_hidden_states_equal_the_stock_model():
     """Indices count other states before transformers 5.23."""
     inputs = sentences()
     states, expected = (

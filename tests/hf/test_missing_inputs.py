@@ -20,7 +20,7 @@ def test_message_says_what_is_missing_or_given_twice(family):
         model(IDS, inputs_embeds=EMBEDS)
 
 
-# ---- empty inputs, and those of another width ----------------------------------------------------
+# ---- empty inputs, and inputs of another width ---------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -13,7 +13,7 @@ from tests.support.operations import operations
 
 # Waits in a step for which there is no stock model, or that positions cannot do without.
 WAITS = {
-    # its layers are those of Speech2Text, which look whether anything is padded, and before
+    # it has the layers of Speech2Text, which look whether anything is padded, and before
     # transformers 5.23 each at a random number; the loss takes the labels without their padding
     "speech_ctc": {
         "aten::_local_scalar_dense": 1
@@ -23,7 +23,7 @@ WAITS = {
     # the number of packed texts is the number of orders to draw, read together with the longest
     "drawn positions of packed texts": {"cape_plugins::sample_positions": 1},
 }
-# Operations of a step of cape beyond those of the stock model, at most.
+# Operations that a step of cape adds to a step of the stock model, at most.
 ADDED = {"marian": 45, "vit": 30, "whisper": 40}
 
 
@@ -60,7 +60,7 @@ def packed():
 
 
 @pytest.mark.parametrize(("family", "name"), ALL)
-def test_a_step_waits_no_more_often_than_that_of_the_stock_model(family, name):
+def test_a_step_waits_no_more_often_than_the_stock_model(family, name):
     inputs = batch(family)
     own = step(FAMILIES[family].build(OF_FAMILY[family][name]), inputs).read
     allowed = WAITS[family] if family in WAITS else stock_step(family, inputs).read
@@ -112,7 +112,7 @@ def test_values_are_checked_but_in_training_on_another_device():
 
 
 @pytest.mark.parametrize("family", ADDED)
-def test_a_step_of_cape_launches_few_operations_more_than_that_of_the_stock_model(family):
+def test_a_step_of_cape_launches_few_operations_more_than_the_stock_model(family):
     if family == "whisper":
         stock, own = whisper_steps()
     else:

@@ -78,7 +78,7 @@ def test_what_is_read_is_what_the_model_adds(family, name, tmp_path):
 
 @pytest.mark.parametrize("family", [name for name in STACKS if "relpos" in VARIANTS[name]])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
-def test_relative_embeddings_are_those_of_the_layers(family, heads, tmp_path):
+def test_relative_embeddings_come_from_the_layers(family, heads, tmp_path):
     """Ordered by layer, the heads of one side by side."""
     settings = {"type": "relpos", "relative_context": 3, "relative_heads": heads}
     model = FAMILIES[family].build({**settings, "relative_values": True})

@@ -262,7 +262,7 @@ def test_stock_model_is_restored():
     assert output(model, ids).shape == output(stock, ids).shape
 
 
-def test_a_stock_decoder_counts_its_tokens_and_not_those_of_the_source():
+def test_a_stock_decoder_counts_its_tokens_and_not_the_source():
     """In a model of two stock stacks: padding of the source moves no target."""
     special = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2}
     sizes = {**SIZES, **special, "type_vocab_size": 1, "max_position_embeddings": TABLE + 2}

@@ -83,7 +83,7 @@ def test_loss_is_ctc_over_true_lengths():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", NAMES)
 def test_batch_without_padding_equals_its_samples(name, family):
-    """Irregular times, no mask; the loss, too, is that of the samples one by one."""
+    """Irregular times, no mask; the loss, too, equals the loss of the samples one by one."""
     model, features = make(family, name), frames((40, 40, 40))["input_features"]
     kept = torch.stack([torch.randperm(55)[:40].sort().values for _ in range(3)])
     inputs = {

@@ -175,7 +175,7 @@ def test_patches_are_at_their_places(name, family):
     torch.testing.assert_close(test_grids.output(model, pixels[:1]), expected[:1])
 
 
-def test_relative_distances_of_patches_are_those_of_a_family_with_a_file():
+def test_relative_distances_of_patches_equal_a_family_with_a_file():
     """ViT-MSN is a ViT with other heads: the same weights give the same states."""
     stock = test_grids.build("vit_msn")
     config = transformers.ViTConfig(**test_grids.SIZES, layer_norm_eps=stock.config.layer_norm_eps)

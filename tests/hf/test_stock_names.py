@@ -13,7 +13,7 @@ from tests.support.hf import FAMILIES, batch
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "bert"])
-def test_smoothed_labels_are_those_of_the_stock_model(family, tmp_path):
+def test_smoothed_labels_equal_the_stock_model(family, tmp_path):
     row = FAMILIES[family]
     stock = row.build_stock()
     model = row.model(row.config(**row.sizes, position_embedding={"type": row.stock_type})).eval()

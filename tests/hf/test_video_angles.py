@@ -77,7 +77,7 @@ def test_stock_type_is_the_stock_model_bit_for_bit():
         assert torch.equal(actual, expected)
 
 
-def test_another_size_is_that_of_a_model_made_for_it():
+def test_another_size_equals_a_model_made_for_it():
     larger, inputs = build(crop_size=24), videos(8, 24, 24)
     model = switched(build(), type="rope")
     model.load_state_dict(larger.state_dict())

@@ -96,7 +96,7 @@ def updated(model, steps=3):
     return model.state_dict()
 
 
-def test_three_updates_are_those_of_stock_with_frozen_sinusoids():
+def test_three_updates_equal_stock_with_frozen_sinusoids():
     stock, own = updated(make_stock(dropout=0.1)), updated(switched("sinpos", dropout=0.1))
     assert stock.keys() - own.keys() == {"model.encoder.embed_positions.weight"}
     assert all(torch.equal(value, stock[name]) for name, value in own.items())
@@ -300,7 +300,7 @@ def test_spec_augment_leaves_the_shortest_recordings_alone():
 
 @pytest.mark.parametrize("place", ["keyword", "argument", "model"])
 def test_timestamps_need_frames_of_10_ms(place):
-    """Asked for by keyword, by a configuration of generation, or by that of the model."""
+    """Asked for by keyword, by a configuration of generation, or by the model's own."""
     model = switched("cape")
     config = copy.deepcopy(model.generation_config)
     asked = {"keyword": {"return_timestamps": True}, "argument": {"generation_config": config}}

@@ -91,7 +91,7 @@ def test_converted_there_and_back_a_checkpoint_is_what_it_was(folder, tmp_path, 
 # ---- features and pipeline -----------------------------------------------------------------------
 
 
-def test_features_are_those_of_stock_without_the_silence():
+def test_features_equal_stock_without_the_silence():
     own, stock = hf_models.CapeWhisperFeatureExtractor(), WhisperFeatureExtractor()
     waves = [wave(seconds) for seconds in (1.5, 0.97, 0.01)]
     given = {"sampling_rate": 16000, "return_tensors": "pt"}
@@ -147,7 +147,7 @@ def test_pipeline_recognises_at_natural_length(cape_folder):
 
 
 def test_pipeline_takes_batches(cape_folder):
-    """Each recording as it is alone, whatever its length and that of the others."""
+    """Each recording as it is alone, whatever its length and the lengths of the others."""
     recognise = pipeline("automatic-speech-recognition", model=str(cape_folder))
     vocabulary = recognise.tokenizer.get_vocab()
     others = [number for name, number in vocabulary.items() if not name.isalpha()]

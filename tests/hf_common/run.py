@@ -2,7 +2,7 @@
 
     python -m tests.hf_common.run [--position-embedding TYPE] [--source URL] [arguments of pytest]
 
-The tests are not in the installed package. Those of the installed version are fetched once to
+The tests are not in the installed package. The installed version's are fetched once to
 ``build/hf_common``, and nothing of them is kept in the project: from the repository of transformers
 if it can be reached (all of them), else from the source distribution, which lacks some. The last
 line says what was run and what was left out.

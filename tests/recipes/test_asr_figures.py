@@ -177,8 +177,8 @@ def test_figure_22(figure):
 
 def test_figure_23(figure):
     """CTC against one decoder of relative positions that look back by 320 tokens: 6 layers of 256,
-    4 heads, dropout and layer drop 0.2. The encoders are alike, in dropout those of the released
-    code; relative positions there have a context of 27.6 s, in steps of 30 ms."""
+    4 heads, dropout and layer drop 0.2. The encoders are alike, with the released code's
+    dropout; relative positions there have a context of 27.6 s, in steps of 30 ms."""
     models = figure("tedlium3", "decoder")
     types = ["nopos", "sinpos", "cape", "relpos"]
     assert [positions(args).type for args in models.values()] == types * 2

@@ -113,7 +113,7 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     assert [row["updates"] for row in curve] == ["2", "3"]
     longest = max(durations(16, 0))
     within = sum(seconds <= longest for seconds in durations(9, 2))
-    assert {row["count"] for row in curve} == {str(within)}, "no longer than those of training"
+    assert {row["count"] for row in curve} == {str(within)}, "no longer than in training"
     assert_lines(out / "scores.png", COLOURS[:1])
     assert_lines(out / "hops.png", COLOURS[:1])
     # the same decoding, of a checkpoint alone

@@ -76,7 +76,7 @@ def test_resumed_training_goes_on_with_the_batches_of_its_epoch(processes, tmp_p
 
 
 def test_batch_without_padding_has_the_frames_of_each_recording():
-    """Frames are those of the recordings alone at their hops, without the skipped ones."""
+    """Frames equal the frames of each recording alone at its hop, without the skipped ones."""
     seconds = [1.0, 0.9, 0.8]
     rng = np.random.default_rng(1)
     waves = [rng.normal(0, 0.1, int(16000 * s)).astype("f") for s in seconds]

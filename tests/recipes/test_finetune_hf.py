@@ -101,7 +101,7 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     assert '"type": "cape"' in (tmp_path / folders[2] / "config.json").read_text()
 
 
-def test_given_settings_win_over_those_of_the_built_in_data():
+def test_given_settings_win_over_the_built_in_data():
     shift = ["--position-max-global-shift", "0.3"]
     for words in (["--position-embedding", "cape", *shift], shift):
         args, _ = hf_training.parse(hf_training.make_parser("", "image", (), "out"), (), words)

@@ -66,7 +66,7 @@ def test_what_is_not_known_is_refused(tmp_path):
         plan(str(tmp_path), scratch=True)
 
 
-def test_rate_is_that_of_the_first_training_unless_one_is_given(tmp_path):
+def test_rate_follows_the_first_training_unless_one_is_given(tmp_path):
     write_state(tmp_path, 1000, 1e-3, 2e-3)
     switching = ["--model", str(tmp_path), "--switch-updates", "50%", "--warmup_steps", "400"]
     rates = []

@@ -60,7 +60,7 @@ def make_model(settings, **more):
     return lm.build_model(args, settings, TOKENIZER).eval()
 
 
-def test_losses_are_those_of_the_model():
+def test_losses_equal_the_model():
     """Token by token, one text at a time."""
     model = make_model({"type": "rope"})
     tokens = TOKENIZER("to be or not to be", add_special_tokens=False)["input_ids"]

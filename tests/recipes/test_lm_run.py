@@ -72,7 +72,7 @@ def test_positions_drawn_by_an_option_reach_the_longest_test(name):
     ]
 
 
-def test_trainings_are_those_of_the_hugging_face_recipe():
+def test_trainings_equal_the_hugging_face_recipe():
     """Blocks, updates and schedule, read off the options of the Trainer."""
     finetune_hf = pytest.importorskip("recipes.lm.finetune_hf")
     trainer = dict(re.findall(r"--(\w+) (\S+)", f"{finetune_hf.TRAINING} {TASKS['text'].training}"))
@@ -135,7 +135,7 @@ def tokens(count, length):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_losses_are_those_of_each_token_after_the_ones_before_it(name):
+def test_losses_belong_to_each_token_after_the_ones_before_it(name):
     model, ids = language_model(name), tokens(2, 24)
     with torch.no_grad():
         values = run.losses(model, ids)
@@ -166,8 +166,8 @@ def test_own_text_from_training_to_figure(tmp_path, monkeypatch, run_cli):
     assert [(row["variant"], row["seed"], row["position"]) for row in rows] == [
         ("cape:max_global_shift=5", "2", label) for label in ("0-7", "8-23")
     ]
-    # the loss is that of the checkpoint on the last tenth of the text, 126 bytes: five stretches,
-    # of which two are evenly spread
+    # the checkpoint's loss on the last tenth of the text, 126 bytes: five stretches, of which two
+    # are evenly spread
     held_out = text[-126:]
     chosen = [run.symbols(held_out[start : start + 24]) for start in (0, 3 * 24)]
     checkpoint = work / "runs/cape-max_global_shift-5-seed2/checkpoint_last.pt"

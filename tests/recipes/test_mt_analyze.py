@@ -199,7 +199,7 @@ def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monke
 
 
 def test_text_in_subwords_is_scored_as_text(work, tmp_path, monkeypatch):
-    """The scores are those of plain text, on which a word of several pieces counts once."""
+    """Scores equal the scores of plain text, in which a word of several pieces counts once."""
 
     def translate(model, sources, *_):  # the source without its first tokens, and so on some BLEU
         return [model.text(model.source_ids(source)[2:-1]) for source in sources]

@@ -81,7 +81,7 @@ def test_curves_of_seeds_share_a_line(tmp_path):
 
 
 def scored(name, seed, **bleu):
-    """Rows of one training, by name of the set; those of validation begin with v."""
+    """Rows of one training, by name of the set; names of validation sets begin with v."""
     return [
         {
             "type": name, "seed": seed, "test set": label, "sentences": 10, "sacreBLEU": value,

@@ -217,7 +217,7 @@ def test_the_optimizer_follows_the_learning_rate(tmp_path):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_models_after_an_epoch_are_kept_and_trained_by_the_optimizer(tmp_path, name):
-    """The model after the first of two epochs is that of a loop with torch's optimizer."""
+    """A loop with torch's optimizer gives the model after the first of two epochs."""
     experiment = make_experiment(make_corpus(), Training(2, 0.01, 0.01, name, 4, (1, 2)), tmp_path)
     job = ("sinpos", config("sinpos"), "inc", 1)
     final, history = experiment.trained(*job)
@@ -337,7 +337,7 @@ def test_all_measurements_of_a_type(tmp_path, measured, name):
     assert len(result.relations) == len(result.heads)
 
 
-def test_attention_between_classes_is_that_of_the_whole_test(tmp_path, measured):
+def test_attention_between_classes_covers_the_whole_test(tmp_path, measured):
     """Few utterances have both phones of a pair: here only the last utterance."""
     corpus = make_corpus()
     corpus.classes[:] = ["z", "s", "aa"]

@@ -303,7 +303,7 @@ def test_loss_is_averaged_over_the_sentences_that_reach_a_position():
     assert [tuple(row.values()) for row in rows] == [(0, 2.0, 2, 0), (1, 2.0, 1, 0), (2, 3.0, 1, 1)]
 
 
-def test_standard_errors_are_those_of_resampled_sentences():
+def test_standard_errors_equal_resampled_sentences():
     """Sentences differ in length; the bootstrap needs no formula."""
     rng = np.random.default_rng(2)
     losses = [rng.normal(4, 1) + rng.normal(0, 0.5, rng.integers(5, 30)) for _ in range(300)]

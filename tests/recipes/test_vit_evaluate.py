@@ -141,7 +141,7 @@ def test_gamma_scales_the_grid_in_its_block_only(classifier):
     assert encoder.config.gamma == 1
 
 
-def test_gamma_goes_on_from_that_of_the_checkpoint(tmp_path):
+def test_gamma_goes_on_from_the_checkpoint(tmp_path):
     half = Classifier(save(tmp_path / "half", "sinpos", gamma=0.5))
     whole = Classifier(save(tmp_path / "whole", "sinpos"))
     images = torch.rand(2, 3, 24, 24)
@@ -151,7 +151,7 @@ def test_gamma_goes_on_from_that_of_the_checkpoint(tmp_path):
 
 @pytest.mark.parametrize(("train", "alike"), [(None, False), (64, True)])
 def test_gamma_knows_the_size_of_training(classifier, data, train, alike):
-    """Takes that of the configuration (16), or the one that is given."""
+    """Takes the configuration's size (16), or the size that is given."""
     args = options(gamma=True, sizes=[64], trained_size=train)
     rows = measure.measure(classifier, data, args)["gamma"]
     assert [row["gamma"] for row in rows] == list(measure.GAMMA_RULES)

@@ -1,6 +1,6 @@
 """The commands of recipes/vit/README.md for the figures of the CAPE paper, against its numbers.
 
-Numbers are those of section 5.1 (P) and of the appendix (A). Training commands are stopped when the
+Numbers come from section 5.1 (P) and from the appendix (A). Training commands are stopped when the
 first training would begin; evaluations run on models with random weights, but score and draw
 nothing.
 """
@@ -55,7 +55,7 @@ class Started(Exception):
 
 
 def training_of(words, monkeypatch):
-    """What a training command trains: settings by name, its options and those of the Trainer."""
+    """What a training command trains: settings by name, its options, the Trainer's options."""
     no_images = Images([], tuple, NAMES)
 
     def start(*given):
@@ -127,7 +127,7 @@ def test_models_are_those_of_table_3(commands, name, monkeypatch):
     assert (args.crop, args.flip) == ((0.08, 1.0), True)
 
 
-def test_finetuning_is_that_of_the_paper(commands, tmp_path, monkeypatch):
+def test_finetuning_follows_the_paper(commands, tmp_path, monkeypatch):
     """From 224 to 384 pixels, "+ft" of A Table 3."""
     words = commands["vit384-ft"]
     save(tmp_path / "results/vit224/cape", {"type": "cape"})

@@ -29,7 +29,7 @@ def test_crop_takes_the_centre_without_change_where_nothing_is_resized():
     ("size", "resized", "box"),
     [(70, (120, 80), (25, 5, 95, 75)), (20, (33, 22), (6, 1, 26, 21)), (8, (13, 9), (2, 0, 10, 8))],
 )
-def test_crop_is_that_of_pillow(size, resized, box):
+def test_crop_equals_pillow(size, resized, box):
     """40 x 60 pixels, enlarged and reduced (with antialiasing), then cropped."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     expected = Image.fromarray(pixels).resize(resized, Image.Resampling.BILINEAR).crop(box)

@@ -107,7 +107,7 @@ def text(models, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_translations_are_those_of_fairseq(name, models, text, tmp_path, capsys):
+def test_translations_equal_fairseq(name, models, text, tmp_path, capsys):
     norm, flags, choice = SETTINGS[name]
     checkpoint = models.save(name, norm, *flags, **choice)
     rows = ("--max-source-tokens", CAP, "--max-target-tokens", CAP)
@@ -143,7 +143,7 @@ def test_program_of_the_readme_needs_neither_torch_nor_this_package(models, run_
 
 
 @pytest.mark.parametrize("name", ["cape", "relpos"])
-def test_scores_at_1200_tokens_are_those_of_fairseq(name, models, tmp_path):
+def test_scores_at_1200_tokens_equal_fairseq(name, models, tmp_path):
     checkpoint = models.save("long", "post-LN", *TYPE_FLAGS[name])
     rows = ("--max-source-tokens", 1202, "--max-target-tokens", 1201)
     translator = served(checkpoint, tmp_path / "out", *rows)
@@ -179,7 +179,7 @@ def test_relative_positions_alone_have_no_limit(models, tmp_path):
     assert f"`suppress_sequences=[['{names[PAD]}']]` forbids it" in readme
 
 
-def test_attention_is_that_of_the_layer_and_heads_that_were_aligned(models, tmp_path):
+def test_attention_comes_from_the_layer_and_heads_that_were_aligned(models, tmp_path):
     """Though relative positions beside others put a layer before the first."""
     aligned = ("--arch", "cape_transformer_align", "--alignment-layer", 0, "--alignment-heads", 1)
     checkpoint = models.save("attention", "pre-LN", *CAPE, *aligned, *RELATIVE)
@@ -303,7 +303,7 @@ def test_other_models_and_tasks(arch, task, told, tmp_path, capsys):
     assert told in refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out")
 
 
-def test_dictionaries_are_needed_and_are_those_of_the_training(models, cape, tmp_path, capsys):
+def test_dictionaries_are_needed_and_come_from_the_training(models, cape, tmp_path, capsys):
     """The line has no number of the operating system."""
     checkpoint, out = tmp_path / "model.pt", tmp_path / "out"
     state = torch.load(cape, weights_only=True)

@@ -99,7 +99,7 @@ def assert_same(host, engine, least):
 
 
 @pytest.mark.parametrize(("family", "name"), [*(("marian", name) for name in FIT), *OTHERS])
-def test_tokens_and_scores_are_those_of_generate(family, name, saved, tmp_path):
+def test_tokens_and_scores_equal_generate(family, name, saved, tmp_path):
     source = saved(family, TEXT[name])
     out = export(source, tmp_path / "out")
     assert_same(*both(source, out, sentences(16)), least=12)

@@ -124,7 +124,7 @@ def states(recognition, features):
 
 
 @pytest.mark.parametrize("name", NATURAL)
-def test_states_are_those_of_the_model_at_natural_length(name, stock, tmp_path):
+def test_states_equal_the_model_at_natural_length(name, stock, tmp_path):
     recognition = with_positions(stock, tmp_path / "model", NATURAL[name])
     out = export("ctranslate2", tmp_path / "model", tmp_path / "out", "--max-source-tokens", ROWS)
     engine = ctranslate2.models.Whisper(str(out))
@@ -150,7 +150,7 @@ def read(folder, number):
     return inputs["input_features"], processor.tokenizer.decode(ids[0], skip_special_tokens=True)
 
 
-def test_texts_are_those_of_generate(trained, exported):
+def test_texts_equal_generate(trained, exported):
     tokenizer = AutoProcessor.from_pretrained(trained).tokenizer
     model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(trained)
     prompt = exporter.prompt_of(exporter.Recognition(model, tokenizer))

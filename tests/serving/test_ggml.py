@@ -158,7 +158,7 @@ def test_biases_of_convolutions_are_columns(make, tmp_path):
 
 
 @pytest.mark.parametrize("tokens", PLACES)
-def test_special_tokens_are_those_of_openai(tokens):
+def test_special_tokens_equal_openai(tokens):
     places = {f"<|{name}|>": place for name, place in zip(NAMES, PLACES[tokens], strict=True)}
     assert special_tokens(tokens) == {name: n for name, n in places.items() if n is not None}
 

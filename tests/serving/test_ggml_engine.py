@@ -79,7 +79,7 @@ def natural(audio):
     return -(-len(audio) // 320)
 
 
-def test_texts_at_natural_length_are_those_of_transformers(trained, exported):
+def test_texts_at_natural_length_equal_transformers(trained, exported):
     expected = texts_of_host(trained)
     assert expected == list(TEXTS)
     assert texts_of_engine(exported, natural, flash_attn=False) == expected

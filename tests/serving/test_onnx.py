@@ -129,7 +129,7 @@ def generated(model, steps=STEPS, **given):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_greedy_translations_are_those_of_the_model(translation, side):
+def test_greedy_translations_equal_the_model(translation, side):
     """Of a batch with padding, and of some of its sentences alone: the table begins anew, and
     distances go on."""
     model, out = translation
@@ -167,7 +167,7 @@ def whisper(tmp_path_factory):
     return model, export_saved(model, tmp_path_factory.mktemp("whisper"), "--check")
 
 
-def test_greedy_transcripts_are_those_of_the_model(whisper, tmp_path):
+def test_greedy_transcripts_equal_the_model(whisper, tmp_path):
     """Of recordings with padding, at their natural length, and of one by the README's program."""
     model, out = whisper
     end, pad = SPECIAL["eos_token_id"], SPECIAL["pad_token_id"]
@@ -191,7 +191,7 @@ def language_model(tmp_path_factory):
     return model, export_saved(model, tmp_path_factory.mktemp("llama"))
 
 
-def test_texts_go_on_as_those_of_the_model(language_model):
+def test_texts_go_on_as_the_model_does(language_model):
     """Of a batch that is padded on the left, and of one text by the README's program."""
     model, out = language_model
     given = sentences(True, (9, 6, 1))

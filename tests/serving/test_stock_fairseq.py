@@ -49,7 +49,7 @@ MODELS = {
 def translations(checkpoint, lines):
     """By beam search of fairseq with this package."""
     (model,), _, task = load_model_ensemble_and_task([str(checkpoint)])
-    limit = argparse.Namespace(beam=5, max_len_b=TABLE - 1)  # that of the stock model
+    limit = argparse.Namespace(beam=5, max_len_b=TABLE - 1)  # the stock model's limit
     generator = task.build_generator([model.eval()], limit)
     rows = [encoded(task.source_dictionary, line).tolist() for line in lines]
     sample = {"src_tokens": pad(rows, left=True), "src_lengths": torch.tensor([*map(len, rows)])}

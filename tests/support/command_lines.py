@@ -47,7 +47,7 @@ def run_command(
 
 
 def environment() -> dict[str, str]:
-    """Environment of the commands: that of the tests, with the repository root importable."""
+    """The environment of the tests with the repository root importable, for the commands."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return {**ours, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
@@ -101,8 +101,8 @@ def _run_in_new_interpreter(
 
 
 def kill(pid: int) -> None:
-    """A command with its child processes: those of torchrun are in sessions of their own, and would
-    keep its output open for ever."""
+    """Ends a command with its child processes: torchrun starts its own in other sessions, where
+    they would keep its output open for ever."""
     children = psutil.Process(pid).children(recursive=True)
     os.killpg(pid, signal.SIGKILL)
     for child in children:

@@ -61,7 +61,7 @@ def valid_mask(lengths: tuple[int, ...] = LENGTHS, length: int = LENGTH, left: b
 
 
 def make_positions(domain: str, lengths: tuple[int, ...] = LENGTHS) -> Positions:
-    """A padded batch of B samples; those of a grid share it."""
+    """A padded batch of B samples; samples of a grid share their positions."""
     samples = DOMAIN_SAMPLES[domain]
     return samples.positions(valid_mask(lengths), samples.size)
 

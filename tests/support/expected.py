@@ -81,9 +81,9 @@ class Samples(NamedTuple):
     """Samples with which a domain is tested.
 
     Attributes:
-        positions: Makes positions from ``[B, T]`` bool, False on padding, and a size. Those of a
-            grid are shared by the batch, and never padding.
-        size: Size of LENGTH positions, that of a learned table, too.
+        positions: Makes positions from ``[B, T]`` bool, False on padding, and a size. The
+            batch shares positions of a grid, which are never padding.
+        size: Size of LENGTH positions, and of a learned table.
         larger: Size of which no axis has less than three positions, and one has five or more.
         reach: What coordinates reach in practice, in the unit of the domain.
         shown: Sizes on the command line of pictures.

@@ -341,7 +341,7 @@ def final_state(folder: Path) -> tuple[dict[str, Tensor], Any, int]:
 
 
 def holds(values: Tensor, dtype: torch.dtype) -> bool:
-    """True if `values` are those of a model in `dtype`; checkpoints hold float32 in any case."""
+    """Whether `values` come from a model in `dtype`; checkpoints hold float32 in any case."""
     return values.dtype == torch.float32 and torch.equal(values.to(dtype).float(), values)
 
 

@@ -105,7 +105,7 @@ def same_on_both(model: nn.Module, inputs: Any, step: Step, share: float = 2e-3)
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         if "." in name and float(value.abs().max()) < 1e-4 * largest:
-            continue  # gradients that would be 0 without rounding, such as those of key biases
+            continue  # gradients that would be 0 without rounding, such as gradients of key biases
         close(actual[name], value, share if "." in name else share / 10, name)
 
 

@@ -30,7 +30,7 @@ class Family(NamedTuple):
         noise: Settings of dropout, with which the stock model and ours draw the same masks.
         stock_call: Arguments with which the stock model takes images of any size.
         adapted: Ends of names of the layers that adapters change.
-        counts_items: Whether the loss is that of all items of a step, as the Trainer counts them.
+        counts_items: Whether all items of a step divide the loss, as the Trainer counts them.
         reasons: Names of tests that leave the family out, and why.
     """
 
@@ -363,13 +363,13 @@ def answer(output: Any) -> Tensor:
 
 
 def at_tokens(states: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """States of the tokens alone, where there is one for each; those of padding say nothing."""
+    """States of the tokens alone, where there is one for each; states of padding say nothing."""
     mask = inputs.get("attention_mask")
     return states[mask.bool()] if mask is not None and mask.shape == states.shape[:2] else states
 
 
 def loss(output: Any) -> Tensor:
-    """The loss; of a model without one, that of zeros as targets."""
+    """The loss; of a model without one, the mean square, as with zeros as targets."""
     return output.loss if "loss" in output else answer(output).square().mean()
 
 

@@ -1,4 +1,4 @@
-"""Tiny stock checkpoints in folders that are named as those of the hub, so that examples of the
+"""Tiny stock checkpoints in folders with names from the hub, so that examples of the
 documents load them from the working directory."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""On the path of a command whose children are to be forks: the program that it takes for its
-interpreter is that of tests/support/warm_python.py."""
+"""On the path of a command whose children are to be forks: it takes the program of
+tests/support/warm_python.py for its interpreter."""
 
 import os
 import sys
