@@ -133,7 +133,9 @@ def run_tests(folder: Path, tests: str) -> Outcome:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     failed_tests = (
-        line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))
+        line.partition(" ")[2].partition(" - ")[0]  # names of cases may have spaces
+        for line in output.splitlines()
+        if line.startswith(("FAILED ", "ERROR "))
     )
     return Outcome(process.returncode, next(failed_tests, ""), output, time.monotonic() - begin)
 
@@ -230,7 +232,7 @@ def make_parser() -> argparse.ArgumentParser:
     text = "mutants (default: all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=text)
     parser.add_argument("--list", action="store_true", help="only list them")
-    text = "do not test the unbroken copy before"
+    text = "do not test the unbroken copy before: a test that fails anyway counts as a kill"
     parser.add_argument("--skip-baseline", action="store_true", help=text)
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the results as CSV")
     text = "print what was killed in this table of --table and is not killed now"

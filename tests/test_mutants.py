@@ -112,3 +112,9 @@ def test_a_mutant_that_did_not_run_is_a_lost_kill(tmp_path: Path) -> None:
     stored = read_results(path)
     assert mutants.lost_kills(stored, {"a": "killed"}, ()) == {"b": "NOT RUN"}
     assert mutants.lost_kills(stored, {"a": "killed"}, ["a"]) == {}
+
+
+def test_stored_kills_are_of_current_mutants() -> None:
+    stored = read_results(mutants.STORED)
+    assert stored.keys() <= {mutant.name for mutant in MUTANTS}
+    assert "killed" in stored.values()
