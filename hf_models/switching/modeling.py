@@ -371,10 +371,8 @@ def decoder_positions(
         visible = mask[:, 0]
         if visible.is_floating_point():  # hidden: the least number of a precision, or -inf
             visible = visible > torch.finfo(visible.dtype).min / 2
-        key = torch.arange(visible.shape[-1], device=device)
-        query = torch.arange(length, device=device) + past
-        first = ((visible > 0) & (key <= query[:, None])).int().argmax(-1)
-        position_ids = query - first
+        first = (visible > 0).int().argmax(-1)
+        position_ids = torch.arange(length, device=device) + past - first
     if position_ids is not None:
         number = position_ids.view(-1, length, 1)
         return Positions(number.float(), in_steps=True)

@@ -10,6 +10,7 @@ import transformers
 import hf_models
 from cape_plugins import Draw, PositionConfig
 from hf_models.seams.rotary import leave_layers_unturned
+from hf_models.switching.install import fixed_positions
 
 SIZES = {
     "hidden_size": 32,
@@ -82,6 +83,8 @@ def test_the_stock_augmentation_is_replaced(settings):
     not_moved = Draw(scale=scale, chance=scale, batch_size=2)
     for seed in (0, 1):
         torch.testing.assert_close(output(model, pixels, seed, draw=not_moved), at_rest)
+        with fixed_positions(model):
+            assert torch.equal(output(model, pixels, seed), at_rest)
     assert model.config.pos_embed_rescale == 2.0  # the configuration is the user's
 
 
