@@ -68,7 +68,7 @@ HF_ROOMS = {
     "families": {"processors", "seams", "switching"},
     "generated": {"host", "seams", "switching"},
     "calls": {"generated", "seams", "switching"},
-    "storage": {"generated", "seams", "switching"},
+    "storage": {"calls", "generated", "seams", "switching"},
     "convert": {"counting", "generated", "processors", "seams", "storage", "switching"},
     "checks": {"calls", "generated", "seams", "switching"},
     "serving": {"convert", "families", "host", "processors", "seams", "storage", "switching"},

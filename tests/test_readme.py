@@ -117,7 +117,9 @@ def save_stock_checkpoints(code: str, folder: Path) -> None:
 
 
 def test_torch_example_shares_one_draw_and_trains() -> None:
-    (code,) = [code for code in python_blocks(ROOT / "docs/settings.md") if "nn.Transformer" in code]
+    (code,) = [
+        code for code in python_blocks(ROOT / "docs/settings.md") if "nn.Transformer" in code
+    ]
     names = run_example(code)
     assert names["loss"].isfinite()
     assert names["draw"].shift.shape == (8, 1, 1)

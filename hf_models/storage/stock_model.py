@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from cape_plugins import PositionConfig, patch_positions, token_positions
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.serving.command import SHORTEST
+from hf_models.calls import switching as switch_built
 from hf_models.seams.base import Seam
 from hf_models.seams.frames import Frames, add_positions
 from hf_models.seams.grids import PatchTable, TakesAnySize
@@ -19,7 +20,6 @@ from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.seams.optional_grids import OptionalTable
 from hf_models.seams.rows import RowTable
-from hf_models.switching import built as switch_built
 from hf_models.switching.install import LearnedTable
 from hf_models.switching.modeling import embed_positions
 

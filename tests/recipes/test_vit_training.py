@@ -79,7 +79,7 @@ def test_repeated_augmentation_keeps_the_length_of_the_epoch():
     assert len(requests) == 30
     counts = [sum(request.index == index for request in requests) for index in range(30)]
     assert sorted(counts) == [0] * 20 + [3] * 10
-    assert len({request.place for request in requests}) == 30  # copies are augmented differently
+    assert len({request.number for request in requests}) == 30  # copies are augmented differently
 
 
 @pytest.mark.slow
