@@ -22,7 +22,7 @@ class Step(NamedTuple):
         name: Name of the result.
         settings: ``{"type": ..., option: value}``.
         updates: Training steps; None if the program sets the duration elsewhere.
-        continues: True if the training begins with the weights of the first training, but for
+        continues: True if the training begins with the weights of the first training, except
             parameters of positions that its type does not have, or that are new in its type.
         rate: Highest learning rate, as a multiple of the first training's.
     """

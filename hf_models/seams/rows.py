@@ -135,7 +135,7 @@ class RowTable(CountedRows, nn.Embedding):
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
-        """See :class:`~hf_models.seams.base.Seam`: tables with the name of positions, but for
+        """See :class:`~hf_models.seams.base.Seam`: tables with the name of positions, except
         tables of image patches, whose owner has a convolution or takes packed patches."""
         for path, module in model.named_modules():
             owner_path, _, name = path.rpartition(".")

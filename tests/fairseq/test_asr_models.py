@@ -234,7 +234,7 @@ def test_stored_settings_of_a_decoder_hold_until_a_flag_says_otherwise():
     assert decoder_config_from_args(stored).type == "shape"
 
 
-def test_sizes_are_those_of_the_paper_and_smaller():
+def test_sizes_equal_the_papers_sizes_and_smaller():
     def sizes(arch, side="encoder"):
         args = argparse.Namespace(arch=arch)
         ARCH_CONFIG_REGISTRY[arch](args)

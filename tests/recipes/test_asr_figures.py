@@ -61,7 +61,7 @@ def shown(config):
 
 @pytest.mark.parametrize("study", run.STUDIES)
 @pytest.mark.parametrize("recipe", CORPORA)
-def test_sizes_are_those_of_appendix_c2_and_training_of_the_released_runs(figure, recipe, study):
+def test_sizes_follow_appendix_c2_and_training_the_released_runs(figure, recipe, study):
     """The released runs: rate, clipping and, narrower than in C.2, the masks of TED-LIUM."""
     rate = {"wsj": 0.4, "tedlium3": 0.1}[recipe]
     for name, args in figure(recipe, study).items():

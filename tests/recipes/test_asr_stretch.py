@@ -193,7 +193,7 @@ def test_statistics_are_numpys(manifests, tmp_path, capsys):
     assert shown in (tmp_path / "out/corpus.md").read_text()
 
 
-def test_hops_are_those_of_batches_without_padding(manifests, tmp_path):
+def test_hops_equal_the_hops_of_batches_without_padding(manifests, tmp_path):
     """All recordings in one batch have the hop of their share of the mean; each in a batch of its
     own has 10 ms."""
     assert describe.make_parser().parse_args(["x"]).batch_seconds == 240, "on each GPU (Fig. 14)"

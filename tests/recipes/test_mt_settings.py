@@ -171,7 +171,7 @@ def test_text_is_prepared_as_in_the_paper(name, capsys):
 
 
 @pytest.mark.parametrize("words", POSITIONS)
-def test_positions_are_those_of_the_column_of_the_table(words, capsys):
+def test_positions_equal_the_column_of_the_table(words, capsys):
     train = printed(capsys, *words.split())[2]
     flags = train.partition(" --position-embedding ")[2].removesuffix(" --cpu")
     assert f"--position-embedding {flags}" == POSITIONS[words]

@@ -41,7 +41,7 @@ def torch_layer(layer):
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_layer_is_that_of_equations_2_1_to_2_5(need_weights):
+def test_layer_follows_equations_2_1_to_2_5(need_weights):
     layer = make_model().layers[0]
     for norm in (layer.attention_norm, layer.ffn_norm):
         torch.nn.init.normal_(norm.weight)

@@ -144,7 +144,7 @@ class Started(Exception):
     """The first model would be built now."""
 
 
-def test_settings_are_those_of_the_thesis(tmp_path, monkeypatch):
+def test_settings_equal_the_thesis(tmp_path, monkeypatch):
     """Its sections 4.1 to 4.5 and 5.1, and the figures of chapter 5, by the command line."""
     monkeypatch.chdir(tmp_path)
     started = {}

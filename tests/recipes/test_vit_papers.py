@@ -97,7 +97,7 @@ def shown(settings):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_models_are_those_of_table_3(commands, name, monkeypatch):
+def test_models_equal_table_3(commands, name, monkeypatch):
     """Also of Table 4 and Figures 2, 3, 4 and 10 to 13, which show the same models."""
     (width, heads, layers), sizes, batch, compared = TRAINED[name]
     settings, args, training = training_of(commands[name], monkeypatch)
@@ -191,7 +191,7 @@ def measured(commands, trained, tmp_path, monkeypatch):
     return run
 
 
-def test_sizes_and_data_are_those_of_tables_3_and_4(measured):
+def test_sizes_and_data_equal_tables_3_and_4(measured):
     args, rows = measured("672", "accuracy")
     assert args.protocol == "crop"
     assert measure.CENTRE == 224 / 256
@@ -236,7 +236,7 @@ def test_throughput_is_measured_as_for_figure_4(measured, monkeypatch):
     assert evaluate.CUDA_BATCH > 7550, "the released scripts have 7550 of 96 pixels on 16 GB"
 
 
-def test_bins_and_strategies_are_those_of_table_5(measured):
+def test_bins_and_strategies_equal_table_5(measured):
     _, rows = measured("--bins", "bins")
     bins = ["0-100", "101-150", "151-200", "201-250", "251-300", "301-350", "351-384", "385+"]
     fixed = {"160 px": 160, "224 px": 224, "384 px": 384}
@@ -249,7 +249,7 @@ def test_bins_and_strategies_are_those_of_table_5(measured):
         assert kept == (set() if label == "385+" else {"original", "original (no crop)"})
 
 
-def test_factors_on_the_grid_are_those_of_table_6(measured):
+def test_factors_on_the_grid_equal_table_6(measured):
     args, rows = measured("--gamma", "gamma")
     assert {row["model"] for row in rows} == {"sinpos", "cape-max_global_scale-1", "cape"}
     assert {int(row["size"]) for row in rows} == {160, 384}

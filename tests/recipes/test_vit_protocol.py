@@ -47,7 +47,7 @@ def test_originals_keep_their_shape():
     assert torch.equal(View("original")(image), enlarged[0, :, 2:37, 5:75])
 
 
-def test_bins_are_those_of_the_paper():
+def test_bins_equal_the_papers_bins():
     bins = measure.size_bins(measure.BIN_EDGES)
     paper = "0-100 101-150 151-200 201-250 251-300 301-350 351-384 385+"
     assert [label for label, *_ in bins] == paper.split()
