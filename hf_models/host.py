@@ -64,6 +64,18 @@ def find_cache(*arguments: Any) -> Any | None:
     return next(filter(is_cache, arguments), None)
 
 
+def is_generation_step(call: Mapping[str, Any]) -> bool:
+    """Whether a call is a step of generation, which must see the positions of the steps before: a
+    call without gradients that has a cache or asks for one. Other calls without gradients may be
+    repeated with gradients, as in re-entrant checkpointing, and belong to training.
+
+    Args:
+        call: Arguments by name.
+    """
+    has_cache = call.get("use_cache") or find_cache(*call.values()) is not None
+    return bool(has_cache) and not torch.is_grad_enabled()
+
+
 def cached_tokens(cache: Any | None, layer: int | None = None) -> int | Tensor:
     """Number of tokens of the text that a cache holds.
 

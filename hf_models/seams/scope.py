@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cape_plugins import Draw, PositionEncoder
 from cape_plugins.mathematics.binding import Bound
-from hf_models.host import find_cache
+from hf_models.host import find_cache, is_generation_step
 from hf_models.switching.modeling import process_generator
 
 
@@ -29,10 +29,8 @@ class Scope:
         draw: Random numbers of the caller, which all seams take; None to draw.
 
     Attributes:
-        draws: Whether seams may draw. A step of generation without gradients draws nothing, unless
-            the settings ask for random evaluation: each step must see the same positions. A step
-            is known by its cache. Other forwards without gradients draw, because training may do
-            them a second time with gradients, as in re-entrant checkpointing.
+        draws: Whether seams may draw. A step of generation draws nothing, unless the settings ask
+            for random evaluation.
         for_layers: What the layers of a stack need, by a key of the stack.
         moved: What a seam has moved, by a key of the seam: stock models may ask for the same
             positions more than once, and must get the same answer. Each model inside a model has
@@ -47,7 +45,7 @@ class Scope:
         draw: Draw | None = None,
     ) -> None:
         self.names, self.call, self.outer = names, call, outer
-        self.draws = _may_draw(call) if outer is None else outer.draws
+        self.draws = not is_generation_step(call) if outer is None else outer.draws
         self.injected = draw if draw is not None or outer is None else outer.injected
         self.drawn: dict[str, Draw | None] = {} if outer is None else outer.drawn
         self.for_layers: dict[str, Any] = {} if outer is None else outer.for_layers
@@ -100,11 +98,6 @@ class Scope:
         if self.drawn.get(domain) is None:
             self.drawn[domain] = encoder.draw(batch_size, device, process_generator)
         return self.drawn[domain]
-
-
-def _may_draw(call: Mapping[str, Any]) -> bool:
-    is_step = call.get("use_cache") or find_cache(*call.values()) is not None
-    return torch.is_grad_enabled() or not is_step
 
 
 class OpenScope:

@@ -20,7 +20,7 @@ from cape_plugins.speech.subsampling import (
     ConvSubsampler,
     subsampled_lengths,
 )
-from hf_models.host import without_cache
+from hf_models.host import is_generation_step, without_cache
 from hf_models.seams.attention import add_positions_to_attention
 from hf_models.seams.frames import (
     Frames,
@@ -261,9 +261,10 @@ class RecognitionModel:
         """
         if encoder_outputs is None:
             frames = self.frames_to_augment(input_features, attention_mask)
-            if frames is not None:
-                input_features = frames
-                draw = draw_positions(self.encoder.positions, frames) if draw is None else draw
+            input_features = input_features if frames is None else frames
+            is_step = is_generation_step({**kwargs, "use_cache": use_cache})
+            if draw is None and frames is not None and not is_step:
+                draw = draw_positions(self.encoder.positions, frames)
             encoder_outputs = self.encoder(
                 input_features,
                 attention_mask,
@@ -273,7 +274,7 @@ class RecognitionModel:
                 return_dict=True,
                 **without_cache(kwargs),
             )
-            if decoder_draw is None and frames is not None:
+            if decoder_draw is None and frames is not None and not is_step:
                 decoder_draw = draw_positions(self.decoder.positions, frames, draw)
         if getattr(encoder_outputs, "attention_mask", None) is not None:
             kwargs["encoder_attention_mask"] = encoder_outputs.attention_mask

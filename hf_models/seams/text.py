@@ -14,7 +14,7 @@ from transformers.utils import can_return_tuple
 
 from cape_plugins import Draw, Positions, token_positions
 from cape_plugins.mathematics.binding import Bound
-from hf_models.host import cached_tokens, find_cache, without_cache
+from hf_models.host import cached_tokens, find_cache, is_generation_step, without_cache
 from hf_models.seams.attention import (
     add_positions_to_attention,
     keys_and_queries,
@@ -265,7 +265,7 @@ class TranslationModel:
         content = content_of_call(input_ids, inputs_embeds) if encoder_outputs is None else None
         hint = place_hint(attention_mask) if self.encoder.has_hint else None
         if content is not None:
-            if draw is None:
+            if draw is None and not is_generation_step({**kwargs, "use_cache": use_cache}):
                 draw = draw_positions(self.encoder.positions, content)
             synchronize = self.encoder.positions.config.synchronize
             if draw is not None and draw.order is not None and synchronize:

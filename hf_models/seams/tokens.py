@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cape_plugins import Draw, PositionEncoder, Positions
 from cape_plugins.mathematics.binding import Bound
-from hf_models.host import cached_tokens, find_cache, past_name
+from hf_models.host import cached_tokens, find_cache, is_generation_step, past_name
 from hf_models.seams.attention import (
     add_positions_to_attention,
     keys_and_queries,
@@ -108,7 +108,7 @@ class TokenModel(PositionHost):
         """
         content = content_of_call(input_ids, inputs_embeds)
         encoder = self.embeddings.positions
-        if draw is None:
+        if draw is None and not is_generation_step(kwargs):
             draw = draw_positions(encoder, content)
         if self.stack_positions is not None:
             cache, length = find_cache(*kwargs.values()), content.shape[1]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.hf import FAMILIES, PAD, STACKS, VARIANTS, sentences
+from tests.support.hf import FAMILIES, PAD, STACKS, VARIANTS, batch, make, sentences
 
 GENERATING = [
     name
@@ -78,3 +78,27 @@ def test_generation_in_training_mode_equals_evaluation_mode(family, use_cache):
     expected = model.generate(**options)
     assert torch.equal(model.train().generate(**options), expected)
     assert all(module.training for module in model.modules())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [n for n, row in FAMILIES.items() if row.model.can_generate()])
+def test_a_step_with_a_cache_sees_the_positions_of_evaluation(family):
+    """Other forwards without gradients draw, as the training does that repeats them."""
+    model, inputs = make(family, "cape"), batch(family)
+    labels = inputs.pop("labels")
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = labels.clamp(min=0)
+    expected = model(**inputs, use_cache=True).logits
+    model.train()
+    assert torch.equal(model(**inputs, use_cache=True).logits, expected)
+    assert not torch.allclose(model(**inputs, use_cache=False).logits, expected, atol=1e-4)
+
+
+@torch.no_grad()
+def test_steps_of_bert_as_a_decoder_see_the_positions_of_evaluation():
+    model = FAMILIES["bert"].build(VARIANTS["bert"]["cape"], is_decoder=True).bert
+    ids = torch.randint(3, 30, (2, 6))
+    expected = model(ids, use_cache=True).last_hidden_state
+    model.train()
+    assert torch.equal(model(ids, use_cache=True).last_hidden_state, expected)
+    assert not torch.allclose(model(ids, use_cache=False).last_hidden_state, expected, atol=1e-4)

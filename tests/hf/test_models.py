@@ -8,6 +8,7 @@ import hf_models
 from tests.support.hf import (
     ALL,
     FAMILIES,
+    PAD,
     RANDOM,
     WITH_STOCK,
     answer,
@@ -84,9 +85,14 @@ TEXTS = [name for name in WITH_STOCK if "input_ids" in FAMILIES[name].batch()]
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("is_padding", [False, True])
 @pytest.mark.parametrize("family", TEXTS)
-def test_tokens_that_the_mask_hides_between_others_keep_their_places(family):
+def test_tokens_that_the_mask_hides_between_others_keep_their_places(family, is_padding):
+    """Padding tokens keep theirs where the stock model counts padding."""
     row, inputs = FAMILIES[family], batch(family)
+    if is_padding:
+        inputs["input_ids"] = inputs["input_ids"].clone()
+        inputs["input_ids"][:, 1] = PAD
     inputs["attention_mask"] = inputs["attention_mask"].clone()
     inputs["attention_mask"][:, 1] = 0
     if row.config().is_encoder_decoder:
