@@ -271,8 +271,9 @@ class PositionEncoder(nn.Module):
         if isinstance(self.encoding, Sinusoid) and positions.in_steps and type(step) is float:
             numbers, first = positions.rows[0], positions.first
             rows = self.encoding.counted(numbers, first, self.start, self.alpha * step)
-            # without an index, gather returns the cached rows of the encoding
-            return rows.clone() if positions.index is None else rows
+            # gather would return the cached rows of the encoding themselves
+            is_cached = positions.valid is None and positions.row_of is None
+            return rows.clone() if is_cached else rows
         rows, _ = self.rows_and_step(positions)
         return self.encoding.grid(self._encoding_input(rows, positions)[0])
 

@@ -26,8 +26,9 @@ class Positions(NamedTuple):
         step: Distance between neighbouring positions, the unit of the local shift: a number or a
             tensor that broadcasts to `rows`.
         in_steps: Whether `rows` are multiples of `step`, such as the numbers of tokens or frames.
-        index: ``[B, T]`` int64, 1 + the row of each element, 0 on padding. Or bool, False on
-            padding, if element t has row t in all samples; None if nothing is padded either.
+        valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
+        row_of: ``[B, T]`` int64, the row of each element, -1 on padding; None if element t has
+            row t in all samples.
         first: Number of row 0, counted from the beginning of the sequence; a tensor without
             dimensions if the host may not read the number (caches of fixed size). None if
             positions are not counted.
@@ -38,16 +39,11 @@ class Positions(NamedTuple):
     rows: Tensor
     step: Tensor | float = 1.0
     in_steps: bool = False
-    index: Tensor | None = None
+    valid: Tensor | None = None
+    row_of: Tensor | None = None
     first: int | Tensor | None = None
     patches: tuple[int, ...] | None = None
     timed: bool = False
-
-    @property
-    def valid(self) -> Tensor | None:
-        """``[B, T]`` bool, False on padding; None if nothing is padded."""
-        is_mask = self.index is None or self.index.dtype == torch.bool
-        return self.index if is_mask else self.index > 0
 
     @property
     def shared(self) -> bool:
@@ -64,29 +60,27 @@ class Positions(NamedTuple):
         return self.elements(self.rows * self.step if self.in_steps else self.rows)
 
     @property
-    def numbers(self) -> Tensor:
-        """``[B or 1, T]`` int64, the row of each element; on padding any row, or -1, the last."""
-        if self.index is None or self.index.dtype == torch.bool:
-            return torch.arange(self.rows.shape[1], device=self.rows.device)[None]
-        return self.index - 1
-
-    @property
     def counts(self) -> Tensor | None:
         """``[B or 1, T]`` float32, the number of each element, on padding any number; None if
         positions are not counted."""
         if self.in_steps:
             return self.elements(self.rows)[..., 0]
-        if self.first is not None and self.index is not None:
-            # after some frames were skipped, the remaining frames are counted: first, second ...
-            return self.numbers.float()
-        return None
+        if self.first is None:
+            return None
+        # after some frames were skipped, the remaining frames are counted: first, second ...
+        return torch.arange(self.rows.shape[1], device=self.rows.device)[None].float()
 
     def elements(self, rows: Tensor) -> Tensor:
         """``[B or 1, T, D]``, the row of each element out of `rows` ``[B or 1, T, D]``; on padding
         any row."""
-        if self.index is None or self.index.dtype == torch.bool or rows.shape[0] > 1:
+        if self.row_of is None or rows.shape[0] > 1:
             return rows
-        return rows[0][self.numbers]
+        return rows[0][self.row_of]
+
+    def last(self, length: int) -> Positions:
+        """Positions of the last `length` elements; only for positions with `row_of`."""
+        valid = None if self.valid is None else self.valid[:, -length:]
+        return self._replace(valid=valid, row_of=self.row_of[:, -length:])
 
     def at_centres(self) -> Positions:
         """The grid on which the cells span [-1, 1], instead of the outermost centres. A distance
@@ -105,26 +99,23 @@ class Positions(NamedTuple):
     def clear_padding(self, embedding: Tensor) -> Tensor:
         """``[B, T, K]``, with zeros on padding; `embedding` ``[B or 1, T, K]`` may change in
         place."""
-        valid = self.valid
-        if valid is None:
+        if self.valid is None:
             return embedding
-        if embedding.shape[0] == valid.shape[0] and not embedding.requires_grad:
+        if embedding.shape[0] == self.valid.shape[0] and not embedding.requires_grad:
             # several times faster on a CPU than masked_fill_; padding may become -0.0
-            return embedding.mul_(valid[..., None])
-        return embedding * valid[..., None]
+            return embedding.mul_(self.valid[..., None])
+        return embedding * self.valid[..., None]
 
     def gather(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[B or 1, T, K]``, the embedding of each element in `dtype`, taken from the embeddings
         `rows` ``[T, K]`` of the shared rows; zero on padding."""
         rows = rows.to(dtype)
-        if self.index is None:
-            return rows[None]
-        if self.index.dtype == torch.bool:
-            return rows * self.index[..., None]
-        # index 0 means padding, so a row of zeros is put in front
+        if self.row_of is None:
+            return rows[None] if self.valid is None else rows * self.valid[..., None]
+        # padding has row -1, so a row of zeros is put in front
         rows = F.pad(rows, (0, 0, 1, 0))
-        batch, length = self.index.shape
-        return rows.index_select(0, self.index.reshape(-1)).view(batch, length, -1)
+        batch, length = self.row_of.shape
+        return rows.index_select(0, self.row_of.reshape(-1) + 1).view(batch, length, -1)
 
 
 def token_positions(valid: Tensor) -> Positions:
@@ -142,7 +133,8 @@ def token_positions(valid: Tensor) -> Positions:
     """
     _check_valid(valid)
     number = torch.arange(valid.shape[1], dtype=torch.float32, device=valid.device)
-    return Positions(number.view(1, -1, 1), 1.0, True, valid.cumsum(1) * valid, 0)
+    row_of = valid.cumsum(1) * valid - 1
+    return Positions(number.view(1, -1, 1), in_steps=True, valid=valid, row_of=row_of, first=0)
 
 
 def token_position_at(
@@ -155,7 +147,7 @@ def token_position_at(
         number = torch.arange(index, index + length, dtype=torch.float32, device=device)
     else:
         number = torch.arange(length, dtype=torch.float32, device=device) + index
-    return Positions(number.view(1, -1, 1), 1.0, True, first=index)
+    return Positions(number.view(1, -1, 1), in_steps=True, first=index)
 
 
 def frame_positions(
@@ -196,7 +188,8 @@ def frame_positions(
         raise ValueError(f"num_frames holds {length}; allowed: >= 0 for each sample.")
     step = _per_sample("seconds_per_frame", seconds_per_frame, num_frames)
     number = torch.arange(length, dtype=torch.float32, device=num_frames.device)
-    return Positions(number.view(1, -1, 1), step, True, number < num_frames[:, None], 0)
+    valid = number < num_frames[:, None]
+    return Positions(number.view(1, -1, 1), step, in_steps=True, valid=valid, first=0)
 
 
 def timed_frame_positions(
@@ -228,7 +221,7 @@ def timed_frame_positions(
     step = _per_sample("seconds_per_frame", seconds_per_frame, num_frames)
     step = torch.where(gaps.isfinite(), gaps, step)
     rows = times.float().masked_fill(~valid, 0.0)[..., None]
-    return Positions(rows, step, index=valid, first=0)
+    return Positions(rows, step, valid=valid, first=0)
 
 
 def patch_positions(
@@ -307,7 +300,7 @@ def coordinate_positions(
             )
         # values on padding, NaN included, must not reach the mean or the embedding
         coords = coords.masked_fill(~valid[..., None], 0.0)
-    return Positions(coords.float(), step, index=valid)
+    return Positions(coords.float(), step, valid=valid)
 
 
 def _axis(size: int, device: torch.device | str | None) -> Tensor:

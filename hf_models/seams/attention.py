@@ -190,8 +190,8 @@ def keys_and_queries(
     """
     if cache is None:
         return positions, None
-    if positions.index is not None and positions.index.shape[1] != length:
-        return positions, positions._replace(index=positions.index[:, -length:])
+    if positions.row_of is not None and positions.row_of.shape[1] != length:
+        return positions, positions.last(length)
     cache = getattr(cache, "self_attention_cache", cache)
     size, device = past + length, positions.rows.device
     if isinstance(past, Tensor) or getattr(cache, "is_compileable", False):

@@ -222,7 +222,7 @@ def move(
         ids = position_ids.expand(valid.shape)
         first = ids.masked_fill(~valid, ids.shape[1]).amin(1, keepdim=True)
         number = (ids - first).clamp(min=0)
-        raw = Positions(number[..., None].float(), in_steps=True, index=valid)
+        raw = Positions(number[..., None].float(), in_steps=True, valid=valid)
     return encoder.coordinates(raw, draw, generator=process_generator, random=True)[..., 0]
 
 

@@ -52,8 +52,8 @@ class LearnedTable(PositionSlot):
 
     def look_up(self, positions: Positions, batch_size: int) -> Tensor:
         """``[B, T, C]``, one row for each counted position."""
-        if positions.index is not None:
-            number = positions.numbers.clamp(min=0)
+        if positions.row_of is not None:
+            number = positions.row_of.clamp(min=0)
         else:
             number = positions.rows[..., 0].long().expand(batch_size, -1)
         size, length = self.num_embeddings - self.offset, positions.rows.shape[1]

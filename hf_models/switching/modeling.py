@@ -333,8 +333,8 @@ def embed_positions(
 def _rows_of_table(positions: Positions, size: int) -> Positions:
     """The caller's positions as rows of a learned table, which begins anew after the last row."""
     number = torch.arange(size, dtype=torch.float32, device=positions.rows.device)
-    index = positions.rows[..., 0].long() % size + 1
-    return Positions(number.view(1, -1, 1), 1.0, True, index, 0)
+    row_of = positions.rows[..., 0].long() % size
+    return Positions(number.view(1, -1, 1), in_steps=True, row_of=row_of, first=0)
 
 
 def text_span(mask: Tensor) -> Tensor:

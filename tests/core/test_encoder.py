@@ -249,7 +249,8 @@ def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain):
         alone = positions._replace(
             rows=positions.rows[:, :length],
             step=step[row : row + 1] if isinstance(step, torch.Tensor) else step,
-            index=positions.index[row : row + 1, :length],
+            valid=positions.valid[row : row + 1, :length],
+            row_of=None if positions.row_of is None else positions.row_of[row : row + 1, :length],
         )
         own = (
             part[row : row + 1] if isinstance(part, torch.Tensor) else None
