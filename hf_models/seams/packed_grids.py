@@ -66,7 +66,7 @@ class PackedTable(Seam):
             settings, self.width, layout=LAYOUT, table_size=self.grid
         )
         self.keeps_table = settings.encoding.counts
-        if self.keeps_table:
+        if self.keeps_table:  # the stock table has the rows
             self.positions.encoding = None
         else:
             setattr(self, self.table_name, DroppedTable(weight))
