@@ -95,8 +95,7 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
     """Loader of encoders and decoders of tokens, with norms before or after each block."""
 
     def get_model_spec(self, model: Any) -> Any:
-        """See CTranslate2. The model, not its settings, shows where norms stand: newer settings
-        lack this."""
+        """See CTranslate2. The modules show where norms stand; newer configurations do not."""
         stack = model.get_encoder()
         model.config.normalize_before = hasattr(stack, "layer_norm")
         model.config.normalize_embedding = hasattr(stack, "layernorm_embedding")
@@ -171,7 +170,7 @@ def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
 
 
 def _named(tokenizer: Any, vocabulary: dict[str, int], embedding: Any) -> list[str]:
-    """Different names of all rows of a table of words. Some models have more rows than their
+    """A different name for each row of a table of words. Some models have more rows than their
     tokenizer has words, and some tokenizers hide words (M2M100: codes of languages).
     """
     names = {number: name for name, number in vocabulary.items()}

@@ -42,8 +42,8 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     """Writes the file of a model; see :mod:`cape_plugins.serving.command`.
 
     Raises:
-        ValueError: for a model that whisper.cpp would compute otherwise, or has no place for; names
-            the reason and a way that works.
+        ValueError: for a model that whisper.cpp would compute differently, or that does not fit
+            into the file; names the reason and a way that works.
     """
     with clear_errors(str(source)):
         model = _load(source)
@@ -156,7 +156,7 @@ def _refuse_positions(config: Any) -> None:
 
 
 def _refuse_settings(model: Any) -> None:
-    """Refuses what whisper.cpp computes in one way only, and has no number for in the file."""
+    """Refuses settings that whisper.cpp has as constants, and the file has no number for."""
     config = model.config
     width = FEED_FORWARD * config.d_model
     fixed = {
@@ -169,8 +169,9 @@ def _refuse_settings(model: Any) -> None:
     for name, allowed in fixed.items():
         if getattr(config, name) != allowed:
             raise ValueError(
-                f"{name}={getattr(config, name)!r} is not allowed for ggml, which has no number "
-                f"for it; allowed: {allowed!r}. Train with it, or see whether {_OTHER_ENGINES}."
+                f"{name}={getattr(config, name)!r} is not allowed for ggml, whose file has no "
+                f"number for {name}; allowed: {allowed!r}. Train with this value, or see whether "
+                f"{_OTHER_ENGINES}."
             )
     if not model.proj_out.weight.equal(model.get_decoder().embed_tokens.weight):
         raise ValueError(
@@ -246,7 +247,7 @@ def _readme(model: Any, title: str, rows: Mapping[str, int]) -> str:
         rows=rows["source"],
         step=step,
         seconds=f"{rows['source'] * step / SAMPLING_RATE:g}",
-        room=rows["target"] // 2 - 4,
+        room=rows["target"] // 2 - 4,  # tokens of a text, as whisper.cpp limits them
         centred=centred,
         natural_length=natural and not centred,
         padded=not natural and not centred,

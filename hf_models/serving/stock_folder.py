@@ -64,7 +64,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     with clear_errors(str(source)):
         cape, stock_type = _load(source)
     refuse_packed_patches(cape, "export stock")
-    # both compute in float32, so no difference is rounding; the file keeps the stored precision
+    # both compute in float32, to compare without rounding; the file keeps the stored precision
     stored, cape = cape.dtype, cape.float()
     _refuse_in_attention(cape, stock_type)
     limit = _set_size(cape, args)
@@ -249,7 +249,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
         raise ValueError(
             f"{type(stock).__name__} has other outputs for inputs of shape {shape}{reason}; "
             "allowed: sizes that the stock class takes (some classes take square images only), and "
-            "heads that a caller can give the BOS hint to. Use another size, or serve it by "
+            "heads that a caller can give the BOS hint to. Use another size, or serve the model by "
             "`cape-plugins export onnx`."
         )
     return difference
@@ -318,7 +318,7 @@ def _readme(
     generates = stock.can_generate()
     has_tokenizer = any(folder.glob("tokenizer*")) or any(folder.glob("*.spm"))
     tokens = not (images or frames)
-    # a prompt, which a text goes on from, ends with a token
+    # a prompt is padded on the left, because generation continues its last token
     pad_left = generates and not stock.config.is_encoder_decoder
     return fill(
         TEMPLATE,
