@@ -307,7 +307,7 @@ def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
         raise ValueError(
             f"{source} cannot become a stock {name}, whose output would differ: "
             f"{'; '.join(changes.values())}. Keep the cape checkpoint; `cape-plugins export onnx` "
-            "takes it, and --self-contained writes its code beside it."
+            "takes the checkpoint, and --self-contained writes the code of the model beside it."
         )
     model = build_stock(cape, stock)
     if embeddings is not None:

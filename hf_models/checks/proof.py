@@ -200,6 +200,7 @@ def _proof(
         proofs.append(proof)
         forget(model_type)
         remove_generated_row(model_type)
+    # the most similar candidate, or the check that says that no seam is known
     return proofs[:2][-1]
 
 

@@ -176,7 +176,7 @@ class CapeWhisperForConditionalGeneration(
             )
         lengths = [requested(name) or 0 for name in ("max_new_tokens", "max_length")]
         if "max_length" not in kwargs and lengths[1] == stock_view.max_target_positions:
-            lengths[1] = 0  # every stock checkpoint has this value; nobody asked for it
+            lengths[1] = 0  # every stock checkpoint has this value, which no caller chose
         if one_piece:
             stock_view.max_source_positions *= pieces
             stock_view.max_target_positions *= pieces

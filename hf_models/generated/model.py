@@ -97,8 +97,8 @@ class GeneratedModel(PositionHost, PositionModelMixin):
                 )
                 raise ValueError(
                     f"{field}={name!r} has no effect on {type(self).__name__}, which has no part "
-                    f"for it; allowed: {stock!r}, which stands for the stock model. Set it, and "
-                    f"give the type as {' or '.join(others)}."
+                    f"for {field}; allowed: {stock!r}, the type of the stock model. Set {field} to "
+                    f"{stock!r}, and give the type as {' or '.join(others)}."
                 )
 
     def seams(self) -> list[Seam]:

@@ -335,8 +335,8 @@ def _relative_forward(
         if num_keys != length:
             raise ValueError(
                 f"{type(module).__name__} has {num_keys} keys for {length} queries, but no cache "
-                "among its arguments; allowed: releases of transformers that pass it. Install "
-                "a tested one; `cape-plugins doctor` names them."
+                "among its arguments; allowed: releases of transformers that pass the cache. "
+                "Install a tested release; `cape-plugins doctor` names the tested releases."
             )
         query_offset = 0
     attention_mask = _visible_keys(causal, attention_mask, query, key, query_offset)

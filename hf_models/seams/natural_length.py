@@ -83,7 +83,7 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
     transformers; a test compares both forwards bit for bit, in outputs and three updates.
 
     Attributes:
-        alone: Whether the encoder is the outermost model, so nobody else draws for its forward.
+        alone: Whether the encoder is the outermost model, so that it has to draw for its forward.
     """
 
     alone: bool = False

@@ -162,5 +162,5 @@ def refuse_packed_patches(model: nn.Module, command: str) -> None:
         raise ValueError(
             f"{command} has no inputs for {type(model).__name__}, which takes packed patches of "
             "images of different sizes; allowed: models that take whole images. `python -m "
-            "hf_models.convert --self-contained` writes the code of the model beside it."
+            "hf_models.convert --self-contained` writes the code of the model beside its weights."
         )

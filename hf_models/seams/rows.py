@@ -246,7 +246,7 @@ def _from_first_row(number: Tensor, mask: Tensor | None) -> Tensor:
     row: the caller counts from 0, not from the row behind padding.
 
     Args:
-        number: Rows without those before the first; padding has -1.
+        number: Numbers of the rows, counted from the first row; padding has -1.
         mask: ``[B, T]``, 0 on padding; None if unknown, and -1 is taken for padding then.
     """
     hidden = number == -1 if mask is None else ~mask.bool()

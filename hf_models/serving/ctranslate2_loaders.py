@@ -222,12 +222,12 @@ def refuse_unfit(stack: Any, beside: bool) -> None:
     if any(table is not None and table.keys.shape[0] > 1 for table in tables):
         raise ValueError(
             f"relative_heads={config.relative_heads!r} is not allowed for ctranslate2, whose heads "
-            f"share one table; allowed: 'shared'. Train with it, or {remedy}."
+            f"share one table; allowed: 'shared'. Train with one table, or {remedy}."
         )
     if needs_identity(config) and not beside:
         raise ValueError(
             f"relative_context={config.relative_context} beside position embedding "
             f"{config.type!r} is not allowed for ctranslate2, which adds nothing to the content "
             "where the first layer has relative keys; allowed: one of the two alone, or an encoder "
-            f"and decoder of text with norms before their blocks. Train so, or {remedy}."
+            f"and decoder of text with norms before their blocks. Train such a model, or {remedy}."
         )

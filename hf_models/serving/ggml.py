@@ -35,7 +35,7 @@ from hf_models.storage.loading import clear_errors, load_whole
 
 FILE = "ggml-model.bin"
 TEMPLATE = Path(__file__).with_name("ggml.md")
-_OTHER_ENGINES = "`cape-plugins export ctranslate2` and `onnx` take it"
+_OTHER_ENGINES = "`cape-plugins export ctranslate2` and `onnx` take the model"
 
 
 def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
@@ -146,12 +146,13 @@ def _refuse_positions(config: Any) -> None:
             raise ValueError(
                 f"{field}={getattr(config, field)!r} is not allowed for ggml: the file has a table "
                 "of positions for each side, and no place for positions in attention; allowed: "
-                f"types that add to the content. Train with one, or see whether {_OTHER_ENGINES}."
+                "types that add to the content. Train with such a type, or see whether "
+                f"{_OTHER_ENGINES}."
             )
         if settings.random_evaluation:
             raise ValueError(
                 f"{field}={getattr(config, field)!r} is not allowed for ggml, which has the same "
-                "positions in each call; allowed: random_evaluation=False. Set it."
+                "positions in each call; allowed: random_evaluation=False. Set it in config.json."
             )
 
 
@@ -177,7 +178,7 @@ def _refuse_settings(model: Any) -> None:
         raise ValueError(
             "tie_word_embeddings=False is not allowed for ggml: the last layer has other weights "
             "than the table of words, and the file has one tensor for both; allowed: equal "
-            f"weights. Train so, or see whether {_OTHER_ENGINES}."
+            f"weights. Train with tied weights, or see whether {_OTHER_ENGINES}."
         )
 
 

@@ -60,7 +60,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     if args.opset not in OPSETS:
         raise ValueError(
             f"--opset {args.opset} is not allowed; allowed: {OPSETS[0]} to {OPSETS[-1]}, for which "
-            "torch writes programs that ONNX Runtime takes. Leave it out for 20."
+            "torch writes programs that ONNX Runtime takes. Leave --opset out for 20."
         )
     model = load(source)
     descriptions, lines = [], []

@@ -120,8 +120,8 @@ def _load(source: Path) -> tuple[PreTrainedModel, Any]:
     if stock_type is None:
         raise ValueError(
             f"SOURCE {source} holds a {cape_class.__name__}, which transformers has no stock class "
-            "for; allowed: the other families. `cape-plugins export onnx` takes it, and "
-            "`python -m hf_models.convert --self-contained` writes its code beside it."
+            "for; allowed: the other families. `cape-plugins export onnx` takes the model, and "
+            "`python -m hf_models.convert --self-contained` writes its code beside the weights."
         )
     cape, _ = load_whole(cape_class, str(source))
     return cape.eval(), stock_type
@@ -191,8 +191,8 @@ def _refuse_in_attention(cape: PreTrainedModel, stock_type: type) -> None:
             raise ValueError(
                 f"{field} {settings.type!r}{suffix} is not allowed for a {stock_type.__name__}, "
                 "whose attention has no such positions; allowed: types that add to the content. "
-                "`cape-plugins export onnx` takes it, and `python -m hf_models.convert "
-                "--self-contained` writes its code beside it."
+                "`cape-plugins export onnx` takes the model, and `python -m hf_models.convert "
+                "--self-contained` writes its code beside the weights."
             )
 
 
@@ -208,7 +208,8 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
             f"{option}={value!r} is impossible in a {type(stock).__name__}, which computes its "
             f"positions ({option}={of_stock!r}) and ignores tables in its file; allowed: settings "
             "with the outputs of the stock model. See whether `cape-plugins export ctranslate2` or "
-            "`onnx` takes it; `hf_models.convert --self-contained` writes its code beside it."
+            "`onnx` takes the model; `hf_models.convert --self-contained` writes its code beside "
+            "the weights."
         )
 
 
