@@ -16,8 +16,8 @@ class RankSeedCallback(TrainerCallback):
     The Trainer seeds all processes alike, so all would draw the same positions and the same dropout
     masks. The models of this package draw positions by rank without this callback; compiled models
     cannot, and need the callback. Between the steps all processes share one stream again. The order
-    of the data may depend on this stream, and checkpoints save it, so a resumed training draws the
-    same numbers.
+    of the data may depend on this stream, and checkpoints save the state of the stream, so a
+    resumed training draws the same numbers.
     """
 
     def __init__(self) -> None:

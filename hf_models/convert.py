@@ -6,8 +6,8 @@
     python -m hf_models.convert vit-cape vit-stock --stock
 
 Weights, configuration, tokenizer and processor files go to a new folder. The command prints the
-settings that change the results of the model until it is fine-tuned; with --neutral no setting
-does.
+settings that change the results of the model until it is fine-tuned; with --neutral, no setting
+changes the results.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _complete(
     source: PositionConfig | None,
     domain_and_architecture: tuple[str, str],
 ) -> dict[str, Any]:
-    """Settings with missing options from `source`, if there is one.
+    """Adds missing options from `source`, if there is one, to the settings.
 
     Raises:
         ValueError: for settings that this kind of model does not have, and where alpha is missing.
@@ -307,7 +307,7 @@ def _stock_model(source: str, cape_class: Any, config: Any) -> PreTrainedModel:
         raise ValueError(
             f"{source} cannot become a stock {name}, whose output would differ: "
             f"{'; '.join(changes.values())}. Keep the cape checkpoint; `cape-plugins export onnx` "
-            "takes it, and --self-contained writes its code beside it."
+            "takes the checkpoint, and --self-contained writes the code of the model beside it."
         )
     model = build_stock(cape, stock)
     if embeddings is not None:
@@ -339,8 +339,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--position-source-scale",
         metavar="X|SOURCE.txt,TARGET.txt",
         help="alpha, multiplies source positions (CAPE 5.3): a number > 0, TARGET/SOURCE tokens, "
-        "or two raw texts, one sentence a line, that the tokenizer of SRC counts (default: 1; "
-        "cape must be told)",
+        "or two raw texts, one sentence a line, whose tokens are counted with the tokenizer of SRC "
+        "(default: 1; cape has no default)",
     )
     args = parser.parse_args(argv)
     settings = given_settings(args, "image")

@@ -70,7 +70,11 @@ def count_texts(
 
 
 def alpha_of_argument(argument: str, model: str) -> str:
-    """Alpha of a command line: a number, two counts, or two texts to count.
+    """Alpha of a command line, as text for ``source_scale``: a number, or TARGET/SOURCE counts.
+    Args:
+        argument: A number > 0, TARGET/SOURCE tokens, or two texts to count,
+            "SOURCE.txt,TARGET.txt".
+        model: Folder or hub name of the model whose tokenizer counts.
 
     Raises:
         ValueError: for other values, or as :func:`count_texts`.

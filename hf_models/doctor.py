@@ -76,7 +76,7 @@ def _tested() -> str:
 
 @contextmanager
 def _quiet() -> Iterator[set[str]]:
-    """Keeps logs, warnings and progress bars back, and collects a host's notes on its changes."""
+    """Silences logs, warnings and progress bars; collects warnings of deprecated or future code."""
     verbosity, messages = logging.get_verbosity(), set()
 
     def collect(message: Any, category: type, *_: Any, **__: Any) -> None:
@@ -100,8 +100,8 @@ def _quiet() -> Iterator[set[str]]:
 
 
 def _family_checks(settings: Mapping[str, Any] | None) -> Rows:
-    """Checks of one model of each registered family; of the generated families, those whose rows
-    say so, whichever this process has made."""
+    """Checks one tiny model of each registered family. A generated family is checked if its row
+    says so, whether or not this process has made its classes."""
     unchecked = set()
     for name, row in GENERATED.items():
         if row.checked:

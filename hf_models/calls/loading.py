@@ -1,6 +1,6 @@
-"""Lets the calls of transformers that build a model take a position embedding, in Auto classes and
-stock classes, with a stock configuration or without. With a position embedding these calls build
-the model of this package, a subclass of the stock model.
+"""Lets ``from_pretrained`` and ``from_config`` of Auto classes and of stock classes take a position
+embedding, with or without a stock configuration. With a position embedding these calls build the
+model of this package, a subclass of the stock model.
 
 transformers silently drops arguments that a configuration does not know, or hands them to a model
 that does not know them either. Calls without a position embedding do not change.
@@ -63,7 +63,7 @@ def _no_effect(field: str, value: Any, checkpoint: Any, model_type: str) -> str:
 
 
 def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[Any]) -> Any:
-    """``AutoConfig.from_pretrained``, with which every Auto class finds the configuration."""
+    """Wraps ``AutoConfig.from_pretrained``, by which every Auto class finds the configuration."""
 
     @functools.wraps(stock_from_pretrained)
     def from_pretrained(pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
@@ -81,6 +81,7 @@ def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[An
             return result
         for config_class in configs:
             if config.model_type in config_class.model_types():
+                # AutoConfig takes these arguments itself; a configuration class would store them
                 for name in ("trust_remote_code", "code_revision"):
                     kwargs.pop(name, None)
                 return config_class.from_pretrained(pretrained_model_name_or_path, **kwargs)
@@ -91,11 +92,11 @@ def _with_cape_configurations(stock_from_pretrained: Any, configs: Collection[An
 
 
 def _building_cape_models(stock_method: Any, configs: Collection[Any]) -> Any:
-    """A class method of all stock models, with which Auto classes build them, too."""
+    """Wraps a class method of all stock models, by which Auto classes build models, too."""
 
     @functools.wraps(stock_method)
     def build(cls: type, *args: Any, **kwargs: Any) -> Any:
-        # not classes of this package or of users, which may have a field with this name
+        # classes of this package and of users stay: they may have a field with this name
         if not cls.__module__.startswith("transformers."):
             return stock_method(cls, *args, **kwargs)
         all_fields = _fields(configs)
@@ -126,7 +127,7 @@ def _is_stock_config(value: Any) -> bool:
 
 
 def _naming_calls(stock_new: Any, configs: Collection[Any]) -> Any:
-    """``__new__`` of all stock models; their constructors take no position embedding."""
+    """Wraps ``__new__`` of all stock models, to refuse a position embedding with a clear error."""
 
     @functools.wraps(stock_new)
     def build(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -139,8 +140,8 @@ def _naming_calls(stock_new: Any, configs: Collection[Any]) -> Any:
 
 
 def _naming_heads(stock_method: Any, configs: Collection[Any]) -> Any:
-    """A class method of all Auto classes, with a message for models of this package without a class
-    for the head; the stock message lists all existing models."""
+    """Wraps a class method of all Auto classes: gives a short error for a family of this package
+    without a class for the head. The stock error lists all existing models."""
 
     @functools.wraps(stock_method)
     def build(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -86,14 +86,14 @@ def switch(model: Any, position_embedding: Mapping[str, Any], **fields: Any) -> 
         config = part.config_class.of_stock(stock_config, **settings)
     except StrictDataclassError as error:
         raise ValueError(str(error.__cause__ or error)) from error
-    # from the model: the stock configuration of Speech2Text takes only eager attention
+    # from the old configuration: a stock configuration of Speech2Text takes only eager attention
     copy_implementations(old_config, config)
     require_own_config(config, part.__name__)
     snapshot, parameters = _snapshot(model), dict(model.named_parameters())
     try:
         trained = restore_stock(model, stock, stock_config) if switched_before else True
         _switch(model, old_config, config, trained)
-    except BaseException:  # the model belongs to the caller
+    except BaseException:  # also Ctrl-C: the model belongs to the caller
         _restore(snapshot)
         raise
     _keep_tables(model, parameters)
@@ -245,7 +245,7 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
     twin.load_state_dict({**tables, **weights})
     loaded = twin.state_dict()
     for name, weight in weights.items():
-        if not torch.equal(loaded[name], weight.to(loaded[name])):  # overwritten by another weight
+        if not torch.equal(loaded[name], weight.to(loaded[name])):  # by a tied weight
             raise ValueError(
                 f"{name} differs from the weight that the configuration ties it to, so a "
                 f"{stock.__name__} would hold only one of the two; allowed: equal weights, or a "
@@ -298,8 +298,8 @@ def without_head(name: str, config: Any) -> str:
     return (
         f"{name} has no counterpart in {config.model_type!r}, which has "
         f"{', '.join(sorted(model.__name__ for model in models))}. Take one of them, or write a "
-        "class for this head and make it known by hf_models.register_family: two lines, in "
-        "docs/huggingface.md under Other heads."
+        "class for this head and make it known by hf_models.register_family: two lines, which "
+        "docs/huggingface.md shows under Other heads."
     )
 
 

@@ -49,9 +49,9 @@ class _Model(NamedTuple):
 
 
 def calls_of(model: Any) -> Iterator[Batch]:
-    """Inputs to try, in order; an error of the stock model rejects inputs. The first inputs are the
-    main input and the arguments without a default, the later ones all known arguments. Sounds,
-    images and series have several forms."""
+    """Inputs to try, in order; the caller skips inputs for which the stock model raises an error.
+    The first inputs are the main input and the arguments without a default, the later ones all
+    known arguments. Sounds, images and series have several forms."""
     arguments = dict(inspect.signature(type(model).forward).parameters)
     needed = [model.main_input_name]
     needed += [name for name, row in arguments.items() if row.default is row.empty]

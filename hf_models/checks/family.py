@@ -51,7 +51,7 @@ def check_family(
 
     Args:
         stock_model: A model of transformers of a registered family, with any weights; stays
-            unchanged. Copies compute on the CPU in float32; tables of zeros are drawn.
+            unchanged. Copies compute on the CPU in float32; tables of zeros get random values.
         position_embedding: ``{"type": ..., option: value}`` to train with; by default ``cape``,
             and then a type with relative attention if the family has one. A source scale that
             is left out is 1.

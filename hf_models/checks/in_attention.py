@@ -1,5 +1,5 @@
-"""The part of the proof of a generated family that shows types in attention, where the stock model
-adds positions."""
+"""Checks of types that act in attention, for generated families whose stock model adds positions: a
+part of the proof in :mod:`hf_models.checks.proof`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from hf_models.checks.outputs import outputs_of
 from hf_models.checks.stock_models import one_line
 from hf_models.generated.families import part_of
 
-REACHED = ": positions reach the output"  # behind the name of a type that was shown
+REACHED = ": positions reach the output"  # follows the type in the name of a check
 IN_ATTENTION = "in attention"  # check that is skipped where the stock code allows no such type
-_SHIFT = {"max_local_shift": 0.5}  # of types that move nothing by default
+_SHIFT = {"max_local_shift": 0.5}  # for types that augment nothing by default
 _AUDIBLE = 0.2  # standard deviation of weights
 _NEW_TABLES = 3.0  # standard deviation
 
@@ -72,8 +72,8 @@ def attention_checks(
 
 
 def _audible(model: Any) -> Any:
-    """A copy with larger weights: attention of a new model is so even that positions in it change
-    the output by its rounding alone."""
+    """A copy with larger weights. In a new model attention is so even that positions in attention
+    change the output by no more than rounding."""
     copy = deepcopy(model)
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(5)

@@ -57,9 +57,9 @@ def _token_types(stock: Any, samples: Samples) -> Inputs:
 
 
 def _positions(stock: Any, samples: Samples) -> Inputs:
-    """Every second position, because a model with rotary positions sees distances only, and from 2
-    on, because some tables have two rows in front. The mask marks one text; without a mask such
-    positions are borders of packed texts."""
+    """Positions 2, 4, 6 and so on. A model with rotary positions sees only distances, so
+    consecutive positions would show nothing; some tables have two rows before the first position.
+    The mask marks one text; without a mask such positions would be borders of packed texts."""
     row, inputs = samples.rows[0], {}
     for prefix in ("", "decoder_"):
         content = row.get(f"{prefix}input_ids")

@@ -1,4 +1,7 @@
-"""Checks of one model of this package with any position embedding, without a stock model."""
+"""Checks of one model of this package with any position embedding; a stock model is not needed.
+A check returns a difference or a text, raises :class:`~cape_plugins.doctor.check.Mismatch` if it
+fails, and :class:`~cape_plugins.doctor.check.NotApplicable` if it does not fit the model.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ def padding_checks(
             f"{prefix}padding on the {side}",
             partial(padding, reference, cape_model, samples, side),
         )
-        # some stock models count padding on the left, unlike this package: only their errors count
+        # some stock models count padding on the left, unlike this package: only an error of the
+        # stock model skips the check
         yield unless_stock_fails(row, stock and partial(_runs, stock, samples, side))
 
 
@@ -136,7 +140,7 @@ def augmentation(cape_model: Any, inputs: Mapping[str, Tensor]) -> str:
             outputs = []
             for seed in (0, 1):
                 torch.manual_seed(seed)
-                # rotary models draw only if there are gradients
+                # with gradients, because a call without them may be a step of generation
                 outputs.append(tensors_of(cape_model(**inputs, return_dict=True)))
     finally:
         cape_model.eval()

@@ -1,4 +1,4 @@
-"""The outputs of two models as numbers, by name, and their comparison."""
+"""Compares the outputs of two models, by name."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from cape_plugins.doctor.check import Mismatch, relative_difference
 
 @torch.no_grad()
 def outputs_of(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-    """:func:`tensors_of` the output of a forward without gradients."""
+    """Tensors by name, as :func:`tensors_of` gives them, of a forward without gradients."""
     return tensors_of(model(**inputs, return_dict=True, **options))
 
 
 def tensors_of(output: Any, name: str = "") -> dict[str, Tensor]:
-    """Tensors of an output by name, in tuples by index; caches are left out."""
+    """Floating-point tensors of an output, by names such as "logits" and "hidden_states.0". Caches
+    and whole numbers are left out."""
     if isinstance(output, Tensor):
         return {name: output} if output.is_floating_point() else {}
     if isinstance(output, Mapping):
@@ -51,7 +52,10 @@ def largest(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> float:
 
 def equal(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
     """Compares tensors bit for bit. NaN equals NaN: a query on padding without any key gives NaN in
-    both models."""
+    both models.
+    Raises:
+        Mismatch: if names, shapes or numbers differ.
+    """
     if unshared := expected.keys() ^ got.keys():
         raise Mismatch(f"{', '.join(sorted(unshared))} in one model only")
     for name, numbers in expected.items():

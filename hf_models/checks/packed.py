@@ -38,7 +38,7 @@ def packed(model: Any, inputs: Mapping[str, Tensor]) -> tuple[Batch, list[Batch]
     positions = [torch.arange(text.shape[1])[None] for text in texts]
     alone = [{TEXT: text, POSITIONS: p} for text, p in zip(texts, positions, strict=True)]
     together = {name: torch.cat([text[name] for text in alone], 1) for name in (TEXT, POSITIONS)}
-    # behind a cache, transformers takes positions from 0 on for no border of texts
+    # with a cache, transformers sees no border of texts where positions begin at 0 again
     options = {_CACHE: False} if _CACHE in arguments else {}
     return {**together, **options}, [{**text, **options} for text in alone]
 

@@ -74,7 +74,7 @@ class Proof(NamedTuple):
             model does not run, has no known seam, or has a family with a file.
         stock: Name of the stock class; "" if none runs.
         checks: The comparisons, in order.
-        is_new: Whether the table of generated families has no row for the model type.
+        is_new: Whether `row` was tried because the table of generated families has none.
     """
 
     model_type: str
@@ -97,16 +97,17 @@ class Proof(NamedTuple):
 def prove(model_type: str, position_embedding: Mapping[str, Any] | None = None) -> Proof:
     """Compares a tiny model with its stock model, and trains it with another position embedding.
 
-    A model type of two kinds is proved with both. A model type without a row is tried with the rows
-    of other model types that have the same seam; a row that is proved stays registered in this
-    process.
+    A model type with two kinds of models is proved for both kinds. A model type without a row is
+    tried with the rows of other model types that have the same seam; a row that is proved stays
+    registered in this process.
 
     Args:
         model_type: A model type of the installed transformers.
         position_embedding: ``{"type": ..., option: value}`` to train with; by default ``cape``.
 
     Raises:
-        ValueError: for another model type, or settings that the family refuses.
+        ValueError: if the installed transformers has no such model type, or if the family refuses
+            the settings.
     """
     row = GENERATED.get(model_type)
     if row is None or row.variant is None:
@@ -199,6 +200,7 @@ def _proof(
         proofs.append(proof)
         forget(model_type)
         remove_generated_row(model_type)
+    # the most similar candidate, or the check that says that no seam is known
     return proofs[:2][-1]
 
 
@@ -207,7 +209,7 @@ def _no_seam(text: str) -> Check:
 
 
 def candidates(model: Any) -> list[GeneratedRow]:
-    """Rows to try for a stock model: those that other model types have for a seam of this model,
+    """Rows to try for a stock model: the rows that other model types have for a seam of this model,
     the most similar first."""
     side = "encoder"
     if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False):

@@ -11,7 +11,7 @@ HEADS, KEY_HEADS, HEAD_WIDTH, WIDTH = 4, 2, 8, 32
 LAYERS = 2
 PATCHES = 4  # on each side of an image
 SCALED_LENGTH = 32  # trained length of scaled RoPE
-LARGE = 512  # a size, dim or rank without a rule is made small from this value on
+LARGE = 512  # from this value on, a width without a rule is made small
 
 _RULES = (
     (VOCABULARY, r"(^|_)vocab_size(_|$)|_vocab_size|codebook_size|num_embeddings$|^num_buckets"),
@@ -50,7 +50,7 @@ _RULES = (
 )
 # The first rule whose pattern is found in the name of a field gives its largest value.
 RULES = tuple((re.compile(pattern), value) for value, pattern in _RULES)
-# Fields that keep their value: they belong to other fields or to data.
+# Fields that keep their value, because the value depends on other fields or on data.
 KEPT = re.compile(
     r"patch|kernel|stride|conv_depth|token|_ids?$|dilation|num_labels|num_channels|offset|num_mel|pad"
 )

@@ -48,8 +48,8 @@ def small_configs(config_class: Any, fields: Mapping[str, Any]) -> Iterator[tupl
         fields: Fields with the values that they must have.
 
     Returns:
-        Name of the step, and a function without arguments that makes the configuration. The call
-        may raise, because some classes refuse values that others need.
+        For each step its name, and a function without arguments that makes the configuration. The
+        function may raise an error, because some classes refuse values that others need.
     """
     default = config_class()
     extra = {**BY_TYPE.get(config_class.model_type, {}), **fields}

@@ -76,8 +76,8 @@ def tiny_stock_models(
 
     Raises:
         ValueError: if the installed transformers has no such model type.
-        NoModelType: if it has no model by itself.
-        NoStockModel: if none runs.
+        NoModelType: if no Auto class loads a model of this type, or for another name of a type.
+        NoStockModel: if no model runs.
     """
     if model_type not in CONFIG_MAPPING._mapping:
         raise ValueError(

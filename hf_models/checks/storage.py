@@ -1,4 +1,4 @@
-"""Saving and loading, through the Auto classes."""
+"""Checks of saving and loading through the Auto classes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def storage_checks(
     Args:
         stock: The stock model.
         cape_model: The switched model.
-        samples: Inputs of both, of which the first row is compared.
+        samples: Inputs of both models; only the first sample is compared.
         position_embedding: Settings of the switched model.
         autos: Auto classes, or others, that load the model; by default all Auto classes that do.
-        stock_weights: Whether the stock checkpoint has all weights of the switched model. Without
-            a learned table, special tokens have their rows added by ``switch`` alone.
+        stock_weights: Whether the switched model has the weights of the stock checkpoint. False if
+            a learned table is dropped: ``switch``, but not ``from_pretrained``, adds the table's
+            rows of special tokens to the tokens. Then only loading is checked.
     """
     if autos is None:
         models = auto_models(type(cape_model.config)).items()

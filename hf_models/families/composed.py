@@ -68,6 +68,7 @@ ROWS = (
                 "class.",
                 Generates,
                 Model,
+                # the stock lists also have the sinusoids; learned tables are saved and loaded
                 _keys_to_ignore_on_load_missing=["final_logits_bias"],
                 _keys_to_ignore_on_save=None,
             ),
@@ -122,8 +123,8 @@ ROWS = (
         f"""{_ANY_SIZE}
 
         Args:
-            drop_path_rate: Stochastic depth in training: probability that a sample goes past a
-                branch of the last layer. The probability grows linearly from 0 at the first layer.
+            drop_path_rate: Stochastic depth in training: probability that a sample skips a branch
+                of the last layer. The probability grows linearly from 0 at the first layer.
         """,
         {
             "Embeddings": Part("Patches, class token and positions.", PatchEmbeddings),
@@ -211,6 +212,7 @@ ROWS = (
             "Decoder": Part(
                 "Text side: positions are tokens, with a separate draw.",
                 TargetStack,
+                # as for the encoder, see EncodesSpeech
                 _supports_sdpa=True,
                 _supports_flash_attn=True,
             ),

@@ -161,6 +161,7 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
     def __init__(self, config: CapeSpeechConfig) -> None:
         Speech2TextPreTrainedModel.__init__(self, config)
         post = config.layer_norm == "post"
+        # no dropout where the stock forward has one: the subsampler drops before it adds positions
         self.dropout, self.layerdrop = 0.0, config.encoder_layerdrop
         self.padding_idx = config.pad_token_id
         layers = [_LAYERS[config.layer_norm](config) for _ in range(config.encoder_layers)]

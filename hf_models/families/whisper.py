@@ -43,8 +43,8 @@ class CapeWhisperConfig(NaturalLengthSettings, PositionEmbeddingMixin, WhisperCo
 
     `position_embedding` belongs to the encoder (seconds), `decoder_position_embedding` to the
     decoder (tokens), by default the trained table; time and text do not share a draw.
-    `natural_length` sets whether masks keep padding out and recordings are not padded to 30 s in
-    generation; by default true for all types except the type of the stock model.
+    With `natural_length`, masks keep padding out of attention, and generation does not pad
+    recordings to 30 s; by default true for all types except the type of the stock model.
     """
 
     model_type = "cape_whisper"
@@ -60,8 +60,8 @@ class CapeWhisperPositionalEmbedding(LearnedTable, stock.WhisperPositionalEmbedd
 
 
 class CapeWhisperEncoder(NaturalLengthEncoder, PositionModelMixin, stock.WhisperEncoder):
-    """Recordings of any length. Part of the other models, or a model alone, which loads folders of
-    whole models, too, and then draws its positions in training."""
+    """Encoder of recordings of any length, a part of the other models or a model alone. Alone it
+    also loads folders of whole models, and draws positions in training."""
 
 
 class CapeWhisperDecoderLayer(MaskedDecoderLayer, stock.WhisperDecoderLayer):
@@ -121,8 +121,8 @@ class CapeWhisperForConditionalGeneration(
                 at other distances than 10 ms.
 
         Raises:
-            ValueError: if the model is not at natural length and is to generate in one piece, or
-                for timestamps that the model cannot have.
+            ValueError: for `one_piece` without natural length or without features, and for
+                timestamps that the model cannot have.
         """
         config, stock_view = self.config, copy(self.config)
         stock_view.model_type = WhisperConfig.model_type  # stock code knows models by this name
@@ -131,10 +131,10 @@ class CapeWhisperForConditionalGeneration(
             input_features = self._prepare(input_features, one_piece, kwargs, configs, stock_view)
         elif one_piece:
             raise ValueError(
-                f"one_piece={one_piece} is not allowed for natural_length={config.natural_length} "
-                f"and position embedding {config.position_embedding['type']!r}, which needs 30 s, "
-                "or without input_features; allowed: False. Load the model with "
-                "natural_length=True."
+                f"one_piece={one_piece} needs input_features and a model at natural length; given: "
+                f"natural_length={config.natural_length} and position embedding "
+                f"{config.position_embedding['type']!r}; allowed: False. Load the model with "
+                "natural_length=True, or give input_features."
             )
         with self.using(stock_view):
             return super().generate(input_features, generation_config, *args, **kwargs)
@@ -176,18 +176,20 @@ class CapeWhisperForConditionalGeneration(
             )
         lengths = [requested(name) or 0 for name in ("max_new_tokens", "max_length")]
         if "max_length" not in kwargs and lengths[1] == stock_view.max_target_positions:
-            lengths[1] = 0  # every stock checkpoint has this value; nobody asked for it
+            lengths[1] = 0  # every stock checkpoint has this value, which no caller chose
         if one_piece:
             stock_view.max_source_positions *= pieces
             stock_view.max_target_positions *= pieces
             if pieces > 1 and not any(lengths):
                 kwargs["max_length"] = stock_view.max_target_positions
+        # stock code refuses a text with a prompt, of up to half the positions, that exceeds them
         if max(lengths) > stock_view.max_target_positions // 2:
             stock_view.max_target_positions += max(lengths)
         return features
 
     def _set_return_timestamps(self, generation_config: Any, **kwargs: Any) -> int:
-        """The first timestamp; none without timestamps, so that a recording is read once."""
+        """The id of the first timestamp. Without timestamps an id beyond the vocabulary, so that
+        stock code finds no timestamp and reads a recording once."""
         first = super()._set_return_timestamps(generation_config=generation_config, **kwargs)
         no_timestamps = self.config.at_natural_length and not generation_config.return_timestamps
         return self.config.vocab_size + 1 if no_timestamps else first

@@ -37,7 +37,7 @@ _MODULE = f"{__name__.removesuffix('families')}classes"
 _PREFIX = "Cape"
 _FEATURES = re.compile(r"get_\w+_features$")  # methods that users call instead of the forward
 _families: dict[str, FamilyClasses] = {}
-_lock = threading.RLock()  # of threads that load models
+_lock = threading.RLock()  # several threads may load models at the same time
 
 
 def can_make(model_type: Any) -> bool:
@@ -117,7 +117,7 @@ def class_of_name(name: str) -> type | None:
 
 
 def _make(stock_config: type) -> FamilyClasses:
-    # a dataclass looks names up in the module of a class, which must be there before
+    # imported first, because a dataclass looks names up in the module of its class
     importlib.import_module(_MODULE)
     model_type = stock_config.model_type
     config = position_config_class(stock_config, _MODULE, stock_config.__doc__)
@@ -189,8 +189,8 @@ def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduce(self: GeneratedModel, protocol: Any) -> Any:
-    """Pickles a model by its stock class: a stack inside a model has a class that no module of
-    transformers offers by name."""
+    """Pickles a model by its stock class: pickle could not find the class of a stack inside a model
+    by its name."""
     stock = stock_class(type(self))
     if stock is None:  # a subclass of the user, which has a name
         return super(GeneratedModel, self).__reduce_ex__(protocol)
@@ -212,9 +212,9 @@ def _new_forward() -> Callable[..., Any]:
 
 
 def _accepts_loss_kwargs(stock: Any) -> bool:
-    """Whether the loss of a stock model counts the items of all batches of a step, as the Trainer
-    tells them: if the stock class says so, or if the stock forward hands its keywords on to the
-    loss function."""
+    """Whether the loss of a stock model takes the number of items in all batches of a step, which
+    the Trainer passes: if the stock class says so, or if the stock forward hands its keywords on
+    to the loss function."""
     if (of_class := getattr(stock, "accepts_loss_kwargs", None)) is not None:
         return of_class
     function = inspect.unwrap(stock.forward)
@@ -231,7 +231,8 @@ def _accepts_loss_kwargs(stock: Any) -> bool:
 
 
 class _MadeOnDemand(dict):
-    """Registered configurations of transformers, by model type, and those that can be made."""
+    """Registered configurations of transformers by model type, and the configurations of generated
+    families, each made when it is first asked for."""
 
     def __contains__(self, model_type: object) -> bool:
         return super().__contains__(model_type) or (

@@ -32,7 +32,8 @@ class GeneratedModel(PositionHost, PositionModelMixin):
 
     Attributes:
         argument_names: Names of the arguments of the stock forward, in order.
-        takes_any_forward: The positions are found inside the model, whatever its forward takes.
+        takes_any_forward: True: the seams find positions inside the model, so any stock forward
+            fits; see :func:`~hf_models.switching.install.install`.
         seam_paths: Paths of the seams below this model. Names, because replicas of a model hold
             other modules.
         layer_paths: Paths of the layers below this model that take positions in attention.
@@ -96,8 +97,8 @@ class GeneratedModel(PositionHost, PositionModelMixin):
                 )
                 raise ValueError(
                     f"{field}={name!r} has no effect on {type(self).__name__}, which has no part "
-                    f"for it; allowed: {stock!r}, which stands for the stock model. Set it, and "
-                    f"give the type as {' or '.join(others)}."
+                    f"for {field}; allowed: {stock!r}, the type of the stock model. Set {field} to "
+                    f"{stock!r}, and give the type as {' or '.join(others)}."
                 )
 
     def seams(self) -> list[Seam]:
@@ -109,8 +110,8 @@ class GeneratedModel(PositionHost, PositionModelMixin):
 
         Args:
             *args: As the stock model.
-            draw: Random numbers of this forward, to inject; default drawn in training, but not in a
-                step of generation (:class:`~hf_models.seams.scope.Scope`).
+            draw: Random numbers for this forward; by default drawn in training, but not in a step
+                of generation (:class:`~hf_models.seams.scope.Scope`).
             **kwargs: As the stock model.
         """
         call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}

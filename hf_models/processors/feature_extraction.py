@@ -21,9 +21,9 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
 
     Args:
         feature_size: Mel bins.
-        sampling_rate: Samples per second, in Hz.
-        hop_seconds: Distance of frames in calls without `hop_seconds`.
-        window_seconds: Length of a frame.
+        sampling_rate: Sampling rate of recordings, in Hz.
+        hop_seconds: Distance of frames in seconds, for calls without `hop_seconds`.
+        window_seconds: Length of a frame in seconds.
         normalize: Whether each recording is normalised to mean 0 and standard deviation 1.
     """
 
@@ -62,7 +62,7 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
         pad_to_multiple_of: int | None = None,
         **kwargs: Any,
     ) -> BatchFeature:
-        """Features of one recording or of several.
+        """Features ``[B, T, bins]`` of one recording or of several.
 
         Args:
             raw_speech: ``[samples]`` in -1 to 1 (numpy, torch or list), or a list of recordings.
@@ -70,15 +70,15 @@ class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):
             hop_seconds: Distance of frames, one number or one for each recording. The result then
                 holds `hop_nanoseconds` ``[B]`` for the model: integers, because hosts cast all
                 floating-point inputs of a model in half precision.
-            padding: As in transformers; default to the longest.
+            padding: As in transformers; by default to the longest recording.
             return_tensors: "pt" or "np".
             max_length: As in transformers, in frames; cuts with `truncation`.
             truncation: As in transformers.
             pad_to_multiple_of: As in transformers, in frames.
 
         Raises:
-            ValueError: for another sampling rate, for values that are no waveform, and for empty,
-                too short, many-channel or non-finite recordings.
+            ValueError: for another sampling rate, for values that are no waveform, and for
+                recordings that are empty, too short, not finite, or of several channels.
         """
         if sampling_rate is not None and sampling_rate != self.sampling_rate:
             raise ValueError(
@@ -164,7 +164,7 @@ class CapeWhisperFeatureExtractor(WhisperFeatureExtractor):
             pad_to_multiple_of: As in transformers, in samples.
             return_tensors: "pt" or "np".
             return_attention_mask: As in transformers.
-            padding: As in transformers; default to the longest.
+            padding: As in transformers; by default to the longest recording.
             max_length: As in transformers, in samples; default 30 s.
             sampling_rate: Sampling rate of the recordings, to be checked.
             hop_seconds: Distance of frames; the result then holds `hop_nanoseconds` ``[B]`` for the

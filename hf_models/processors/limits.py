@@ -132,7 +132,7 @@ def let_tokenizers_follow() -> None:
 
 @contextmanager
 def _limit_for(tokenizer: Any, folder: Any) -> Iterator[None]:
-    """A tokenizer with the limit of the model in a folder, until it is saved."""
+    """Gives a tokenizer the limit of the model in a folder while the tokenizer is saved."""
     if (config := _config_in(folder)) is None:
         yield
         return

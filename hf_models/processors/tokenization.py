@@ -93,7 +93,7 @@ class CapeSpeechTokenizer(Wav2Vec2CTCTokenizer):
     def _get_word_offsets(
         offsets: list[dict[str, Any]], word_delimiter_char: str = SPACE
     ) -> list[dict[str, Any]]:
-        """Offsets of words, from the offsets of pieces; the pipeline calls this, too."""
+        """Offsets of words, from the offsets of pieces; the pipeline calls this method, too."""
         words: list[dict[str, Any]] = []
         for offset in offsets:
             piece = offset["char"]

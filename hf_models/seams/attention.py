@@ -89,7 +89,7 @@ class PositionAttention(RunTimeMixin, Bound):
         """Computes the stock attention on positions of the stack.
 
         Args:
-            hidden_states: B x T x C.
+            hidden_states: ``[B, T, C]``.
             patches: Rows and columns of patches, if the tokens are patches of an image.
             attention_positions: Positions that the stack computed for this forward; None if the
                 stack computes none, as for relative embeddings.
@@ -204,7 +204,10 @@ def keys_and_queries(
 
 
 def _check_attention(module: nn.Module, query: Tensor) -> str:
-    """The attention function of the model; refuses functions that would compute nonsense."""
+    """Name of the model's attention function.
+    Raises:
+        ValueError: for a function that :data:`ALLOWED` lacks, and for offloaded parameters.
+    """
     implementation = module.config.model_config._attn_implementation
     if implementation not in ALLOWED:
         raise ValueError(
@@ -268,7 +271,7 @@ def _attention_forward(
     if bias is not None:
         visible = _visible_keys(causal, attention_mask, query, key, offset)
         attention_mask = _biased_mask(bias, visible)
-    if is_causal is not None:  # CLIP's text says so in each call
+    if is_causal is not None:  # CLIP's text model passes the argument in each call
         kwargs["is_causal"] = is_causal
     return _stock_function(module, implementation)(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -300,7 +303,7 @@ def _visible_keys(
 
 def _biased_mask(bias: Tensor, mask: Tensor | None) -> Tensor:
     """Bias and mask in one tensor that is added to the scores."""
-    # the least number rather than -inf: a query on padding may have no key at all
+    # the least number, because softmax over -inf alone is NaN: a query on padding may see no key
     least = torch.finfo(bias.dtype).min
     if mask is None:
         return bias
@@ -332,13 +335,13 @@ def _relative_forward(
         if num_keys != length:
             raise ValueError(
                 f"{type(module).__name__} has {num_keys} keys for {length} queries, but no cache "
-                "among its arguments; allowed: releases of transformers that pass it. Install "
-                "a tested one; `cape-plugins doctor` names them."
+                "among its arguments; allowed: releases of transformers that pass the cache. "
+                "Install a tested release; `cape-plugins doctor` names the tested releases."
             )
         query_offset = 0
     attention_mask = _visible_keys(causal, attention_mask, query, key, query_offset)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
-        # the least number rather than -inf: a query on padding may have no key at all
+        # the least number, not -inf: see _biased_mask
         least = torch.finfo(query.dtype).min
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(
             ~attention_mask, least

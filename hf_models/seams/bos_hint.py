@@ -45,7 +45,7 @@ def place_hint(mask: Tensor | None) -> Hint:
     """The place of the hint in sentences with the mask ``[B, S]``.
 
     Raises:
-        ValueError: for a mask of another kind.
+        ValueError: for a mask that is not ``[B, S]``.
     """
     if mask is None:
         return Hint()
@@ -81,8 +81,8 @@ def without_bos(
 ) -> tuple[Tensor, ...] | None:
     """Reduces attention ``[B, H, T, S + 1]`` to the caller's S tokens; `queries` reduces T as well.
 
-    In a shorter sentence that is padded on the left, BOS stands in the place of the last pad, and
-    its attention is set to zero, as on all padding.
+    In a shorter sentence that is padded on the left, BOS stands in the place of the last pad; the
+    attention to BOS is set to zero there, as on all padding.
     """
     if attentions is None:
         return None
@@ -101,7 +101,7 @@ def without_hint(output: BaseModelOutput, mask: Tensor | None) -> CapeEncoderOut
     hidden_states = output.hidden_states
     if hidden_states is not None:  # None if a caller has selected other outputs
         hidden_states = tuple(None if state is None else state[:, 1:] for state in hidden_states)
-    # one operation, also in the gradient
+    # one operation instead of two slices, also in the backward pass
     leading, states = output.last_hidden_state.split((1, output.last_hidden_state.shape[1] - 1), 1)
     return CapeEncoderOutput(
         last_hidden_state=states,

@@ -23,7 +23,8 @@ _RESIZE = ("pos_embed", "img_size")  # arguments of the stock module that resize
 
 
 class DetectionPositions(Seam):
-    """Finds the modules with tables for patches and detections, of both forms."""
+    """Finds the modules with tables for patches and detections: :class:`InputTable` at the input,
+    and :class:`LayerTables` behind the layers."""
 
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:

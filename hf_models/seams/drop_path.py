@@ -19,7 +19,7 @@ class DropPath(nn.Module):
 
     Args:
         rate: Probability that a sample goes without the branch, 0 to less than 1.
-        dropout: The dropout that this module replaces; applied before.
+        dropout: The dropout that this module replaces; applied to the branch first.
     """
 
     def __init__(self, rate: float, dropout: nn.Module) -> None:
@@ -47,7 +47,7 @@ def add_drop_path(layers: nn.ModuleList, rate: float) -> None:
             layer.dropout = DropPath(layer_rate, layer.dropout)
 
 
-# the stock configuration keeps its constructor, its text and what it calls equal
+# the flags keep __init__, __repr__ and __eq__ of the stock configuration
 @dataclass(init=False, repr=False, eq=False, kw_only=True)
 class DropPathSettings:
     """Mixin over a configuration with the field `drop_path_rate`, for a :class:`DropPathModel`."""

@@ -29,7 +29,7 @@ from hf_models.seams.scope import Scope
 from hf_models.seams.stack_attention import leave_for_layers
 from hf_models.switching.modeling import embed_positions
 
-LAYOUT = "cos_sin_interleaved"  # of the sinusoids of the other families of images
+LAYOUT = "cos_sin_interleaved"  # order of sines and cosines, as in the other image families
 _FLAG = "interpolate_pos_encoding"  # argument of stock models that lets images have any size
 _PIXELS = "pixel_values"
 _IMAGE_PARTS = ("vision_config", "encoder")  # of images in configurations of several parts
@@ -109,7 +109,7 @@ class PatchGrid(Seam):
         settings = self.settings_in(config)
         self.keeps_table = settings.encoding.counts
         self.positions = self.build_encoder(settings)
-        if self.keeps_table:
+        if self.keeps_table:  # the stock table has the rows
             self.positions.encoding = None
 
     @property
@@ -213,8 +213,8 @@ class TakesAnySize(Seam):
 
 
 class ParameterOwner(TakesAnySize, PatchGrid):
-    """Takes the place of a stock module whose table is a parameter or a buffer: its name gives the
-    embeddings."""
+    """Takes the place of a stock module whose table is a parameter or a buffer: the attribute with
+    the name of the table gives the embeddings of the forward."""
 
     @classmethod
     def bases_and_attributes(
@@ -262,7 +262,7 @@ class ParameterOwner(TakesAnySize, PatchGrid):
 
 
 class PatchTable(PatchGrid, nn.Embedding):
-    """Takes the place of a stock table that is a module: gives the embeddings to each call."""
+    """Takes the place of a stock table that is a module: each call gives the embeddings."""
 
     @classmethod
     def bases_and_attributes(
@@ -284,8 +284,8 @@ class PatchTable(PatchGrid, nn.Embedding):
 
 
 class TableOwner(TakesAnySize):
-    """Takes the place of a stock module whose table is a module: has the module asked for each
-    image size."""
+    """Takes the place of a stock module whose table is a module: asks the table for the embeddings
+    of each image size."""
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.seams.base.Seam`."""

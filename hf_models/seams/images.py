@@ -109,7 +109,10 @@ class PatchEmbeddings(Bound, PositionHost):
         return 0.0 if addend is None else F.pad(addend, (0, 0, len(self.special_tokens), 0))
 
     def patches(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of patches of an image of `height` x `width` pixels."""
+        """Rows and columns of patches of an image of `height` x `width` pixels.
+        Raises:
+            ValueError: if the image is smaller than a patch.
+        """
         rows, columns = height // self.patch_size[0], width // self.patch_size[1]
         if rows < 1 or columns < 1:
             raise ValueError(

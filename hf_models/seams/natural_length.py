@@ -41,9 +41,9 @@ STRIDE = 2  # frames per position of the encoder
 _IN_WHOLE_MODELS = {r"^(?:model\.)?encoder\.": ""}
 _BESIDE_ENCODER = {r"^(?:model\.)?decoder\.", r"^(?:proj_out|projector|classifier)\."}
 _ROUNDING = 5e-3  # rounding of sinusoids stored in half precision
-# Turns masks, 1 and 0 on padding, into the numbers that transformers would add to scores: 0, and
-# the least number or -inf. Made once for each stack; sdpa would make them from a mask in each
-# layer.
+# Turn masks, 1 at frames and 0 on padding, into the numbers that transformers would add to scores:
+# 0 at frames; on padding the least number (eager) or -inf (sdpa). A stack computes the numbers
+# once; given a boolean mask, sdpa would compute them in each layer.
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "eager": lambda valid: (valid - 1) * torch.finfo(valid.dtype).max,
     "sdpa": torch.log,
@@ -83,7 +83,7 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
     transformers; a test compares both forwards bit for bit, in outputs and three updates.
 
     Attributes:
-        alone: Whether the encoder is the outermost model, so nobody else draws for its forward.
+        alone: Whether the encoder is the outermost model, so that it has to draw for its forward.
     """
 
     alone: bool = False
@@ -138,8 +138,8 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
         frame_nanoseconds: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedOutput:
-        """Encodes frames. As a part of another model the encoder augments only what has a `draw`;
-        alone it draws in training mode.
+        """Encodes frames. In another model the encoder augments only if it gets a `draw`; alone it
+        draws in training mode.
 
         Args:
             input_features: ``[B, bins, T]``, padded on the right, perhaps with the mask as one more
@@ -151,7 +151,7 @@ class NaturalLengthEncoder(PositionHost, InitializesPositions):
         features, mask = split_mask(input_features, attention_mask, self.config, self.training)
         if draw is None and self.alone:
             draw = draw_positions(self.positions, features)
-        if mask is not None:  # the first frame counts even in a recording without frames
+        if mask is not None:  # the first frame always counts, so that no sample is all padding
             mask = F.pad(mask[:, 1:].ne(0), (1, 0), value=True)
             # values on padding must not reach the last frames through a kernel
             features = features * mask[:, None]
@@ -320,6 +320,7 @@ class ClassifiesRecordings:
 
 
 def _mean(hidden: Tensor, mask: Tensor) -> Tensor:
-    """``[B, 1, C]``, the mean over frames that are no padding; the projection is linear."""
+    """``[B, 1, C]``, the mean over frames that are no padding. Stock code projects frames before
+    it takes the mean; the order does not matter, because the projection is linear."""
     valid = mask[..., None].to(hidden.dtype)
     return (hidden * valid).sum(1, keepdim=True) / valid.sum(1, keepdim=True)

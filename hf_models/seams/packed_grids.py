@@ -66,7 +66,7 @@ class PackedTable(Seam):
             settings, self.width, layout=LAYOUT, table_size=self.grid
         )
         self.keeps_table = settings.encoding.counts
-        if self.keeps_table:
+        if self.keeps_table:  # the stock table has the rows
             self.positions.encoding = None
         else:
             setattr(self, self.table_name, DroppedTable(weight))
@@ -162,5 +162,5 @@ def refuse_packed_patches(model: nn.Module, command: str) -> None:
         raise ValueError(
             f"{command} has no inputs for {type(model).__name__}, which takes packed patches of "
             "images of different sizes; allowed: models that take whole images. `python -m "
-            "hf_models.convert --self-contained` writes the code of the model beside it."
+            "hf_models.convert --self-contained` writes the code of the model beside its weights."
         )

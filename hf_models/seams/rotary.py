@@ -195,8 +195,9 @@ def refuse_unknown_layers(owner: nn.Module, settings: PositionConfig, num_layers
 
 
 def _stacks_with_angles(owner: nn.Module) -> list[list[nn.Module]]:
-    """The attentions of each stack in `owner` whose layers all take the angles: the stack that
-    `owner` holds itself, as other encoders beside it have separate angles, or the deeper ones."""
+    """The attentions of each stack in `owner` whose layers all take the angles. Stacks that `owner`
+    holds itself come first, because encoders deeper in `owner` have separate angles; without such
+    a stack, all deeper stacks are searched."""
     found: list[list[nn.Module]] = []
     for modules in (owner.children(), owner.modules()):
         for layers in (module for module in modules if isinstance(module, nn.ModuleList)):
@@ -244,8 +245,10 @@ def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
 
     Reads the numbers of texts and of positions from the device, once in a forward. The alternatives
     are worse: :func:`draw_texts` repeats a draw at each token, and an order for each token would
-    not fit into memory; sorted gaps or one shared permutation would change the draws, or lose the
-    error for long texts.
+    not fit into memory; sorted gaps or one shared permutation would change the distribution of the
+    draws, or could not raise the error for texts that are too long.
+    Raises:
+        ValueError: for a text with more positions than the settings allow.
     """
     batch = position_ids.shape[0]
     text_number = number_texts(position_ids)

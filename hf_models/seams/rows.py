@@ -103,13 +103,13 @@ class CountedRows(Seam):
     def _positions(self, scope: Scope | None, rows: Tensor) -> tuple[Positions, int]:
         """Positions of the tokens, or of all tokens of the text so far, and the size of the batch.
         Tokens are counted from the first one that is no padding, unless the caller gives
-        positions, from 0 on or from the first row on."""
+        positions, which may begin at 0 or at the first row."""
         batch_size, length = rows.shape
         number = rows - self.first_row
         if scope is not None:
             content = scope.size(*_CONTENT)
             batch_size = batch_size if content is None else content[0]
-            # a stock decoder opens no scope: its arguments are the decoder's of the whole model
+            # a stock decoder opens no scope: its mask is among the arguments of the whole model
             is_whole = _DECODER_MASK in scope.names and self.in_decoder
             mask = scope.argument(_DECODER_MASK if is_whole else "attention_mask")
             is_counted = isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= length
@@ -246,7 +246,7 @@ def _from_first_row(number: Tensor, mask: Tensor | None) -> Tensor:
     row: the caller counts from 0, not from the row behind padding.
 
     Args:
-        number: Rows without those before the first; padding has -1.
+        number: Numbers of the rows, counted from the first row; padding has -1.
         mask: ``[B, T]``, 0 on padding; None if unknown, and -1 is taken for padding then.
     """
     hidden = number == -1 if mask is None else ~mask.bool()

@@ -36,7 +36,7 @@ class SpectrogramTable(ParameterOwner):
         bands: Sinusoids of the rows of patches.
     """
 
-    adds = False  # of a band nothing but what is added tells which it is
+    adds = False  # no type in attention: only added embeddings tell layers the band of a patch
     bands: Sinusoid
 
     @classmethod

@@ -166,7 +166,7 @@ class SpeechEncoder(EncodesSpeech, PositionHost, InitializesPositions):
             return super().forward(input_features, attention_mask=attention_mask, **kwargs)
 
 
-# the stock configuration keeps its constructor, its text and what it calls equal
+# the flags keep __init__, __repr__ and __eq__ of the stock configuration
 @dataclass(init=False, repr=False, eq=False, kw_only=True)
 class RecognitionSettings:
     """Mixin over Speech2Text's configuration, with the distance and length of frames."""

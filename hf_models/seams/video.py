@@ -70,7 +70,7 @@ class TubeletGrid(PatchGrid):
         seconds: Distance of neighbouring tubelets in time; None if each video spans [-1, 1].
     """
 
-    adds = False  # models hide tubelets from their layers, or divide attention
+    adds = False  # no type in attention: models hide tubelets from layers, or divide attention
     convolution = nn.Conv3d
     seconds: float | None
 
@@ -121,7 +121,8 @@ class TubeletTable(TubeletGrid, ParameterOwner):
     adds = True
 
     def size_of(self, embeddings: Tensor, height: int, width: int) -> tuple[int, ...]:
-        """See :class:`~hf_models.seams.grids.ParameterOwner`; stock code counts no frames."""
+        """See :class:`~hf_models.seams.grids.ParameterOwner`. Stock code does not pass the number
+        of frames, which follows from the number of tubelets."""
         _, rows, columns = self.patches(self.kernel[0], height, width)
         tubelets = (embeddings.shape[1] - self.special_tokens) // (rows * columns)
         return self.kernel[0] + (tubelets - 1) * self.stride[0], height, width
@@ -232,7 +233,7 @@ class FixedTable(TubeletGrid, nn.Module):
 
 class AnySize(Seam):
     """Mixin over a stock module that compares the size of its input with an attribute: accepts any
-    size."""
+    size. The module adds no positions, so :meth:`prepare` does nothing."""
 
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.seams.base.Seam`."""

@@ -117,8 +117,8 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
 def write_model(
     translation: Translation, folder: Path, rows: dict[str, int], quantization: str | None = None
 ) -> dict[str, int | None]:
-    """Writes a copy of the model, because conversion to int8 writes into the tensors of the
-    converted model.
+    """Writes the folder from a copy of the model, because conversion to int8 writes into the
+    tensors of the converted model.
 
     Args:
         translation: The model and its tokenizer.
@@ -127,7 +127,8 @@ def write_model(
         quantization: Precision of the weights; None for float32.
 
     Returns:
-        Rows of each side of the model; None without a table and a limit.
+        Number of rows in the table of each side; None for a side without a table, and so without
+        a limit.
 
     Raises:
         ValueError: for positions that the engine cannot hold, and for too many rows.
@@ -143,6 +144,7 @@ def write_model(
         refuse_unfit(stack, beside=hasattr(stack, "layer_norm"))
         if needs_identity(stack.positions.config):
             put_identity_first(stack.layers)
+    # the loader reads the numbers of layers, and a stack may have got one more
     model.config.encoder_layers = len(sides["source"].layers)
     model.config.decoder_layers = len(sides["target"].layers)
     loader = TranslationLoader(rows["source"], rows["target"])
@@ -284,6 +286,7 @@ def translate_by_host(
             row = row[1:]  # without the start
             length = row.index(eos) if eos in row else len(row)
             tokens = tuple(names[number] for number in row[:length])
+            # EOS counts among max_tokens: as the last of them, the limit may have forced EOS
             hypotheses.append(Hypothesis(tokens, score.item(), length < max_tokens - 1))
     return hypotheses
 

@@ -95,8 +95,7 @@ class TranslationLoader(TablesInPlace, stock.BartLoader):
     """Loader of encoders and decoders of tokens, with norms before or after each block."""
 
     def get_model_spec(self, model: Any) -> Any:
-        """See CTranslate2. The model, not its settings, shows where norms stand: newer settings
-        lack this."""
+        """See CTranslate2. The modules show where norms stand; newer configurations do not."""
         stack = model.get_encoder()
         model.config.normalize_before = hasattr(stack, "layer_norm")
         model.config.normalize_embedding = hasattr(stack, "layernorm_embedding")
@@ -171,7 +170,7 @@ def vocabularies(model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
 
 
 def _named(tokenizer: Any, vocabulary: dict[str, int], embedding: Any) -> list[str]:
-    """Different names of all rows of a table of words. Some models have more rows than their
+    """A different name for each row of a table of words. Some models have more rows than their
     tokenizer has words, and some tokenizers hide words (M2M100: codes of languages).
     """
     names = {number: name for name, number in vocabulary.items()}
@@ -223,12 +222,12 @@ def refuse_unfit(stack: Any, beside: bool) -> None:
     if any(table is not None and table.keys.shape[0] > 1 for table in tables):
         raise ValueError(
             f"relative_heads={config.relative_heads!r} is not allowed for ctranslate2, whose heads "
-            f"share one table; allowed: 'shared'. Train with it, or {remedy}."
+            f"share one table; allowed: 'shared'. Train with one table, or {remedy}."
         )
     if needs_identity(config) and not beside:
         raise ValueError(
             f"relative_context={config.relative_context} beside position embedding "
             f"{config.type!r} is not allowed for ctranslate2, which adds nothing to the content "
             "where the first layer has relative keys; allowed: one of the two alone, or an encoder "
-            f"and decoder of text with norms before their blocks. Train so, or {remedy}."
+            f"and decoder of text with norms before their blocks. Train such a model, or {remedy}."
         )

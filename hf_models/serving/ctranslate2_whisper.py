@@ -63,7 +63,8 @@ def export_recognition(
     }
     write_recognition(recognition, folder, rows, args.quantization)
     write_tokenizer(source, folder, tokenizer)
-    extractor.save_pretrained(folder)  # preprocessor_config.json; newer processors save another
+    # faster-whisper reads preprocessor_config.json, which newer processors do not save
+    extractor.save_pretrained(folder)
     size = (folder / "model.bin").stat().st_size / 2**20
     title = f"{type(model).__name__}, position embedding {model.config.position_config.type}"
     report = [f"ctranslate2: {title}, {size:.1f} MiB"]
@@ -82,8 +83,8 @@ def export_recognition(
 def write_recognition(
     recognition: Recognition, folder: Path, rows: dict[str, int], quantization: str | None = None
 ) -> None:
-    """Writes a copy of the model, because conversion to int8 writes into the tensors of the
-    converted model.
+    """Writes the folder from a copy of the model, because conversion to int8 writes into the
+    tensors of the converted model.
 
     Args:
         recognition: The model and its tokenizer.
@@ -91,6 +92,8 @@ def write_recognition(
         rows: Positions in the table of each side, "source" and "target"; a source position takes 20
             ms.
         quantization: Precision of the weights; None for float32.
+    Raises:
+        ValueError: for positions that the engine cannot hold, and for too many rows.
     """
     model, tokenizer = recognition
     refuse_large_tables(model, rows)

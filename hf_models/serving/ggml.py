@@ -35,15 +35,15 @@ from hf_models.storage.loading import clear_errors, load_whole
 
 FILE = "ggml-model.bin"
 TEMPLATE = Path(__file__).with_name("ggml.md")
-_OTHER_ENGINES = "`cape-plugins export ctranslate2` and `onnx` take it"
+_OTHER_ENGINES = "`cape-plugins export ctranslate2` and `onnx` take the model"
 
 
 def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     """Writes the file of a model; see :mod:`cape_plugins.serving.command`.
 
     Raises:
-        ValueError: for a model that whisper.cpp would compute otherwise, or has no place for; names
-            the reason and a way that works.
+        ValueError: for a model that whisper.cpp would compute differently, or that does not fit
+            into the file; names the reason and a way that works.
     """
     with clear_errors(str(source)):
         model = _load(source)
@@ -146,17 +146,18 @@ def _refuse_positions(config: Any) -> None:
             raise ValueError(
                 f"{field}={getattr(config, field)!r} is not allowed for ggml: the file has a table "
                 "of positions for each side, and no place for positions in attention; allowed: "
-                f"types that add to the content. Train with one, or see whether {_OTHER_ENGINES}."
+                "types that add to the content. Train with such a type, or see whether "
+                f"{_OTHER_ENGINES}."
             )
         if settings.random_evaluation:
             raise ValueError(
                 f"{field}={getattr(config, field)!r} is not allowed for ggml, which has the same "
-                "positions in each call; allowed: random_evaluation=False. Set it."
+                "positions in each call; allowed: random_evaluation=False. Set it in config.json."
             )
 
 
 def _refuse_settings(model: Any) -> None:
-    """Refuses what whisper.cpp computes in one way only, and has no number for in the file."""
+    """Refuses settings that whisper.cpp has as constants, and the file has no number for."""
     config = model.config
     width = FEED_FORWARD * config.d_model
     fixed = {
@@ -169,14 +170,15 @@ def _refuse_settings(model: Any) -> None:
     for name, allowed in fixed.items():
         if getattr(config, name) != allowed:
             raise ValueError(
-                f"{name}={getattr(config, name)!r} is not allowed for ggml, which has no number "
-                f"for it; allowed: {allowed!r}. Train with it, or see whether {_OTHER_ENGINES}."
+                f"{name}={getattr(config, name)!r} is not allowed for ggml, whose file has no "
+                f"number for {name}; allowed: {allowed!r}. Train with this value, or see whether "
+                f"{_OTHER_ENGINES}."
             )
     if not model.proj_out.weight.equal(model.get_decoder().embed_tokens.weight):
         raise ValueError(
             "tie_word_embeddings=False is not allowed for ggml: the last layer has other weights "
             "than the table of words, and the file has one tensor for both; allowed: equal "
-            f"weights. Train so, or see whether {_OTHER_ENGINES}."
+            f"weights. Train with tied weights, or see whether {_OTHER_ENGINES}."
         )
 
 
@@ -246,7 +248,7 @@ def _readme(model: Any, title: str, rows: Mapping[str, int]) -> str:
         rows=rows["source"],
         step=step,
         seconds=f"{rows['source'] * step / SAMPLING_RATE:g}",
-        room=rows["target"] // 2 - 4,
+        room=rows["target"] // 2 - 4,  # tokens of a text, as whisper.cpp limits them
         centred=centred,
         natural_length=natural and not centred,
         padded=not natural and not centred,

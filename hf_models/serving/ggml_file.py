@@ -22,12 +22,12 @@ ENCODER_POSITIONS = "encoder.positional_embedding"
 DECODER_POSITIONS = "decoder.positional_embedding"
 SAMPLING_RATE, WINDOW, HOP = 16000, 400, 160  # samples
 FEED_FORWARD = 4  # width of feed-forward layers, in widths of the model
-MOST_POSITIONS = 1500  # of a recording; whisper.cpp goes on 30 s after each beginning
+MOST_POSITIONS = 1500  # of a recording; whisper.cpp reads recordings in segments of 30 s
 
 _LEAST = 51864  # tokens of a model for English alone, which has the fewest
 _END = 50256  # end of a text in a model for English alone; one more in all others
 _TIMESTAMPS = 1501  # the last tokens of a vocabulary
-# Tokens before the first timestamp, and how far.
+# Tokens before the first timestamp, and their distance from the first timestamp.
 _BEFORE_TIMESTAMPS = {"<|translate|>": 6, "<|transcribe|>": 5, "<|notimestamps|>": 1}
 # Names in transformers, and in the file, in the order in which they are replaced.
 _RENAMED = (

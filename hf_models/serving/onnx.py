@@ -43,7 +43,7 @@ OPSETS = range(18, 24)
 # Rounding of float32 in sums of thousands of terms and dozens of layers stays below 1e-5 of the
 # largest value; a wrong position moves outputs by more than 1e-3.
 TOLERANCE = 1e-4
-ONE_FILE = 2**30  # bytes of weights; protobuf ends at 2 GiB
+ONE_FILE = 2**30  # bytes of weights in one file; protobuf allows at most 2 GiB
 
 
 def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
@@ -60,7 +60,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     if args.opset not in OPSETS:
         raise ValueError(
             f"--opset {args.opset} is not allowed; allowed: {OPSETS[0]} to {OPSETS[-1]}, for which "
-            "torch writes programs that ONNX Runtime takes. Leave it out for 20."
+            "torch writes programs that ONNX Runtime takes. Leave --opset out for 20."
         )
     model = load(source)
     descriptions, lines = [], []
@@ -73,7 +73,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
         descriptions.append(Described(path.name, *map(_port_descriptions, _ports(session))))
     # no config.json, because loading code would then look for weights
     copy_other_files(source, folder)
-    choose_extractor(folder, at_natural_length=False)  # the stock extractor needs no package
+    choose_extractor(folder, at_natural_length=False)  # the stock one needs no hf_models
     return Exported(readme(model, descriptions, args.opset), "\n".join(lines))
 
 

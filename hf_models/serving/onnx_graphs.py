@@ -81,7 +81,8 @@ def draw(
 
 
 def _padded(mask: Tensor, side: str) -> Tensor:
-    """A mask ``[B, T]`` with zeros on a side: more in each next sample, but one 1 stays."""
+    """A mask ``[B, T]`` with zeros on one side: none in the first sample, two more in each next
+    sample; at least one 1 stays."""
     batch, length = mask.shape
     num_ones = (length - 2 * torch.arange(batch)).clamp(min=1)[:, None]
     number = torch.arange(length)
@@ -126,7 +127,7 @@ def layer_inputs(count: int, prefix: str, axes: Axes) -> dict[str, Input]:
 
 # ---- models of one graph -------------------------------------------------------------------------
 
-LENGTHS = "lengths"  # outputs of each recording that are no padding
+LENGTHS = "lengths"  # number of outputs of each recording, without padding
 SIZES = ((1, 1), (3, 2), (2, 7), (1, 97), (3, 260))
 
 
@@ -193,7 +194,7 @@ def image_graph(model: Any) -> Graph:
     inputs = {
         "pixel_values": Input(("batch", sizes.num_channels, "height", "width"), normal_values)
     }
-    other = whole + patch  # not the size of the table, because the table must be resized
+    other = whole + patch  # another size than the table has, so that tracing sees a resized table
     shapes = (
         *((1, patch, patch), (3, patch, 3 * patch), (1, 2 * patch, patch)),
         *((1, whole, whole), (2, whole, 2 * patch), (3, whole + patch, whole + 2 * patch - 1)),

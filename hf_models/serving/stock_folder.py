@@ -64,7 +64,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     with clear_errors(str(source)):
         cape, stock_type = _load(source)
     refuse_packed_patches(cape, "export stock")
-    # both compute in float32, so no difference is rounding; the file keeps the stored precision
+    # both compute in float32, to compare without rounding; the file keeps the stored precision
     stored, cape = cape.dtype, cape.float()
     _refuse_in_attention(cape, stock_type)
     limit = _set_size(cape, args)
@@ -120,8 +120,8 @@ def _load(source: Path) -> tuple[PreTrainedModel, Any]:
     if stock_type is None:
         raise ValueError(
             f"SOURCE {source} holds a {cape_class.__name__}, which transformers has no stock class "
-            "for; allowed: the other families. `cape-plugins export onnx` takes it, and "
-            "`python -m hf_models.convert --self-contained` writes its code beside it."
+            "for; allowed: the other families. `cape-plugins export onnx` takes the model, and "
+            "`python -m hf_models.convert --self-contained` writes its code beside the weights."
         )
     cape, _ = load_whole(cape_class, str(source))
     return cape.eval(), stock_type
@@ -191,8 +191,8 @@ def _refuse_in_attention(cape: PreTrainedModel, stock_type: type) -> None:
             raise ValueError(
                 f"{field} {settings.type!r}{suffix} is not allowed for a {stock_type.__name__}, "
                 "whose attention has no such positions; allowed: types that add to the content. "
-                "`cape-plugins export onnx` takes it, and `python -m hf_models.convert "
-                "--self-contained` writes its code beside it."
+                "`cape-plugins export onnx` takes the model, and `python -m hf_models.convert "
+                "--self-contained` writes its code beside the weights."
             )
 
 
@@ -208,7 +208,8 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
             f"{option}={value!r} is impossible in a {type(stock).__name__}, which computes its "
             f"positions ({option}={of_stock!r}) and ignores tables in its file; allowed: settings "
             "with the outputs of the stock model. See whether `cape-plugins export ctranslate2` or "
-            "`onnx` takes it; `hf_models.convert --self-contained` writes its code beside it."
+            "`onnx` takes the model; `hf_models.convert --self-contained` writes its code beside "
+            "the weights."
         )
 
 
@@ -249,7 +250,7 @@ def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
         raise ValueError(
             f"{type(stock).__name__} has other outputs for inputs of shape {shape}{reason}; "
             "allowed: sizes that the stock class takes (some classes take square images only), and "
-            "heads that a caller can give the BOS hint to. Use another size, or serve it by "
+            "heads that a caller can give the BOS hint to. Use another size, or serve the model by "
             "`cape-plugins export onnx`."
         )
     return difference
@@ -318,7 +319,7 @@ def _readme(
     generates = stock.can_generate()
     has_tokenizer = any(folder.glob("tokenizer*")) or any(folder.glob("*.spm"))
     tokens = not (images or frames)
-    # a prompt, which a text goes on from, ends with a token
+    # a prompt is padded on the left, because generation continues its last token
     pad_left = generates and not stock.config.is_encoder_decoder
     return fill(
         TEMPLATE,

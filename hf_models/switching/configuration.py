@@ -221,7 +221,8 @@ class PositionEmbeddingMixin:
     @classmethod
     def _has_other_part(cls, settings: Mapping[str, Any]) -> bool:
         """Whether settings choose the positions of a part of another domain than the main one, such
-        as the images beside texts. Who chooses these alone wants the texts as they were."""
+        as the images beside texts. A caller who chooses only such positions wants the positions
+        of the main domain to stay."""
         main_domain, _ = cls.position_fields[FIELD]
         others = (
             name for name, (domain, _) in cls.position_fields.items() if domain != main_domain
@@ -287,7 +288,7 @@ def position_config_class(
     namespace = {
         "__module__": module,
         "__doc__": doc,
-        # a string, which strict leaves to the clear error of the mixin
+        # a string, which strict does not check: the mixin checks, with a clear error
         "__annotations__": dict.fromkeys(fields, "dict | None"),
         **dict.fromkeys(fields),
         "model_type": OWN_PREFIX + stock.model_type,

@@ -44,9 +44,9 @@ class PositionSlot(Bound, nn.Module):
 
 class LearnedTable(PositionSlot):
     """Mixin over a learned stock table, an ``nn.Embedding`` with `offset` rows in front. The table
-    stays where stock checkpoints have it and looks its rows up itself: three updates equal three
-    updates of the stock model bit for bit. Longer texts begin the table anew, like all learned
-    tables in this package (CAPE 5.2)."""
+    stays where stock checkpoints have it and looks its rows up itself, so training equals training
+    of the stock model bit for bit. Longer texts begin the table anew, like all learned tables in
+    this package (CAPE 5.2)."""
 
     offset: int = 0
 
@@ -57,8 +57,8 @@ class LearnedTable(PositionSlot):
         else:
             number = positions.rows[..., 0].long().expand(batch_size, -1)
         size, length = self.num_embeddings - self.offset, positions.rows.shape[1]
-        # Most texts fit into the table, which the length shows without a look at numbers; but a
-        # program serves all lengths.
+        # The length alone shows that most texts fit into the table; to look at numbers would halt a
+        # GPU. A compiled program serves all lengths, so it always wraps around.
         may_branch = isinstance(positions.first, int) and not torch.compiler.is_compiling()
         if not may_branch or positions.first + length > size:
             number = number % size
@@ -113,7 +113,7 @@ class SwitchedModel:
 
 
 def _with_fixed_positions(stock_generate: Any) -> Any:
-    """The method ``generate`` of a model whose positions do not move meanwhile."""
+    """Wraps ``generate``, so that positions do not move during the call."""
 
     @functools.wraps(stock_generate)
     def generate(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -208,9 +208,9 @@ def add_parts(family: FamilyClasses) -> FamilyClasses:
     family: configuration and names of the models, tokenizers and processors of the stock models,
     and older names in stock checkpoints, which transformers translates by class name.
 
-    What makes a family of this package calls this function, because a self-contained folder has its
-    code but nobody who registers the family. For other families ``hf_models.register_family``
-    calls this function.
+    The code that makes a family of this package calls this function itself, because a
+    self-contained folder has this code, but not the code that registers families. For other
+    families ``hf_models.register_family`` calls this function.
     """
     for stock, part in family.stock_parts.items():
         PARTS[stock] = part
@@ -259,7 +259,7 @@ def install(model: nn.Module, trained: bool = False) -> None:
                 check_forwards(part, stock)
             module.__class__ = part
             record_outputs(module)
-            # these names tell transformers where a model may be split over devices
+            # transformers does not split modules with these class names over devices
             if stock.__name__ in (model._no_split_modules or ()):
                 model._no_split_modules.add(part.__name__)
         elif module is not model:

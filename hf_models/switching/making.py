@@ -1,4 +1,4 @@
-"""Makes the classes of families from rows of data, where these are stock classes with mixins."""
+"""Makes the classes of families that are stock classes with mixins, from rows of data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Part:
         self.doc, self.mixins, self.attributes = doc, mixins, attributes
 
     def having(self, **attributes: Any) -> Part:
-        """This part with these class attributes."""
+        """A copy of this part with these class attributes in place of the old ones."""
         return Part(self.doc, *self.mixins, **attributes)
 
 
@@ -57,7 +57,7 @@ class Row:
 
 class Families:
     """The families of some rows. A family is made when one of its classes is asked for, so that a
-    folder with its own code makes one family only.
+    self-contained folder makes only the family of its model.
 
     Args:
         rows: See :class:`Row`.

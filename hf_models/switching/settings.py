@@ -65,7 +65,7 @@ def require_own_config(config: Any, model: str) -> None:
 def embeddings_in(
     arguments: Mapping[str, Any], config: Any, fields: Collection[str]
 ) -> dict[str, Any]:
-    """The position embeddings of a call, by field; None stands for none.
+    """The position embeddings of a call, by field. A value of None counts as not given.
 
     Args:
         arguments: Arguments of the call, by name.

@@ -133,6 +133,7 @@ def tedlium(source: Path) -> Sets:
         if not talks[name]:
             tried = " and ".join(map(str, options))
             raise CommandError(f"{root}: no {part} data; looked for sph and stm/*.stm in {tried}")
+    # the folder data may also hold the talks of dev and test
     held_out = {path.stem for path in (*talks["valid"], *talks["test"])}
     talks["train"] = [path for path in talks["train"] if path.stem not in held_out]
     return gathered(_segments, talks)

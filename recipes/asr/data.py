@@ -91,8 +91,10 @@ def synthetic() -> dict[str, Recordings]:
 def add_recording_args(parser: argparse.ArgumentParser) -> None:
     """Adds options for the user's recordings."""
     add_data_args(parser)
-    parser.add_argument("--audio-column", default="audio", help="path or bytes (default: audio)")
-    parser.add_argument("--text-column", default="text", help="(default: text)")
+    parser.add_argument(
+        "--audio-column", default="audio", help="column of paths or bytes (default: audio)"
+    )
+    parser.add_argument("--text-column", default="text", help="column of texts (default: text)")
 
 
 def given_recordings(args: argparse.Namespace) -> dict[str, Recordings]:
@@ -202,8 +204,8 @@ class SpeechTrainer(Trainer):
         return sampler
 
     def get_train_dataloader(self) -> DataLoader:
-        """Returns the Trainer's loader of padded batches, or PaddingFreeBatches, which already give
-        each process its share, so accelerate must not divide them again."""
+        """Returns the Trainer's loader of padded batches, or a loader of PaddingFreeBatches, which
+        already give each process its share: accelerate must not divide the batches again."""
         if self.batch_seconds is None:
             return super().get_train_dataloader()
         limits = (self.train_dataset.seconds, self.batch_seconds)

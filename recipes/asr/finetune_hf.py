@@ -238,7 +238,7 @@ def recognise(
             return processor.batch_decode(out, skip_special_tokens=True)
         lengths = model._get_feat_extract_output_lengths(batch["attention_mask"].sum(-1))
         paths = decode(model(**batch).logits.log_softmax(-1), lengths)
-        # CTC decoding has already merged repetitions; those that are left belong to the text
+        # CTC decoding has already merged repetitions; repetitions that are left belong to the text
         return [processor.tokenizer.decode(path.tokens, group_tokens=False) for path in paths]
 
     work = batches([item.seconds for item in data.items], batch_size)

@@ -288,7 +288,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="settings of the models (default: small; digits; wsj, tedlium3, librispeech need "
         "GPUs)",
     )
-    parser.add_argument("--study", choices=STUDIES, default="types", help="(default: types)")
+    parser.add_argument(
+        "--study", choices=STUDIES, default="types", help="see above (default: types)"
+    )
     rows = dict.fromkeys(name for study in STUDIES.values() for name in study.models)
     command_line.add_compared(parser, "audio", "the models of the study", rows=list(rows))
     parser.add_argument(

@@ -96,7 +96,7 @@ def stretch(manifest: Path, output: Path, seconds: float, gap: float, any_group:
         if not joined:
             raise CommandError(f"{manifest}: none of {len(utterances)} recordings can be read")
 
-    if not table.is_file():  # interrupted in between
+    if not table.is_file():  # an interrupted run may have left recordings without their table
         shutil.rmtree(audio, ignore_errors=True)
     settings = {"seconds": seconds, "gap": gap, "any_group": any_group}
     manifests.make_folder(audio, {**settings, "manifest": digest(manifest)}, make)

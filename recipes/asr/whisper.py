@@ -181,6 +181,7 @@ class Recogniser:
     def transcribe(self, model: Any, waveforms: Sequence[Any], **limits: Any) -> list[str]:
         """The hypothesis of `model` for each waveform; passes `limits` to ``generate``."""
         batch = self.collate.features(waveforms).to(model.device)
+        # a stored max_length must not compete with max_new_tokens
         written = model.generate(**batch, **limits, max_length=None)
         return [text.strip() for text in self.processor.batch_decode(written, True)]
 
@@ -246,7 +247,7 @@ def trainings(
     the states of the padded model. See :func:`~recipes.lab.hf_training.train_all`."""
     yield from train_all({**compared, PADDED: {}}, args, training, make_trainer, data)
     updates = [text for text in args.switch_updates or () if text.strip("0%")]
-    if updates:  # a model without updates is among those above
+    if updates:  # without updates nothing is distilled: the trainings above have this model
         changes = {"switch_updates": updates, "switch_scratch": False}
         args = argparse.Namespace(**{**vars(args), **changes})
         distilled = {f"{name} distilled": settings for name, settings in compared.items()}

@@ -200,7 +200,9 @@ def add_data_args(parser: argparse.ArgumentParser, files: bool = True) -> None:
     parser.add_argument(
         "--dataset-config", metavar="NAME", help="configuration of a data set of the hub"
     )
-    parser.add_argument("--train-split", default="train", metavar="NAME", help="(default: train)")
+    parser.add_argument(
+        "--train-split", default="train", metavar="NAME", help="split for training (default: train)"
+    )
     parser.add_argument(
         "--test-split",
         metavar="NAME",

@@ -135,6 +135,7 @@ def changed_arguments(row: Step, training: Seq2SeqTrainingArguments) -> dict[str
     warm_up = training.warmup_steps
     return {
         "max_steps": row.updates,
+        # the Trainer takes a number below 1 for a share of the updates
         "warmup_steps": min(warm_up, row.updates // 4) if warm_up >= 1 else warm_up,
     }
 

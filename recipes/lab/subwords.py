@@ -64,7 +64,7 @@ class SubwordNMT:
 
     @classmethod
     def train(cls, files: Sequence[Path], codes: Path, merges: int) -> "SubwordNMT":
-        """Learn `merges` joint merge operations on `files` and write them to `codes`."""
+        """Learns `merges` joint merge operations on `files`, and writes them to `codes`."""
         with (
             fileinput.FileInput(files, encoding="utf-8") as texts,
             writing(codes) as output,

@@ -85,8 +85,8 @@ def write_columns(paths: Sequence[Path], rows: Iterable[Row]) -> int:
 
 def languages_of(source: Path, target: Path) -> Pair:
     """Returns language codes from file names such as ``train.en.gz``, or "source" and "target" if
-    names have no codes. Only endings of two letters are language codes, so `.src` and `.tgt` are
-    not."""
+    names have no codes. Endings of two or three letters count as codes, also `.src` and `.tgt`;
+    recipes.mt.run compares only codes of two letters with the languages of a recipe."""
     names = (path.name.removesuffix(".gz").lower() for path in (source, target))
     codes = tuple(name.rpartition(".")[2] for name in names)
     usable = all(code.isalpha() and 2 <= len(code) <= 3 for code in codes) and codes[0] != codes[1]

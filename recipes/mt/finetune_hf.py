@@ -164,8 +164,8 @@ def read_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Any, b
     lists."""
     parser = make_parser(__doc__, "text", COMPARED, "results/mt_hf")
     data.add_data_args(parser)
-    parser.add_argument("--source-lang", default="en", help="column (default: en)")
-    parser.add_argument("--target-lang", default="de", help="column (default: de)")
+    parser.add_argument("--source-lang", default="en", help="column of sources (default: en)")
+    parser.add_argument("--target-lang", default="de", help="column of targets (default: de)")
     parser.add_argument(
         "--vocab-size", type=positive, default=8000, help="size of a new tokenizer (default: 8000)"
     )
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     splits = number_lists() if lists else given_data(args)
     if not args.model:
         size = LIST_VOCABULARY if lists else args.vocab_size
-        with training.main_process_first():
+        with training.main_process_first():  # the main process writes files for the other processes
             tokenizer = make_tokenizer(args.output / "tokenizer", splits["train"], size)
     train_set = encode(splits["train"], tokenizer, args.max_length)
     sizes = {**(LIST_MODEL if lists else {}), **(args.model_config or {})}

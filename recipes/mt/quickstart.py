@@ -287,7 +287,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--valid", **pair, help="validation text (default: split off --data)")
     add("--test", **pair, help="test text (default: split off --data)")
     for split in ("train", "test"):
-        more = {"type": positive, "help": "number lists, without --data (default: %(default)s)"}
+        more = {"type": positive, "help": "lists to make, without --data (default: %(default)s)"}
         add(f"--{split}-size", default=number_lists.SPLIT_SIZES[split], **more)
     add(
         "--max-train-length",

@@ -39,14 +39,22 @@ def make_parser() -> argparse.ArgumentParser:
         choices=BUDGETS,
         default="1h",
         help="none: nothing is trained; 1h: the control, copies, and lists with one seed; 6h: also "
-        "small models; full: all (default: %(default)s, hours of two cores)",
+        "small models; full: all (default: %(default)s; hours on two cores)",
     )
     names = [task.name for task in TASKS]
     parser.add_argument(
-        "--tasks", nargs="+", choices=names, metavar="TASK", help=f"of {' '.join(names)}"
+        "--tasks",
+        nargs="+",
+        choices=names,
+        metavar="TASK",
+        help=f"some of {' '.join(names)} (default: all)",
     )
     parser.add_argument(
-        "--compare", nargs="+", choices=TYPES, metavar="TYPE", help=f"of {' '.join(TYPES)}"
+        "--compare",
+        nargs="+",
+        choices=TYPES,
+        metavar="TYPE",
+        help=f"some of {' '.join(TYPES)} (default: all)",
     )
     parser.add_argument(
         "--tables", type=Path, metavar="FOLDER", help="published tables, such as docs/results"

@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
 
 def published(task: Task, folder: Path) -> list[Cell]:
-    """Reads the cells of a task from tables like those in ``docs/results``, below `folder`. A table
+    """Reads the cells of a task from tables as in ``docs/results``, below `folder`. A table
     that several pages share has a column ``page``. A type that several pages have is read from the
     first page, because types are compared within one run.
 

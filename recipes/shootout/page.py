@@ -1,4 +1,4 @@
-"""The page of the shoot-out: a table a question, a heat map, costs, and what is missing."""
+"""The page of the shoot-out: a table for each question, a heat map, costs, and what is missing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ Answers = Mapping[str, Sequence[Answer]]  # by question
 
 
 def all_answers(tasks: Sequence[Task], cells: Sequence[Cell]) -> Answers:
-    """What the tasks say to each question."""
+    """Values and ranks of each task, by question."""
     return {question: answers(tasks, question, cells) for question in QUESTIONS}
 
 
@@ -106,8 +106,8 @@ def _title(task: Task) -> str:
 
 
 def _table(answers: Sequence[Answer]) -> list[str]:
-    """A row a task; types stand in the order of their lead, those with ranks in less than half of
-    the families at the end."""
+    """A row for each task. Types stand in the order of their lead; types with ranks in less than
+    half of the families stand at the end."""
     balances = {name: balance(answers, name) for name in TYPES}
     families = len({answer.task.family for answer in answers})
     names = sorted(

@@ -30,7 +30,7 @@ class Rank(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What one task says to a question."""
+    """Values and ranks of one task for a question."""
 
     task: Task
     values: Values
@@ -70,7 +70,7 @@ def is_ahead(values: Sequence[float], others: Sequence[float], lower_is_better: 
     if len({*values}) == len({*others}) == 1:  # the t-test divides by the deviation
         return True
     with warnings.catch_warnings():
-        # seeds that are all right, or nearly: the deviation of one side is known, and near zero
+        # scipy warns of nearly equal values, which seeds with hardly any error really have
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         return bool(ttest_ind(values, others, equal_var=False).pvalue < LEVEL)
 
@@ -88,7 +88,7 @@ def ranks_of(values: Values, lower_is_better: bool) -> dict[str, Rank]:
 
 
 def answers(tasks: Iterable[Task], question: str, cells: Sequence[Cell]) -> list[Answer]:
-    """What the tasks that have cells say to a question."""
+    """Values and ranks for a question, of each task that has cells."""
     answered = []
     for task in tasks:
         if values := values_of(task, question, cells):

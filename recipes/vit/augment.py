@@ -265,7 +265,9 @@ class ImageTrainer(Trainer):
 
     sizes: Sequence[int] = ()
     repeats: int = 1
-    mixing: Mixing | None = None  # draws here, as batches are loaded ahead: resuming draws alike
+    # mixes in compute_loss, because batches are loaded ahead of their update: a resumed training
+    # must draw the same
+    mixing: Mixing | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SizeSampler:
         args = self.args

@@ -103,8 +103,8 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
         "--sizes",
         nargs="+",
         **pixels,
-        help="default: 5/7, 1, 12/7 and 3 times the size of the first model: 160 224 384 672 for "
-        "224",
+        help="sizes to test (default: 5/7, 1, 12/7 and 3 times the size of the first model: 160 "
+        "224 384 672 for 224)",
     )
     parser.add_argument(
         "--protocol",
@@ -159,7 +159,7 @@ def _add_measurements(parser: argparse.ArgumentParser) -> None:
 
 def _add_computation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--batch-size", type=command_line.positive, default=64, help="(default: 64)"
+        "--batch-size", type=command_line.positive, default=64, help="images (default: 64)"
     )
     command_line.add_shared(parser, "dtype", default="float32")
     command_line.add_shared(parser, "device")

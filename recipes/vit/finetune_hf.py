@@ -47,7 +47,7 @@ def make_options() -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{option.replace('_', '-')}",
             metavar="NAME",
-            help=f"default: the first existing column of {', '.join(names)}",
+            help=f"column (default: the first of {', '.join(names)} that is there)",
         )
     parser.add_argument("--preset", choices=PRESETS, help="sizes of a model from scratch")
     parser.add_argument(
@@ -57,9 +57,13 @@ def make_options() -> argparse.ArgumentParser:
         "without --dataset)",
     )
     pixels = {"nargs": "+", "type": positive, "metavar": "PIXELS"}
-    parser.add_argument("--train-sizes", **pixels, help="default: the size of the model")
     parser.add_argument(
-        "--test-sizes", **pixels, help="default: --train-sizes; for the digits: 16 to 48"
+        "--train-sizes", **pixels, help="sizes of training (default: the size of the model)"
+    )
+    parser.add_argument(
+        "--test-sizes",
+        **pixels,
+        help="sizes of the test (default: --train-sizes; for the digits: 16 to 48)",
     )
     parser.add_argument(
         "--scale-patches",
@@ -87,7 +91,10 @@ def _add_regularisation(parser: argparse.ArgumentParser) -> None:
         "0.25 1",
     )
     parser.add_argument(
-        "--flip", action=argparse.BooleanOptionalAction, default=False, help="mirror half"
+        "--flip",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="mirror half of the images",
     )
     parser.add_argument(
         "--rand-augment",

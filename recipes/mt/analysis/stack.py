@@ -59,7 +59,7 @@ def stack_sentences(sentences: Sequence[str]) -> str:
 def stack_pairs(
     pairs: Iterable[Pair], target_length: Callable[[str], int], minimum: int
 ) -> Iterator[Pair]:
-    """Stack consecutive pairs until the target is long enough; a shorter last stack is dropped."""
+    """Stacks consecutive pairs until the target has `minimum` tokens; drops a shorter last one."""
     group: list[Pair] = []
     for pair in pairs:
         group.append(pair)

@@ -43,17 +43,22 @@ class Decoding:
 
 
 class Translator:
-    """A trained model from a checkpoint or folder. Its weights are in memory only while they are
-    used. A subclass provides (tokens of texts include the end of sentence): kind: Host,
-    architecture and position embedding, as text for reports. files(): Files of the model for a
-    fingerprint, without the files that make its tokens. source_ids(text), target_ids(text):
-    Tokens. subwords(ids), text(ids): Target tokens as strings, and as text. load(): The model,
-    with its weights in single precision, on the CPU. position_config(model): Settings of the
-    position embedding; None for a model that is not of this package. score(model, sources,
-    targets): ``[B, T]`` log probabilities (nats) of the target tokens, by teacher forcing.
-    generate(model, sources, decoding): The best hypothesis for each source, as text.
-    states(model, sources): The sum of embeddings and the output of each encoder layer before
-        any final layer norm, each ``[B, S, C]``; and ``[B, S]`` bool, False on padding.
+    """A trained model from a checkpoint or folder, with weights in memory only during their use.
+
+    A subclass has these attributes and methods; tokens of texts include the end of sentence.
+
+    * ``kind``: host, architecture and position embedding, as text for reports;
+    * ``files()``: files of the model for a fingerprint, without files that make its tokens;
+    * ``source_ids(text)``, ``target_ids(text)``: tokens;
+    * ``subwords(ids)``, ``text(ids)``: target tokens as strings, and as text;
+    * ``load()``: the model, with its weights in single precision, on the CPU;
+    * ``position_config(model)``: settings of the position embedding; None for a model that is not
+      of this package;
+    * ``score(model, sources, targets)``: ``[B, T]`` log probabilities (nats) of the target tokens,
+      by teacher forcing;
+    * ``generate(model, sources, decoding)``: the best hypothesis for each source, as text;
+    * ``states(model, sources)``: the sum of embeddings and the output of each encoder layer before
+      any final layer norm, each ``[B, S, C]``; and ``[B, S]`` bool, False on padding.
     """
 
     title = ""  # name and number of the seed, for progress and stored translations
