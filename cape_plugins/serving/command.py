@@ -15,7 +15,7 @@ from cape_plugins.settings.arguments import FAIRSEQ, HUGGING_FACE, add_data, int
 GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
 _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
 SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
-# Precisions of ctranslate2. "auto" and "default" are left out: they have a meaning only for loading.
+# Precisions of ctranslate2, except "auto" and "default", which have a meaning only for loading.
 QUANTIZATIONS = (
     "int8",
     "int8_float32",
