@@ -181,7 +181,7 @@ DOMAINS: dict[str, Domain] = {
         grid=("frames", "rows", "columns"),
         timed=True,
         rotary_speed=2 * math.pi,
-        # As for images: a clip of 2 s has the length 2 in time, and a side, from -1 to 1, has it too.
+        # As for images: in a clip of 2 s, time is as long as a side, which spans [-1, 1].
         defaults={
             "max_global_shift": 0.5,
             "max_global_scale": 1.4,
