@@ -34,7 +34,8 @@ _KNOWN = re.compile(
     r"|(layernorm_embedding|layer_norm|project_in_dim|project_out_dim)\.\w+"
     r"|layers\.\d+\.((self_attn_|encoder_attn_|final_)layer_norm|fc1|fc2|admin\.omega)\.\w+"
     r"|layers\.\d+\.(self_attn|encoder_attn)\.(\w_proj|out_proj|relative)\.\w+"
-    # no engine supports these biases; the type is refused elsewhere, by its name
+    # No engine supports these biases. They are known here so that another check can refuse the type
+    # by its name, which says more to users than the name of a parameter.
     r"|layers\.\d+\.self_attn\.layer_bias\.[\w.]+"
 )
 _BATCH = 100
