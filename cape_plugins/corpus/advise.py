@@ -89,7 +89,7 @@ class Corpus(NamedTuple):
 def add_advise_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.add_argument(
-        "--domain", choices=DOMAINS, default="text", help="what is counted (default: text)"
+        "--domain", choices=DOMAINS, default="text", help="kind of the inputs (default: text)"
     )
     corpus = parser.add_mutually_exclusive_group(required=True)
     corpus.add_argument(
@@ -121,13 +121,15 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
         "--longest",
         required=True,
         metavar="N",
-        help="longest input in use, in the same unit; of a translation source tokens",
+        help="length of the longest input in use, in the same unit; for a translation in source "
+        "tokens",
     )
     parser.add_argument(
         "--trained",
         metavar="TYPE",
         choices=TYPES,
-        help="the model is trained already, with this type of position embedding: how to switch it",
+        help="type of position embedding of a model that is trained already; also prints how to "
+        "switch the model to the type that is advised",
     )
 
 

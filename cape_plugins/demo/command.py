@@ -40,7 +40,7 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
     default, *_ = TASKS
     number_options = {"type": positive, "metavar": "N"}
     parser.add_argument(
-        "--domain", choices=TASKS, default=default, help=f"what is labelled (default: {default})"
+        "--domain", choices=TASKS, default=default, help=f"kind of the inputs (default: {default})"
     )
     parser.add_argument(
         "--compare",

@@ -136,8 +136,10 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
         "--side", choices=SIDES, help="side of a model that has both (default: encoder)"
     )
     settings = parser.add_argument_group("settings, without --model")
-    settings.add_argument("--domain", choices=DOMAINS, help="(default: text)")
-    settings.add_argument("--architecture", choices=ARCHITECTURES, help="(default: encoder)")
+    settings.add_argument("--domain", choices=DOMAINS, help="kind of the inputs (default: text)")
+    settings.add_argument(
+        "--architecture", choices=ARCHITECTURES, help="kind of the model (default: encoder)"
+    )
     settings.add_argument(
         "--dim", type=int, metavar="K",
         help="channels (default: " + each_domain("dim", named=True) + ")",

@@ -87,7 +87,7 @@ def _add_onnx_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ggml_args(parser: argparse.ArgumentParser) -> None:
-    _add_paths(parser, "folder of a Whisper of Hugging Face")
+    _add_paths(parser, "folder of a Hugging Face Whisper model")
     for side, name in (("source", "n_audio_ctx, up to 1500"), ("target", "n_text_ctx")):
         parser.add_argument(
             f"--max-{side}-tokens",
@@ -182,7 +182,7 @@ def _host(source: Path) -> str:
         paths = str(source).split(os.pathsep)
         if len(paths) > 1 and all(os.path.exists(path) for path in paths):
             raise ValueError(
-                f"SOURCE {source} is an ensemble, which no engine has as a model; allowed: one "
+                f"SOURCE {source} is an ensemble, which no engine loads as one model; allowed: one "
                 "checkpoint. Average the checkpoints (cape-average-checkpoints), or export each "
                 "checkpoint."
             )

@@ -91,8 +91,8 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         usable = np.isfinite(self.seconds) & (self.seconds > WINDOW_SECONDS)
         if self.seconds.ndim != 1 or not usable.all():
             raise ValueError(
-                f"seconds must be [recordings] of more than {WINDOW_SECONDS} (one window), finite; "
-                "leave out recordings that are empty or too short."
+                "seconds must have the shape [recordings], and hold finite numbers above "
+                f"{WINDOW_SECONDS} (one window); leave out recordings that are empty or too short."
             )
         low, high = HOP_RANGE
         hops = hops or (low * target_hop, high * target_hop)

@@ -61,8 +61,8 @@ class CapeAsrTask(LegacyFairseqTask):
     def add_args(parser: argparse.ArgumentParser) -> None:
         """Adds the flags of data, SpecAugment and decoding."""
         add = parser.add_argument
-        add("data", help="folder with train.tsv, valid.tsv ...: columns audio and tgt_text, in "
-            "generation audio alone")  # fmt: skip
+        add("data", help="folder with manifests train.tsv, valid.tsv ... with the columns audio "
+            "and tgt_text; generation needs only audio")  # fmt: skip
         add(
             "--config-yaml",
             default="config.yaml",

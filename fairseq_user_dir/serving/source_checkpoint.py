@@ -88,8 +88,8 @@ def load_source(path: Path, data: str | None = None) -> Source:
         )
     if task_name(state) not in TASKS:
         raise SettingsError(
-            f"{path} was trained in the task {task_name(state)}, which prepares its inputs in its "
-            f"own way; allowed: {', '.join(TASKS)}. Serve it by fairseq-generate."
+            f"{path} was trained in the task {task_name(state)}, which may add symbols to "
+            f"the inputs; allowed: {', '.join(TASKS)}. Serve it by fairseq-generate."
         )
     del state
     model, _, task = load_trained(path, data)
