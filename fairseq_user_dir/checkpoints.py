@@ -77,8 +77,8 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
         SettingsError: if the file cannot be read, or has a setting that fairseq would run as code;
             names a remedy.
     """
-    # Declares the types again: torch.serialization.safe_globals, which transformers uses to resume,
-    # also removes the types that other code has declared when it ends.
+    # Declares the types again: when torch.serialization.safe_globals, which transformers uses to
+    # resume, ends, types that other code has declared are removed, too.
     allow_fairseq_checkpoints()
     try:
         return fairseq_files.read_checkpoint(path, remedy)

@@ -90,7 +90,8 @@ def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | No
 
 
 def relative_difference(expected: Tensor, got: Tensor) -> float:
-    """Largest difference relative to the largest number; infinite if a number is not finite."""
+    """Largest difference of two tensors of one shape, relative to the largest number of `expected`;
+    infinite if a number is not finite."""
     difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)
     return difference.item() if difference.isfinite() else float("inf")
 

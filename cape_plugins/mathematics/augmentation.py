@@ -27,7 +27,8 @@ class Draw(NamedTuple):
         order: ``[B, L]`` float32, random positions from 0 to L: a sample with n positions takes the
             first n, sorted; None if positions are counted.
         count: ``[B]``, least number of entries of `order` that source and target take, so that a
-            number has the same position on both sides; None if each side counts its own positions.
+            number has the same position on both sides. None if each side takes as many entries as
+            it has positions.
         chance: ``[B, 1, 1]`` float32, from U(0, 1) in augmented samples. 1 in all other samples,
             in which shift, scale, offset and order have no effect. None if all samples are
             augmented.

@@ -182,8 +182,9 @@ class PositionEncoder(nn.Module):
             )
 
     def step(self, positions: Positions) -> Tensor | float:
-        """Distance between neighbours, ``gamma * step / unit``. Local shifts and offsets are
-        measured in this step, so alpha does not scale them."""
+        """Distance between neighbours, ``gamma * step / unit``: a number, or a tensor that
+        broadcasts to the rows. Local shifts and offsets are measured in this step, so alpha does
+        not scale shifts and offsets."""
         return self._in_units(positions.step, self.config.gamma)
 
     def rows_and_step(self, positions: Positions) -> tuple[Tensor, Tensor | float]:

@@ -143,9 +143,10 @@ def token_positions(valid: Tensor) -> Positions:
 def token_position_at(
     index: int | Tensor, device: torch.device | str | None = None, length: int = 1
 ) -> Positions:
-    """Positions of `length` tokens from this 0-based index on, the same for the whole batch, for
-    one step of incremental decoding. The positions equal the same columns of
-    :func:`token_positions`; the index may be a tensor without dimensions."""
+    """Positions of `length` tokens from this 0-based index on, rows ``[1, length, 1]`` that the
+    whole batch shares, for one step of incremental decoding. These positions equal the columns
+    `index` and following of :func:`token_positions` without padding. The index may be a tensor
+    without dimensions."""
     if type(index) is int:
         number = torch.arange(index, index + length, dtype=torch.float32, device=device)
     else:

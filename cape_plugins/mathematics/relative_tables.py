@@ -24,6 +24,10 @@ class RelativePositions(nn.Module):
         beyond: "clip" (distances beyond C use the outermost embedding, Shaw et al.) or "zero"
             (distances beyond C have no embedding, as in the code released with CAPE).
 
+    Attributes:
+        keys: ``[H or 1, 2 C + 1, d]``, a^K; the row C + j - i is for query i and key j.
+        values: The same for values, a^V; None without `values`.
+
     Raises:
         ValueError: if a size is not positive or `beyond` is unknown.
     """
@@ -89,7 +93,8 @@ class RelativeGridPositions(nn.Module):
 
     @property
     def values(self) -> Tensor | None:
-        """Embeddings of the first axis that are added to the values; None if there are none."""
+        """Embeddings of the first axis that are added to the values, ``[H or 1, 2 C + 1, d]``; None
+        if there are none."""
         return getattr(self, self.axes[0]).values
 
 

@@ -27,6 +27,9 @@ class PositionTable(nn.Module):
         size: N for sequences, (height, width) in patches for images.
         std: Standard deviation of the normal initialisation; default ``dim ** -0.5``.
 
+    Attributes:
+        weight: ``[N, K]``; for grids ``[height * width, K]``, row by row.
+
     Raises:
         ValueError: if a size is not positive.
     """

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-_HEADER_BYTES = 44  # header of a wav file; some writers count it as samples
+_HEADER_BYTES = 44  # bytes of the header of a wav file, which some writers count as samples
 # Sizes near 2 or 4 GiB are not trusted: programs that write into pipes set such sizes, or 0.
 _UNKNOWN_BYTES = 0x7FFFF000
 _CHUNK_NAME = re.compile(rb"[A-Za-z0-9 _()-]{4}")

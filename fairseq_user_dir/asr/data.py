@@ -130,7 +130,8 @@ class SpeechDataset(FairseqDataset):
         return self.sizes[index, 0]
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Numbers of frames of many recordings at the hop of the dataset."""
+        """Numbers of frames ``[n]`` of the recordings `indices` ``[n]``, at the hop of the
+        dataset."""
         return self.sizes[indices, 0]
 
     def size(self, index: int) -> tuple[int, int]:

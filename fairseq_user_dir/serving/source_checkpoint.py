@@ -76,8 +76,8 @@ def load_source(path: Path, data: str | None = None) -> Source:
     name = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
     if name in CLASSES:
         raise SettingsError(
-            f"{path} is a stock model ({arch}); allowed: cape_ architectures. ctranslate2 takes it "
-            "by its own ct2-fairseq-converter, and fairseq-generate serves it."
+            f"{path} is a stock model ({arch}); allowed: cape_ architectures. The converter of "
+            "ctranslate2, ct2-fairseq-converter, takes it, and fairseq-generate serves it."
         )
     if name not in {PREFIX + stock for stock in CLASSES}:
         raise SettingsError(
