@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(args.run(args), flush=True)
     except BrokenPipeError:  # the program that reads the pipe, such as head, has ended
-        # Python flushes the rest at exit
+        # Python flushes stdout again at exit, which would raise the error a second time
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ImportError) as error:
@@ -232,7 +232,8 @@ def option_table(args: argparse.Namespace) -> str:
 
 
 def _defaults(option: Any, domain: str) -> str:
-    """Each type with a default that has an effect, and the default; else the value without one."""
+    """Each type whose default has an effect, with this default; if there is no such type, the value
+    that has no effect."""
     architecture = DOMAINS[domain].architecture
     values = {
         name: getattr(PositionConfig(name, domain, architecture), option.name)

@@ -21,8 +21,8 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
         mode: "w" for text in UTF-8, "wb" for bytes.
 
     Raises:
-        OSError: if the folder cannot be written to, or the disk is full. No temporary file is left,
-            as after any error of the block.
+        OSError: if the folder cannot be written to, or the disk is full. After this error, as after
+            any error of the block, no temporary file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder the last step is a rename, not a copy between file systems.
@@ -31,7 +31,7 @@ def writing(path: Path, mode: str = "w") -> Iterator[Any]:
         with open(partial, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # the rename may reach the disk before the content
+            os.fsync(file.fileno())  # otherwise the rename may reach the disk before the content
         os.replace(partial, path)
     finally:
         with contextlib.suppress(OSError):  # the file was renamed, or could not be made

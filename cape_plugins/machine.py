@@ -17,7 +17,7 @@ def available_cores() -> int:
 
 
 def describe_processor() -> str:
-    """Name of the processor and number of its cores that this process may use."""
+    """Name of the processor, and the number of cores that this process may use."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):  # not Linux
         cpuinfo = Path("/proc/cpuinfo").read_text("utf-8")

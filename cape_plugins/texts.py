@@ -1,5 +1,5 @@
 """Reads the user's texts: only a line feed ends a line, and bytes that are no text are an error.
-Shortens the texts of errors.
+Also shortens error messages of libraries.
 
 Python by default ends a line at a carriage return, ``str.splitlines`` also at U+2028, U+0085 and
 some control characters; all of them occur within crawled sentences. No encoding is guessed: Latin-1
@@ -140,9 +140,9 @@ def _decode(path: Path, data: bytes, encoding: str, line: int = 1) -> str:
             fault = "holds a byte-order mark the other way round"
             remedy = "convert each of the files that were joined to UTF-8."
         else:
-            return text.replace(_MARK, "")  # inner marks come from files that were joined
+            return text.replace(_MARK, "")  # marks within the text come from files that were joined
     except UnicodeDecodeError as error:
-        # error.start is counted from the end of the mark
+        # error.start counts from the end of the byte-order mark, which the decoder has taken off
         start = len(data) - len(error.object) + error.start
         text_before = data[:start].decode(encoding, errors="replace")
         fault = f"is not {encoding.upper().removesuffix('-SIG')} text ({error.reason})"

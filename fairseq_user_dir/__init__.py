@@ -34,9 +34,9 @@ __all__ = [
 
 
 def _accept_fallback_path() -> None:
-    """Lets fairseq accept this package if it was imported before. fairseq looks for an installed
-    ``--user-dir NAME`` at ``<fairseq>/../NAME``. If NAME was imported before, fairseq accepts only
-    exactly this spelling of its path."""
+    """Lets fairseq accept this package if Python has already imported the package. fairseq looks
+    for an installed ``--user-dir NAME`` at ``<fairseq>/../NAME``. If NAME is imported already,
+    fairseq accepts the package only if its ``__path__`` has exactly this spelling."""
     for name, paths in (("cape_plugins", cape_plugins.__path__), ("fairseq_user_dir", __path__)):
         spelling = os.path.join(os.path.dirname(fairseq.utils.__file__), "..", name)
         is_accepted = spelling in paths or not os.path.isdir(spelling)

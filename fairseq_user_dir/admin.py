@@ -7,13 +7,14 @@ of the CAPE paper. Each residual sub-layer of a post-LN stack computes
     LN(f(x) + omega * x)      instead of      LN(f(x) + x)
 
 with one trainable vector omega [embed_dim] per sub-layer. Before training, one forward pass
-measures how the variance of the residual stream grows with depth. Each omega starts at the ratio:
+measures how the variance of the residual stream grows with depth. Each omega starts at the standard
+deviation of the sum in the previous sub-layer, measured before the layer norm:
 
     s_1 = 1,   omega_i := s_i,   s_{i+1} = sqrt(Var(s_i * x_i) + Var(f_i(x_i)))
 
-separately for encoder and decoder. The authors' program measures in a separate run and writes the
-numbers to a file, which inference needs as well. In this module the omegas are parameters of the
-model: they are profiled when the model is built, and stored in checkpoints.
+Encoder and decoder are measured separately. The authors' program measures in a separate run and
+writes the numbers to a file, which inference needs as well. In this module the omegas are
+parameters of the model: they are profiled when the model is built, and stored in checkpoints.
 
 The layers may be of any class of fairseq, and may already be wrapped for activation checkpointing.
 """
@@ -84,9 +85,9 @@ class AdminResidual(nn.Module):
     def enter(self, index: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Forward pre-hook of the module that opens sub-layer ``index``.
 
-        The sub-layer that was entered last decides which omega :meth:`combine` uses. Counting calls
-        of :meth:`combine` would go wrong after an exception, when a layer is recomputed for its
-        gradients (which runs no hooks of the layer), or if a sub-layer is left out.
+        The sub-layer that was entered last decides which omega :meth:`combine` uses. A count of the
+        calls of :meth:`combine` would be wrong after an exception, when a layer is recomputed for
+        its gradients (which runs no hooks of the layer), or if a sub-layer is left out.
         """
         self.current = index
 
@@ -168,7 +169,7 @@ def _check_layer(name: str, layer: nn.Module) -> None:
 
 
 class _Measurement:
-    """Running ratio s of one stack, and the constants given to its sub-layers."""
+    """Running value s of one stack, and the constants given to the sub-layers so far."""
 
     def __init__(self) -> None:
         self.ratio = 1.0
@@ -299,9 +300,9 @@ def _of_first_rank(values: list[float]) -> list[float]:
 def profiling_batch(task: Any, max_tokens: int = 4096) -> ProfilingBatch | None:
     """Reads one training batch of a translation task, the same batch in every process and run.
 
-    The batch is taken from the first 10 000 pairs of the training data, in the first data folder.
-    The batch holds the pairs whose lengths are nearest to the median, so it has little padding,
-    like a batch of training.
+    The pairs come from the first 10 000 pairs of the training data, in the first data folder. The
+    batch holds the pairs whose lengths are nearest to the median, so the batch has little padding,
+    like a batch in training.
 
     Args:
         task: a task with the fields of fairseq's ``TranslationConfig`` in ``cfg``.
@@ -390,6 +391,6 @@ def _choose_rows(sizes: Sequence[np.ndarray], limits: Sequence[int], max_tokens:
 
 
 def _read(dataset: Any, rows: np.ndarray) -> list[Tensor]:
-    if getattr(dataset, "supports_prefetch", False):  # without this call it reads nothing
+    if getattr(dataset, "supports_prefetch", False):  # a cached dataset reads nothing before this
         dataset.prefetch(rows)
     return [dataset[int(row)].long() for row in rows]

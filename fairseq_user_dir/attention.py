@@ -35,7 +35,8 @@ from fairseq_user_dir.host.errors import SettingsError, named_by_flags
 
 class PositionSelfAttention(MultiheadAttention):
     """fairseq's self-attention with positions. This class replaces the whole forward, because
-    positions act on queries, keys, scores or values of single heads."""
+    positions act on queries, keys, scores or values of each head, which the stock forward does not
+    hand out."""
 
     def forward(
         self,
@@ -204,7 +205,8 @@ class CoordinateSelfAttention(Bound, PositionSelfAttention):
             mask = query.new_zeros(is_padding.shape) if mask is None else mask
             mask = mask.masked_fill(is_padding, float("-inf"))
         if mask is not None:
-            # the lowest finite number rather than -inf: a query on padding may have no key at all
+            # The lowest finite number, not -inf: a query on padding may see no key at all, and its
+            # softmax would be NaN.
             mask = mask.clamp(min=torch.finfo(mask.dtype).min)
         if not need_weights:
             output = F.scaled_dot_product_attention(query, key, value, mask, self._dropout)
@@ -279,7 +281,7 @@ class StackAttention(Bound, nn.Module):
     def of(
         self, positions: Positions, draw: Draw | None, generator: Any = process_generator
     ) -> AttentionPositions:
-        """Positions of keys that are all queries, too."""
+        """Positions of a forward in which queries and keys are the same elements."""
         return self.stack_positions(
             self.encoder, positions, draw, generator=generator, random=self.encoder.draws
         )
@@ -338,7 +340,9 @@ def add_positions_to_attention(
         attention.__class__ = CoordinateSelfAttention
         layer.__class__ = _layer_class(type(layer))
         vars(layer)["stack_attention"] = stack_attention  # no submodule: it belongs to the stack
-        if "precheckpoint_forward" in vars(layer):  # wrapped around the forward of the stock class
+        # fairseq's wrapper for activation checkpointing holds the forward of the stock class; the
+        # wrapper now gets the forward of the new class
+        if "precheckpoint_forward" in vars(layer):
             wrapper, forward = layer.forward, functools.partial(type(layer).forward, layer)
             layer.precheckpoint_forward = forward
             layer.forward = functools.partial(wrapper.func, forward, *wrapper.args[1:])

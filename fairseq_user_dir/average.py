@@ -43,7 +43,7 @@ _FILES = {
 # meaningless.
 _SETTINGS_PREFIX = "position_"
 
-# Batch normalisation counts its steps; no parameter and no statistic depends on the count.
+# The count of steps in batch normalisation may differ: no parameter and no statistic depends on it.
 _STEP_COUNTER = "num_batches_tracked"
 
 
@@ -85,17 +85,19 @@ def _updates(state: Mapping[str, Any]) -> int:
 def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
     """Averages the parameters of checkpoints.
 
-    Floating-point tensors (any shape) become the mean over the files, summed in float64 so that
-    neither the order nor half precision matters, and cast back to their dtype. Integer and boolean
-    tensors are counts and masks, whose mean makes no sense, so they must be equal in all files.
-    Tensors that share memory in the files, such as tied embeddings, share memory in the result.
+    Floating-point tensors (any shape) become the mean over the files. The sum is in float64, so
+    that neither the order nor half precision matters, and the mean is cast back to the dtype of the
+    files. Integer and boolean tensors are counts and masks, whose mean makes no sense, so they must
+    be equal in all files. Tensors that share memory in the files, such as tied embeddings, share
+    memory in the result.
 
     Args:
         paths: one or more checkpoint files. Memory holds two files at a time, and the sum.
 
     Returns:
-        A checkpoint: the entries of the file with the most updates (the last such file, if there
-        are several), ``model`` averaged, without ``last_optimizer_state``.
+        A checkpoint with the entries of the file with the most updates (the last such file, if
+        there are several), except that ``model`` is averaged and ``last_optimizer_state`` is left
+        out.
 
     Raises:
         ValueError: if no file is given; if a file is given twice or cannot be loaded; if files

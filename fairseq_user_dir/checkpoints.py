@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 _OLD_TABLES = ("embed_positions.weights", "embed_positions._float_tensor")
 _RESUMING = ", by --restore-file, or delete the file to start anew"
-# Parts of the names of positional parameters, and the flags that decide on these parameters.
+# Parts of the names of positional parameters, and the flags that decide whether a model has them.
 _PARTS = {
     "embed_positions.weight": "--position-embedding, --max-source-positions and the like",
     ".positions.encoding.": "--position-embedding",
@@ -51,7 +51,7 @@ _PARTS = {
     ".layer_bias.": "--position-embedding and --position-layers",
     ".admin.": "--admin-init",
 }
-# Fine-tuning may change positions, but not what Admin has measured for the weights.
+# Fine-tuning may change positions, but not ADMIN's omegas, which belong to the weights.
 _SWITCHED_PARTS = [part for part in _PARTS if part != ".admin."]
 
 
@@ -77,8 +77,8 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
         SettingsError: if the file cannot be read, or has a setting that fairseq would run as code;
             names a remedy.
     """
-    # Declares the types again: torch.serialization.safe_globals, which transformers uses to resume,
-    # also removes the types that other code has declared when it ends.
+    # Declares the types again: when torch.serialization.safe_globals, which transformers uses to
+    # resume, ends, types that other code has declared are removed, too.
     allow_fairseq_checkpoints()
     try:
         return fairseq_files.read_checkpoint(path, remedy)
@@ -119,7 +119,7 @@ def _checked(stock: Any) -> Any:
     ) -> Any:
         local_path = PathManager.get_local_path(path)
         if os.path.isfile(local_path):  # the stock function names a missing file
-            # first, because fairseq lets omegaconf evaluate the settings while it loads them
+            # before the stock function, which lets omegaconf evaluate the settings
             state = read_checkpoint(local_path)
             if arg_overrides and TYPE_ARG in arg_overrides:
                 arg_overrides = _own_defaults(fairseq_arguments(state), arg_overrides)
@@ -167,8 +167,9 @@ def _decoder_config(model: nn.Module) -> PositionConfig | None:
 
 
 def _with_record(stock: Any) -> Any:
-    """Writes the position settings into the stored settings: fairseq builds a model that is
-    configured with a dataclass from a copy of the settings that it stores."""
+    """Writes the position settings into the settings that fairseq stores. A model that is
+    configured with a dataclass is built from a copy of these settings, so it cannot write into them
+    itself."""
 
     @functools.wraps(stock)
     def build_model(cfg: Any, *args: Any, **kwargs: Any) -> Any:
@@ -239,7 +240,7 @@ def _with_comparison(stock: Any) -> Any:
         self: Trainer, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         # fairseq resets the optimizer for --finetune-from-model, and refuses --reset-optimizer
-        # beside this option; once the new folder has a checkpoint, fairseq resumes that training
+        # beside this option. If --save-dir has a checkpoint already, fairseq resumes from that one.
         finetuning = reset_optimizer and filename == self.cfg.checkpoint.finetune_from_model
         if os.path.isfile(filename):
             # each rank reads for itself: if only one rank stopped, the others would wait for ever
@@ -264,7 +265,7 @@ def _with_comparison(stock: Any) -> Any:
 
 
 class PositionalModel:
-    """Mixin over the class of a fairseq model: checks the positional parameters that it loads.
+    """Mixin over the class of a fairseq model: checks the positional parameters that a model loads.
 
     Attributes:
         switches_positions: True while a fine-tuning loads the checkpoint of another training.
@@ -296,8 +297,8 @@ def _switched_positions(model: nn.Module) -> Iterator[None]:
 def _switch_parameters(
     state_dict: dict[str, Tensor], model_parameters: Mapping[str, Tensor]
 ) -> None:
-    """Leaves out positional parameters of a checkpoint that the model does not have, and adds the
-    initial values of those that the checkpoint lacks."""
+    """Leaves out positional parameters of a checkpoint that the model does not have. Adds
+    positional parameters that the checkpoint lacks, with the initial values of the model."""
     left_out, fresh = (
         [n for n in some if n not in others and any(part in n for part in _SWITCHED_PARTS)]
         for some, others in ((state_dict, model_parameters), (model_parameters, state_dict))
@@ -362,8 +363,8 @@ def dictionary_marks(task: FairseqTask) -> dict[str, list[Any]]:
 
 
 def _check_marks(task: FairseqTask, state: Mapping[str, Any] | None, where: str) -> None:
-    """Refuses a dictionary of the same size with other symbols, or in another order. If the sizes
-    differ, fairseq stops with an error or (as for BART) fits the embeddings."""
+    """Refuses a dictionary of the same size with other symbols, or with symbols in another order.
+    If sizes differ, fairseq stops with an error, or adds or drops rows of the embeddings (BART)."""
     marks = dictionary_marks(task)
     for side, (size, digest) in ((state or {}).get(DICTIONARIES) or {}).items():
         if side in marks and marks[side][0] == size and marks[side][1] != digest:

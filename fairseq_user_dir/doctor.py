@@ -41,8 +41,8 @@ from fairseq_user_dir.serving.source_checkpoint import load_trained
 
 BEAM, LENGTH = 3, 8
 LENGTHS = (7, 4)  # words of the two samples
-_NEW_TABLES = 0.5  # standard deviation
-_STEP = 1e-3  # learning rate of the one training step
+_NEW_TABLES = 0.5  # standard deviation of new tables, large enough to show a wrong distance
+_STEP = 1e-3  # learning rate of the training step
 _TINY = {
     f"{side}_{name}": value
     for side in ("encoder", "decoder")
@@ -159,8 +159,8 @@ def _loaded(path: Path, data: str | None) -> Subject:
 
 
 def _twin(subject: Subject, settings: Mapping[str, Any]) -> Any:
-    """A model of this package with the weights of the subject. New relative tables get random
-    numbers, large enough to show a wrong distance."""
+    """A model of this package with the weights of the subject. Parameters that the subject lacks,
+    such as relative tables, get random numbers."""
     options = {PREFIX + name: value for name, value in settings.items() if name != "type"}
     ours = {name for name in subject.arguments if name.startswith(PREFIX)}
     arguments = {name: value for name, value in subject.arguments.items() if name not in ours}
@@ -190,7 +190,7 @@ def _with_weights(model: Any, source: nn.Module) -> Any:
 
 
 def _differs(subject: Subject, config: PositionConfig) -> str:
-    """The settings that make the model differ from the stock model; empty if there are none."""
+    """Text on the settings that make the model differ from the stock model; "" without any."""
     family = find_fairseq_family(subject.model.state_dict())
     values = stock_values(config, *family.sides)
     stock_type = family.stock_type(values, next(iter(family.sides)))
@@ -306,8 +306,8 @@ def _evaluation(cape_model: Any, samples: list[Sample]) -> str:
 
 @torch.no_grad()
 def _cached(cape_model: Any, samples: list[Sample]) -> float:
-    """Feeds tokens one by one with a cache, and compares logits: wrong positions often lead to the
-    same choice of tokens."""
+    """Feeds tokens one by one with a cache, and compares logits, because the choice of tokens often
+    is the same with wrong positions."""
     source, target = samples[0]
     memory = {}
     if hasattr(cape_model, "encoder"):

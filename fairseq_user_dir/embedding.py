@@ -20,14 +20,14 @@ from cape_plugins.mathematics.augmentation import rank_generator
 from cape_plugins.mathematics.binding import Bound
 from cape_plugins.mathematics.tables import counted_rows
 
-# Embeddings without a table have no maximum. fairseq needs a number, and uses this number for
-# sinusoids.
+# Embeddings without a table have no maximum, but fairseq needs a number; fairseq's sinusoids have
+# this number.
 MAX_POSITIONS = int(1e5)
 
 
 class TokenPositionEmbedding(Bound, nn.Module):
-    """Embeds token positions, with the arguments of fairseq's modules. Holds the draw of a forward;
-    has no parameters and no buffers that are stored.
+    """Embeds token positions; takes the arguments of fairseq's modules, and holds the draw of a
+    forward. Has no parameters and no stored buffers, unless `encoder` has a learned table.
 
     Args:
         encoder: Position encoder of :mod:`cape_plugins`.
@@ -39,7 +39,7 @@ class TokenPositionEmbedding(Bound, nn.Module):
         self.encoder = encoder
         self.padding_idx = padding_idx
         self.max_positions = MAX_POSITIONS
-        # follows .half() and .to(), so it has the dtype of the token embeddings
+        # .half() and .to() convert this buffer too, so it has the dtype of the token embeddings
         self.register_buffer("result_like", torch.empty(0), persistent=False)
 
     def draw(

@@ -74,9 +74,9 @@ def add_admin_arg(parser: argparse._ActionsContainer) -> None:
 
 
 def set_missing(args: Any) -> None:
-    """Gives every option that is absent from `args` the value None. Each architecture function
-    calls this function; fairseq also runs architecture functions on the settings of loaded
-    checkpoints."""
+    """Gives the default type if there is no type, and None to every option that `args` lacks. Each
+    architecture function calls this function. fairseq also runs architecture functions on the
+    settings of loaded checkpoints, which may be older than an option."""
     if getattr(args, TYPE_ARG, None) is None:
         setattr(args, TYPE_ARG, DEFAULT_TYPE)
     for option in option_fields("text"):
@@ -110,7 +110,7 @@ def dataclass_with_positions(name: str, base: type) -> type:
         *(
             (
                 PREFIX + option.name,
-                # fairseq understands typing.Optional only
+                # fairseq understands typing.Optional, but not `X | None`
                 Optional[types.get(option.metadata["form"], str)],  # noqa: UP045
                 _field(None, option_help(option.metadata)),
             )

@@ -46,12 +46,12 @@ logger = logging.getLogger(__name__)
 PREFIX = "cape_"
 # Stock architectures that do not run; a cape architecture could not run either.
 NOT_RUNNABLE = {
-    "nacrf_transformer": "uses np.float, gone from numpy",
+    "nacrf_transformer": "uses np.float, which numpy has removed",
     "transformer_from_pretrained_xlm": "needs a pretrained XLM",
     "model_parallel_transformer": "needs megatron",
     "model_parallel_transformer_lm": "needs megatron",
 }
-ADMIN_SEED = 20080
+ADMIN_SEED = 20080  # fixed, so that the constants do not depend on --seed
 
 
 class _CapeModel(PositionalModel):
@@ -74,8 +74,8 @@ class _CapeModel(PositionalModel):
             config = config.replace(
                 source_scale=_count_tokens(task, config.source_scale, is_explicit)
             )
-        # alpha is two integers in the arguments, not a buffer: state dicts equal stock
-        # state dicts, and checkpoints load both ways
+        # alpha is stored as two integers in the arguments, not as a buffer, so state dicts equal
+        # the stock model's, and checkpoints load both ways
         record(args, config)
         _set_stock_args(args, config)
         model = super().build_model(args, task)
@@ -126,8 +126,8 @@ class _CapeNonautoregressive(_CapeSeq2Seq):
     def _target_lengths(
         self, prev_output_tokens: Tensor, tgt_tokens: Tensor, *_: Any, **__: Any
     ) -> Tensor:
-        """See the base class. Some of these decoders read a draft with tokens left out, and then
-        the whole target as well."""
+        """See the base class. Some of these decoders read a draft, in which tokens are left out,
+        and in the same forward the whole target."""
         lengths = super()._target_lengths
         return torch.maximum(lengths(prev_output_tokens), lengths(tgt_tokens))
 

@@ -2,12 +2,14 @@
 
 The optimizer is torch's rectified Adam after Liu et al. (ICLR 2020, algorithm 2), with decoupled
 weight decay, as in fairseq's ``adam``. The first five updates are momentum steps, as in Liu et al.;
-the optimizer of Transformer-Clinic takes no steps in these updates, in which the learning rate is
-below 1e-6. The flags have the names of the flags of ``adam``, as in the recipes of
-Transformer-Clinic, so commands of these recipes need no change.
+the optimizer of Transformer-Clinic, the code of ADMIN, takes no steps in these updates. The
+difference is small, because the learning rate is below 1e-6 there. The flags have the names of the
+flags of ``adam``, as in the recipes of Transformer-Clinic, so commands of these recipes need no
+change.
 """
 
-# no annotations from __future__: fairseq reads the types of a dataclass
+# Without `from __future__ import annotations`: fairseq needs the types of a dataclass, not their
+# names.
 import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

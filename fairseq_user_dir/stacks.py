@@ -86,7 +86,8 @@ class EncoderPositions(Bound, _PositionStack):
         if draw is not None:
             out["position_draw"] = [draw]
         if self.position_config.source_bos:
-            # kept through beam search by the stock reorder_encoder_out
+            # under this stock name, so that the stock reorder_encoder_out reorders the tokens with
+            # the beams
             out["src_tokens"] = [caller_tokens]
         return out
 
@@ -148,7 +149,8 @@ class DecoderPositions(_PositionStack):
             and isinstance(attention, list)
             and isinstance(attention[0], Tensor)
         ):
-            # in a shorter, left-padded sentence the hint has replaced the last padding token
+            # In a shorter, left-padded sentence the column of BOS is not the first: it is the
+            # column of the last padding token of the caller.
             pads = caller_tokens[0].eq(self.padding_idx)[:, None]
             extra["attn"] = [attention[0][..., 1:].masked_fill(pads, 0.0), *attention[1:]]
         return extra
@@ -177,8 +179,7 @@ def _using(
     incremental_state: Any | None = None,
 ) -> Iterator[None]:
     """Attaches the draw, or the positions of the layers, to the module during a stock call, which
-    has no argument for them. The alternative, overriding fairseq's forwards, would copy 90
-    lines."""
+    has no argument for either. Overriding fairseq's forwards instead would copy 90 lines."""
     if module is None:
         yield
     elif isinstance(module, StackAttention):

@@ -70,7 +70,7 @@ _EVALUATED = re.compile(
 )
 # omegaconf calls a function for ${NAME:...}: oc.env reads the environment; users add others.
 _FUNCTION_CALL = re.compile(r"\$\{.*:", re.DOTALL)
-# entries of a list that a text may multiply; the longest list of fairseq has 20
+# Largest list that a multiple such as "[(512, 3)] * 4" may make; the longest in fairseq has 20.
 _MOST_ENTRIES = 10_000
 _MOST_CHARACTERS = 60  # characters of a refused value
 _REMEDY = "Give a file from a source that you trust."
@@ -120,7 +120,8 @@ def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
 
 def reason(error: Exception) -> str:
     """The reason for which a file could not be read, as one line for users."""
-    # the rest of torch's message does not help users: advice to switch weights_only off, "miniz"
+    # Only parts of torch's message help users. The rest advises to switch weights_only off, which
+    # would run code, or names "miniz", torch's reader of zip files.
     if type_name := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"it holds {type_name[1]}, which no training saves"
     if isinstance(error, pickle.UnpicklingError | LookupError):
@@ -135,8 +136,8 @@ def reason(error: Exception) -> str:
 
 
 def fairseq_arguments(state: Mapping[str, Any], section: str = "model") -> dict[str, Any]:
-    """One section of the configuration in a checkpoint of fairseq; in a file of an older fairseq,
-    which has no configuration, all arguments."""
+    """One section of the configuration in a checkpoint of fairseq. A file of an older fairseq has
+    no configuration; then all arguments."""
     cfg = state.get("cfg")
     arguments = cfg.get(section) if isinstance(cfg, Mapping) else state.get("args")
     if isinstance(arguments, argparse.Namespace):
@@ -253,7 +254,8 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _without_omegaconf(value: Any) -> Any:
     """A container of omegaconf as dict, list or text. The container's methods would call the
-    functions that are refused here. Containers exist only if a host has imported omegaconf."""
+    functions that this module refuses. This package does not import omegaconf; if no host has
+    imported omegaconf, no container exists."""
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
         return value

@@ -32,12 +32,12 @@ class Side:
     Attributes:
         domain: Key of :data:`~cape_plugins.DOMAINS`.
         architecture: Architecture of the side's :class:`~cape_plugins.PositionConfig`.
-        dim: Key of K among the stored settings; a dot leads into a part of the settings. None
-            where no embeddings are added, or the stock table tells the width.
+        dim: Key of the width K among the stored settings; a dot leads into a part of the settings.
+            None where no embeddings are added, or where the stock table tells the width.
         field: Key of the position settings; None if they are stored beside other settings, as
             flags.
         start: Coordinate of the first position.
-        spacing: Distance of positions in the unit of the domain, seconds.
+        spacing: Distance of neighbouring positions in the unit of the domain, such as seconds.
         unit: Distance that the model counts as 1, in the unit of the domain.
         frequencies: Frequencies of the sinusoids; None for the frequencies of the domain.
         layout: Order of the channels of sinusoids.
@@ -74,8 +74,8 @@ class Family:
         stock: Type of position embedding of the stock model, or a function of settings and side;
             None if there is no stock model.
         parts: First parts of parameter names by which this family is recognised (fairseq).
-        keeps_borders: Whether packed texts, which the stock model lets see each other, have to be
-            kept apart.
+        keeps_borders: Whether this package has to keep packed texts apart, because attention of
+            the stock model crosses the borders between the texts.
         variant: The second kind of stock models of this model type; None if all are of one kind.
     """
 
@@ -104,15 +104,15 @@ def find_family(model_type: str, settings: Settings | None = None) -> Family | N
 
     Args:
         model_type: With or without the prefix ``cape_``.
-        settings: Settings of a model, which may be of the second kind of its type; None for what
-            both kinds have: the sides, their fields and their domains.
+        settings: Settings of a model, which tell the kind of the model. Without settings, the row
+            of the first kind; sides, their fields and their domains are the same for both kinds.
     """
     family = FAMILY_ROWS.get(model_type.removeprefix(OWN_PREFIX))
     return family if family is None or settings is None else row_for(family, settings)
 
 
 def known_types(prefix: str = "") -> str:
-    """The model types that have a row, for messages; generated families are many, and are counted.
+    """The model types that have a row, for messages; of the many generated types only the number.
 
     Args:
         prefix: Put before each type.
@@ -164,10 +164,11 @@ def _hop(settings: Settings) -> float:
 
 
 def _after_padding(settings: Settings) -> float:
-    return settings["pad_token_id"] + 1
+    return settings["pad_token_id"] + 1  # coordinate of the first token, as in fairseq
 
 
 def _steps(settings: Settings) -> float:
+    """Seconds between outputs of Speech2Text's convolutions, each of which has stride 2."""
     return _hop(settings) * 2 ** settings["num_conv_layers"]
 
 
@@ -289,7 +290,7 @@ add_family_row(
         "sinpos",
     )
 )
-_WHISPER_STEP = 0.02  # seconds
+_WHISPER_STEP = 0.02  # seconds between positions of the stock encoder: hop of 10 ms, stride 2
 _WHISPER_DECODER = "abspos"
 add_family_row(
     Family(

@@ -19,7 +19,8 @@ class Variant:
 
     Attributes:
         field: Field of the stock configuration that tells the kinds apart.
-        value: Its value in configurations of the second kind; all others are of the first kind.
+        value: Value of the field in configurations of the second kind; configurations with any
+            other value are of the first kind.
         row: Row of the second kind. Its sides have the names of the first kind.
     """
 
@@ -33,7 +34,7 @@ def row_for(row: AnyRow, settings: Mapping[str, Any]) -> AnyRow:
 
     Args:
         row: Row of a model type, with the row of a second kind as its `variant`, or None.
-        settings: Fields of a configuration by name; those at their default may be left out.
+        settings: Fields of a configuration by name; fields at their default may be missing.
     """
     variant = row.variant
     if variant is None or settings.get(variant.field) != variant.value:
@@ -43,7 +44,7 @@ def row_for(row: AnyRow, settings: Mapping[str, Any]) -> AnyRow:
 
 @dataclass(frozen=True)
 class GeneratedRow:
-    """A family without a file.
+    """A family that consists of this row alone, without code for the family.
 
     Attributes:
         seam: Kind of the modules that know positions, a key of hf_models.generated.kinds.SEAMS.
@@ -51,16 +52,15 @@ class GeneratedRow:
         side: Side of the model, "encoder" or "decoder".
         domain: Key of :data:`~cape_plugins.DOMAINS`.
         architecture: Architecture of the :class:`~cape_plugins.PositionConfig`.
-        keeps_borders: Whether the model attends to both sides and lets packed texts see each other,
-            so this package has to keep them apart.
-        only_adds: Whether the model hides or reorders tokens behind the place where positions are
-            added, so positions cannot act in attention.
+        keeps_borders: Whether this package has to keep packed texts apart, because the model
+            attends to both sides, across the borders between the texts.
+        only_adds: Whether the model hides or reorders tokens after positions were added. Positions
+            in attention would then belong to other tokens, and are refused.
         checked: Whether ``cape-plugins doctor`` without a model checks the family.
-        variant: The second kind of stock models of this model type, which a field of their
-            configuration tells; None if all are of one kind.
-        tower: Row of a part with a position embedding that is set separately, as the images of
-            CLIP. Its `side` is a name for the part, and begins the name of the field of
-            configurations; by default the part keeps its stock positions.
+        variant: The second kind of stock models of this model type; None if all are of one kind.
+        tower: Row of a part whose position embedding is set separately, such as CLIP's encoder of
+            images. `side` of this row names the part; the field of the configuration is
+            ``SIDE_position_embedding``. By default the part keeps its stock positions.
     """
 
     seam: str
@@ -76,18 +76,19 @@ class GeneratedRow:
 
     @property
     def sides(self) -> dict[str, GeneratedRow]:
-        """The rows of the position embeddings by side, the main one first."""
+        """The rows of the position embeddings by side, the main side first."""
         return {row.side: row for row in (self, self.tower) if row is not None}
 
     @property
     def seams(self) -> list[str]:
-        """Kinds of the main seam, of both kinds of stock models."""
+        """The main seam of each kind of stock model, without repetition."""
         rows = [self] if self.variant is None else [self, self.variant.row]
         return list(dict.fromkeys(row.seam for row in rows))
 
     @property
     def oddities(self) -> dict[str, Any]:
-        """Fields that plain families leave at their defaults, with other values."""
+        """Optional fields that differ from their defaults, with their values. `checked` is left
+        out, because it says nothing about the model."""
         optional = (f for f in fields(self) if f.default is not MISSING and f.name != "checked")
         values = {field: getattr(self, field.name) for field in optional}
         return {field.name: value for field, value in values.items() if value != field.default}
@@ -111,7 +112,8 @@ _DECODER_OF_ROWS = ("rows", "abspos", "decoder", "text", "decoder")
 _DECODER_OF_SINUSOIDS = ("sinusoids", "sinpos", "decoder", "text", "decoder")
 _PAIR_OF_SINUSOIDS = ("sinusoids", "sinpos", "encoder", "text", "encoder")
 
-# Models that write text, and models of several parts by their text; the other parts stay stock.
+# Models that write text. In models of several parts the text has the position embedding; the other
+# parts stay stock.
 _DECODERS = """
     afmoe apertus apertus1p5_text arcee aria aria_text audioflamingo3 axk1 axk2 aya_vision beam
     bitnet cohere cohere2 cohere2_moe cohere2_vision cosmos3_edge cosmos3_edge_text cosmos3_omni
@@ -138,7 +140,7 @@ _DECODERS = """
     smollm3 smolvlm solar_open stablelm starcoder2 step3p7 t5gemma t5gemma2 unlimited_ocr
     vaultgemma video_llama_3 video_llava vipllava voxtral youtu
 """
-# Models that read text or frames, to both sides.
+# Models of text or frames that attend to both sides.
 _ENCODERS = """
     embedding_gemma2 embedding_gemma2_text eurobert glmasr_encoder gte jina_embeddings_v3
     lasr_ctc lasr_encoder modernvbert moonshine nemotron3_5_transcribe_asr_audio
@@ -162,7 +164,7 @@ _VIDEOS = "timesformer videomae vivit"
 _TURNED_VIDEOS = "vjepa2"
 # Models of images that turn queries and keys by the centres of patches.
 _TURNED_IMAGES = "dinov3_vit sapiens2"
-# Models with a learned table that read text, to both sides, and that write text.
+# Models of text with a learned table that attend to both sides.
 _ENCODERS_OF_ROWS = """
     aimv2 albert big_bird bros camembert clap clip_text_model convbert data2vec-text deberta
     deberta-v2 distilbert dpr electra ernie flava fnet imagegpt layoutlm layoutlmv3 lilt
@@ -170,10 +172,11 @@ _ENCODERS_OF_ROWS = """
     roberta roberta-prelayernorm roc_bert splinter squeezebert tapas vilt vision-text-dual-encoder
     visual_bert xclip xlm-roberta xlm-roberta-xl yoso
 """
-# The same beside images with a table of patches.
+# The same, with a tower of images that has a table of patches.
 _TEXTS_AND_IMAGES = "altclip chinese_clip clip clipseg groupvit metaclip_2 owlv2 owlvit siglip"
 # The same with images of different sizes in a batch.
 _TEXTS_AND_PACKED_IMAGES = "siglip2"
+# Models with a learned table that write text.
 _DECODERS_OF_ROWS = """
     bert-generation biogpt blip flaubert git gpt2 gpt_bigcode gpt_neo openai-gpt opt trocr
     xlm
@@ -184,8 +187,9 @@ _PAIRS_OF_ROWS = """
     autoformer bigbird_pegasus blenderbot blenderbot-small cohere_asr encoder-decoder florence2 fsmt
     informer led mvp plbart prophetnet time_series_transformer
 """
-# The same with sinusoids that grow with the text.
+# Models that write text, with tables of sinusoids that grow with the text.
 _DECODERS_OF_SINUSOIDS = "kosmos-2.5 xglm"
+# Models of a source and a target with such tables.
 _PAIRS_OF_SINUSOIDS = "nllb-moe seamless_m4t seamless_m4t_v2"
 
 
@@ -222,7 +226,7 @@ GENERATED: dict[str, GeneratedRow] = {
         *_ENCODER_OF_ROWS,
         variant=Variant("position_embedding_type", "rotary", GeneratedRow(*_ENCODER)),
     ),
-    # rows that are odd, and a few that `cape-plugins doctor` checks
+    # rows with options, among them the few families that `cape-plugins doctor` checks by default
     "vit_mae": GeneratedRow(*_IMAGE, only_adds=True),
     "llama": GeneratedRow(*_DECODER, checked=True),
     "qwen2": GeneratedRow(*_DECODER, checked=True),

@@ -43,7 +43,7 @@ SOURCE_TARGET = {"encoder": "source", "decoder": "target"}
 
 @dataclass(frozen=True)
 class Stack:
-    """The position embedding of an encoder or decoder, and the places of the positions.
+    """The position embedding of an encoder or decoder, and the spacing of its positions.
 
     Attributes:
         config: Settings of the position embedding.
@@ -206,7 +206,7 @@ def _learned(
     (other_side,) = set(SIDES) - {side}
     side_readers = {name: read for name, read in readers.items() if f"{other_side}." not in name}
     relative = {}
-    # a table of steps is a table of this package, whatever the stock table is called
+    # an interpolated table comes from this package, whatever the stock table is called
     end, first = (_STEPS, 0) if config.encoding.steps else (row.table, row.table_first)
     for name, read in side_readers.items():
         if config.encoding.adds and name.endswith(end):

@@ -6,9 +6,9 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 * N <= T: no position is new, and nothing has to be augmented. `relpos` for text, `rope` for speech
   and rotary models, for images `abspos` on coarse and `rope` on finer grids (docs/choosing.md,
   Which type).
-* N > T, but N is at most the longest training input: the same type, because inputs in use that are
-  as rarely long as in training meet the positions that training has seen. If long inputs are more
-  frequent in use, the settings for longer inputs below.
+* N > T, but N is at most the longest training input: the same type. Training has seen all positions
+  in use, the far ones rarely, which is enough if long inputs are as rare in use. If long inputs are
+  more frequent in use, the settings for longer inputs below.
 * N > T, sequences: `relpos` for text and speech with a decoder, directed `alibi` for speech with
   CTC; or `cape`, for tasks that are solved by positions alone. Training with `cape` must see the
   positions of an input of length N, so the shift covers the difference (CAPE section 5.2: "covers
@@ -24,7 +24,7 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 * N > T, rotary models: `cape` with the scale N / T, so that training sees the distances within N
   tokens. The shift is 0, because a shift does nothing if only distances count.
 * Global scale: the scale of the paper for the domain. Local shift: 0.5 steps, the largest shift
-that keeps the order (CAPE section 5.2 and Appendix D.1).
+  that keeps the order (CAPE section 5.2 and Appendix D.1).
 * Source scale: alpha, target tokens / source tokens (CAPE section 5.3). The length of a pair is
   then the larger of target length and source length times alpha.
 * A model that is trained already goes on with these settings (docs/settings.md, A trained model);
@@ -49,23 +49,24 @@ from cape_plugins.settings.domains import DOMAINS, Domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY, TYPES
 from cape_plugins.texts import text_lines
 
-REACHED = 0.05  # share of the training inputs that reach T
+REACHED = 0.05  # share of the training inputs that have the length T or more
 LARGEST_SCALE = 4  # for rotary models; larger scales have not been measured
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
 ROPE_REACHES = 1.5  # times the one size of training images: beyond, sinpos is ahead of rope
 AUGMENTED = 0.75  # share of samples that cape augments in text
 PAGE, SETTINGS = "docs/choosing.md", "docs/settings.md"
-# Types by domain, where they are not relpos: for a model from scratch, and for longer inputs
+# Types of domains whose type is not relpos: for a model from scratch, and for longer inputs
 FROM_SCRATCH: dict[str, str] = {"audio": "rope"}
 CARRIES_OVER: dict[str, dict[str, Any]] = {"audio": {"type": "alibi", "directed": True}}
-# Recordings are taken for CTC; models that write their text token by token need another type.
+# The advice for recordings is for CTC; models that write text token by token need another type.
 WITH_DECODER = {"audio": " A model with a decoder of text takes relpos instead."}
-# Percent of the updates of the first training, after which a switched model is level
+# Training after a switch, in percent of the updates of the first training: of models that are not
+# rotary, and of rotary models (docs/settings.md, A trained model)
 SHARE, ROTARY_SHARE = 25, 50
 
 
 class Corpus(NamedTuple):
-    """Lengths of training inputs, in tokens, seconds or patches on the longer side.
+    """Lengths of training inputs, in tokens, seconds or patches on the longest side.
 
     Attributes:
         lengths: Length of each input, the shortest first.
@@ -81,14 +82,14 @@ class Corpus(NamedTuple):
 
     @property
     def reached(self) -> float:
-        """T, the length that a share REACHED of the inputs has."""
+        """T, the length that a share :data:`REACHED` of the inputs has or exceeds."""
         return self.lengths[math.ceil((1 - REACHED) * len(self.lengths)) - 1]
 
 
 def add_advise_args(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.add_argument(
-        "--domain", choices=DOMAINS, default="text", help="what is counted (default: text)"
+        "--domain", choices=DOMAINS, default="text", help="kind of the inputs (default: text)"
     )
     corpus = parser.add_mutually_exclusive_group(required=True)
     corpus.add_argument(
@@ -120,13 +121,15 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
         "--longest",
         required=True,
         metavar="N",
-        help="longest input in use, in the same unit; of a translation source tokens",
+        help="length of the longest input in use, in the same unit; for a translation in source "
+        "tokens",
     )
     parser.add_argument(
         "--trained",
         metavar="TYPE",
         choices=TYPES,
-        help="the model is trained already, with this type of position embedding: how to switch it",
+        help="type of position embedding of a model that is trained already; also prints how to "
+        "switch the model to the type that is advised",
     )
 
 
@@ -176,9 +179,9 @@ def advice(args: argparse.Namespace) -> str:
 def choose(
     corpus: Corpus, domain_name: str, rotary: bool = False, trained: str | None = None
 ) -> tuple[Any, ...]:
-    """Returns settings ``{"type": ..., option: value}`` by the rule above, for some tasks
-    alternative settings, and last the reason. `trained` is the type of a model that is trained
-    already."""
+    """Returns settings ``{"type": ..., option: value}`` by the rule at the top of this file, then
+    alternative settings for some tasks, and last the reason. `trained` is the type of a model that
+    is trained already."""
     longer = _choose_for_longer(corpus, domain_name, rotary)
     if corpus.longest > corpus.lengths[-1]:
         return longer

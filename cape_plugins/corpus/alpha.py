@@ -7,8 +7,8 @@ the numbers that ``fairseq-preprocess`` prints and writes into preprocess.log. T
 (appendix D.1: 1.0337 for German, 1.1632 for French) leave out end-of-sentence tokens, as the
 notebook of the paper shows; so does ``eos=False``.
 
-This module needs numpy and the standard library only: it reads fairseq's index files without
-fairseq, and does not open the data files beside them.
+This module needs numpy and the standard library only. It reads fairseq's index files without
+fairseq, and opens the data files beside them only if they are raw text.
 """
 
 from __future__ import annotations
@@ -274,6 +274,7 @@ def _data_file(prefix: str) -> Path | None:
 
 
 def _count_index(path: Path, eos: bool) -> _Side:
+    """Counts of an index file, whose lengths include EOS."""
     sizes = read_index_sizes(path)
     return _Side(len(sizes), int(sizes.sum(dtype=np.int64)) - len(sizes) * (not eos))
 

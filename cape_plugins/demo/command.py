@@ -40,7 +40,7 @@ def add_demo_args(parser: argparse.ArgumentParser) -> None:
     default, *_ = TASKS
     number_options = {"type": positive, "metavar": "N"}
     parser.add_argument(
-        "--domain", choices=TASKS, default=default, help=f"what is labelled (default: {default})"
+        "--domain", choices=TASKS, default=default, help=f"kind of the inputs (default: {default})"
     )
     parser.add_argument(
         "--compare",
@@ -141,8 +141,8 @@ def introduction(task: Task) -> str:
 def _defaults(domain: str) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """All types, each with the options of the task that the type has."""
     options = TASKS[domain].options
-    # only options in the row of a type: relative attention could be added to every type, and would
-    # solve the task
+    # Only options in the row of a type. Relative attention could be combined with every type that
+    # adds to the content, and would solve the task for all of them.
     rows = {
         name: {option: value for option, value in options.items() if option in row.options}
         for name, row in types_of("encoder", domain).items()
@@ -180,7 +180,8 @@ def _train_side_by_side(jobs: Sequence[Job], side_by_side: int) -> Iterator[Rows
 
 
 def _with_progress(rows_of_jobs: Iterable[Rows], total: int) -> Iterator[dict[str, Any]]:
-    """Yields the rows; draws a progress bar on a terminal only: a bar would fill a file."""
+    """Yields the rows; draws a progress bar only on a terminal, because a bar would fill a log
+    file."""
     start, width, on_terminal = time.monotonic(), 30, sys.stderr.isatty()
 
     def draw(done: int) -> None:

@@ -28,9 +28,9 @@ DIM, HEADS, LAYERS = 64, 4, 2
 BATCH = 16
 UPDATES = 600
 LEARNING_RATE = 3e-3
-FURTHER = 1000  # added to the seed of a training that continues: it sees other inputs
+FURTHER = 1000  # added to the seed of a continued training, which thus sees new inputs
 TEST_SEED = 2**31  # seed of test inputs, the same for all models
-TEST_PLACES = 5120  # lowest number of frames, tokens or patches of a test
+TEST_PLACES = 5120  # least number of frames, tokens or patches in all inputs of a test together
 
 
 class Layer(nn.Module):
@@ -141,7 +141,7 @@ def _train_and_test(
     table_size = task.positions(1, task.train, job.device).patches or task.train
     model = Labeller(config, table_size).to(job.device)
     if trained is not None:
-        new = model.state_dict()  # whose positions may have other parameters, or other sizes
+        new = model.state_dict()  # parameters of positions may have other names or sizes
         new.update(
             (n, v) for n, v in trained.state_dict().items() if n in new and v.shape == new[n].shape
         )
@@ -181,7 +181,8 @@ def train(model: Labeller, task: Task, step: Step, seed: int, device: torch.devi
 
 @torch.no_grad()
 def percent_wrong(model: Labeller, task: Task, size: int, device: torch.device) -> float:
-    """Wrong labels in percent, on inputs of this size that do not occur in training."""
+    """Wrong labels in percent, on inputs of this size. The seed of tests differs from all seeds of
+    trainings, so training has not seen these inputs."""
     generator = torch.Generator().manual_seed(TEST_SEED)
     places = task.batch(1, size, generator).symbols.shape[1]
     batch = task.batch(-(-TEST_PLACES // places), size, generator)

@@ -47,8 +47,9 @@ class Task(NamedTuple):
             device.
         shown: Function that turns a size into the number that tables and pictures show.
         axis: Meaning of the shown numbers.
-        options: Values of options that fit the tests, for the types that have the option: training
-            reaches as far as the largest test, and relative distances as far as training.
+        options: Values of options that fit the tests, for the types that have the option: positions
+            drawn in training reach as far as the largest test, and relative distances stay within
+            the inputs of training.
     """
 
     summary: str
@@ -67,13 +68,14 @@ CELLS = 4  # on a side of an image
 
 
 def lagged(count: int, length: int, generator: torch.Generator) -> Batch:
-    """Sequences; the label is the symbol LAG places before."""
+    """Sequences; the label of a place is the symbol :data:`LAG` places before. The first
+    labels wrap around, and are not scored."""
     symbols = torch.randint(SYMBOLS, (count, length), generator=generator)
     return Batch(symbols, symbols.roll(LAG, 1), torch.arange(length) >= LAG)
 
 
 def frames(count: int, length: int, device: torch.device) -> Positions:
-    """Frames at FRAME_SECONDS."""
+    """Frames at a distance of :data:`FRAME_SECONDS`, without padding."""
     return frame_positions(torch.full((count,), length, device=device), FRAME_SECONDS, length)
 
 
@@ -84,7 +86,7 @@ def tokens(count: int, length: int, device: torch.device) -> Positions:
 
 def mosaics(count: int, side: int, generator: torch.Generator) -> Batch:
     """Square images of CELLS x CELLS symbols; a symbol covers (side / CELLS)^2 patches. Patches are
-    row by row; the label is the symbol of the cell above and to the left."""
+    in order of rows; the label is the symbol of the cell one up and one to the left."""
     cells = torch.randint(SYMBOLS, (count, CELLS, CELLS), generator=generator)
     width = side // CELLS
     images = cells.repeat_interleave(width, 1).repeat_interleave(width, 2)
@@ -94,7 +96,7 @@ def mosaics(count: int, side: int, generator: torch.Generator) -> Batch:
 
 
 def grids(count: int, side: int, device: torch.device) -> Positions:
-    """Patches of square images, the same for all."""
+    """Patches of square images; all images of the batch share their positions."""
     return patch_positions(side, side, device=device)
 
 

@@ -72,9 +72,9 @@ def check(name: str, compare: Callable[[], float | str]) -> Check:
 
 
 def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | None) -> Check:
-    """The check; a failed check is skipped if the stock model fails it, too. A vocabulary of five
-    words stops beam search, and RoPE of the type `dynamic` differs between cached steps and one
-    forward.
+    """The check, but skipped instead of failed if the stock model fails it, too. Examples: beam
+    search stops with a vocabulary of five words; RoPE of the type `dynamic` gives other outputs in
+    cached steps than in one forward.
 
     Args:
         row: The check of a model of this package.
@@ -90,7 +90,8 @@ def unless_stock_fails(row: Check, compare_stock: Callable[[], float | str] | No
 
 
 def relative_difference(expected: Tensor, got: Tensor) -> float:
-    """Largest difference relative to the largest number; infinite if a number is not finite."""
+    """Largest difference of two tensors of one shape, relative to the largest number of `expected`;
+    infinite if a number is not finite."""
     difference = (expected - got).abs().max() / expected.abs().max().clamp(min=1e-12)
     return difference.item() if difference.isfinite() else float("inf")
 
@@ -98,16 +99,16 @@ def relative_difference(expected: Tensor, got: Tensor) -> float:
 def wishes(
     settings: Mapping[str, Any] | None, domain: str, architecture: str
 ) -> list[dict[str, Any]]:
-    """Position embeddings to train a model with.
+    """Settings of the position embeddings with which the doctor trains a model.
 
     Args:
-        settings: ``{"type": ..., option: value}``; None for the default type, and a type with
-            relative attention if the architecture has one.
+        settings: ``{"type": ..., option: value}``; None for the default type, and for a second type
+            with relative attention if the architecture has one.
         domain: Domain of the model.
         architecture: Architecture of the model.
 
     Returns:
-        The settings; a source scale that would have to be counted is 1.
+        A list of settings. A source scale that would have to be counted in data is replaced by 1.
 
     Raises:
         ValueError: if a model of this architecture cannot have the settings.

@@ -37,8 +37,8 @@ PACKAGES = (
     "fairseq",
     "fairseq-fixed",
 )
-# Yields the checks of args.model, or of built-in models if args.model is None, each with the name
-# of the model. The settings belong to the position embedding in training, None for the defaults.
+# A function that yields the checks of args.model, or of built-in models if args.model is None, each
+# with the name of the model. The second argument has the settings to train with, None for defaults.
 Doctor = Callable[[argparse.Namespace, Mapping[str, Any] | None], Iterator[tuple[str, Check]]]
 
 
@@ -109,7 +109,8 @@ def _print_row(model: str, row: Check) -> None:
 
 
 def _print_passed(model: str, rows: Sequence[Check]) -> None:
-    """Prints one line for the passed checks of a family; the reasons, if no check ran."""
+    """Prints one line for the passed checks of a family; if all checks were skipped, the reason of
+    each."""
     passed = sum(row.status == OK for row in rows)
     if passed:
         print(f"{OK:5}{model}: {passed} checks", flush=True)
@@ -177,7 +178,7 @@ def _checks(
 
 
 def _doctor(point: EntryPoint) -> Doctor:
-    # silences warnings of an untested host version, which the report names
+    # silences the warning about an untested host version: the report lists all versions
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return point.load()

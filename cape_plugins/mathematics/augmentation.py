@@ -23,12 +23,13 @@ class Draw(NamedTuple):
         shift: ``[B, 1, D]`` float32, added to every position of a sample; None for no shift.
         scale: ``[B, 1, 1]`` float32, multiplies the shifted positions; None for no scale.
         offset: ``[B, 1, D]`` float32 holding integers, a shift in grid steps; None for no offset.
-        batch_size: B, needed for local shifts if the samples share their coordinates.
+        batch_size: B. Local shifts need this number if the samples share their coordinates.
         order: ``[B, L]`` float32, random positions from 0 to L: a sample with n positions takes the
             first n, sorted; None if positions are counted.
         count: ``[B]``, least number of entries of `order` that source and target take, so that a
-            number has the same position on both sides; None if each side counts its own positions.
-        chance: ``[B, 1, 1]`` float32, from U(0, 1) in augmented samples and 1 in all other samples,
+            number has the same position on both sides. None if each side takes as many entries as
+            it has positions.
+        chance: ``[B, 1, 1]`` float32, from U(0, 1) in augmented samples. 1 in all other samples,
             in which shift, scale, offset and order have no effect. None if all samples are
             augmented.
     """
@@ -92,8 +93,8 @@ def draw_global(
     device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Draw:
-    """Draws the numbers that all positions of a sample share. A maximum without effect draws no
-    numbers.
+    """Draws the numbers that all positions of a sample share. A maximum without effect, such as a
+    shift of 0, consumes no random numbers.
 
     Args:
         batch_size: B.
@@ -102,7 +103,8 @@ def draw_global(
         max_global_scale: Largest scale; log scale is uniform and symmetric (Eq. 7). All axes have
             the same scale (Appendix A).
         max_offset: Largest integer offset, inclusive, in grid steps (SHAPE).
-        max_position: L, number of positions to take from, in grid steps.
+        max_position: L, number of positions among which a sample takes its positions, in grid
+            steps.
         sampling: Way to take positions, a key of :data:`SAMPLINGS`; "" to take none.
         augment_probability: Probability that a sample is augmented. The chance is drawn last, so
             augmented samples get the same numbers as with probability 1.
@@ -148,8 +150,8 @@ def draw_global(
 
 
 def _random_subset(unit: Tensor) -> Tensor:
-    """``[B, L]``, 0 .. L - 1 in a random order. The first n numbers are a uniform subset of size n
-    (Ruoss et al., section 3)."""
+    """``[B, L]``, 0 .. L - 1 in a random order. The first n numbers are a random subset of size n,
+    and all subsets of this size are equally likely (Ruoss et al., section 3)."""
     return unit.argsort(dim=-1).float()
 
 
@@ -173,7 +175,7 @@ def sorted_sample(order: Tensor, count: Tensor) -> Tensor:
         count: ``[...]``, number of entries to take.
 
     Returns:
-        ``[..., L]`` float32; the entries after the first `count` are L.
+        ``[..., L]`` float32; all entries after the first `count` are L, larger than any position.
     """
     length = order.shape[-1]
     is_beyond = torch.arange(length, device=order.device) >= count[..., None]
@@ -181,7 +183,8 @@ def sorted_sample(order: Tensor, count: Tensor) -> Tensor:
 
 
 def positions_at(sample: Tensor, number: Tensor) -> Tensor:
-    """Positions by their numbers, linear between neighbours.
+    """Positions by their numbers. A number that is not whole, such as alpha times an index, gets a
+    position between the neighbours, by linear interpolation.
 
     Args:
         sample: ``[B, L]`` from :func:`sorted_sample`.
@@ -284,8 +287,8 @@ def augment(
 
 
 def times(value: Tensor, factor: Tensor | float) -> Tensor:
-    """``value * factor``; `value` itself if the factor is 1, because on a GPU a small operation
-    costs as much as a large operation."""
+    """``value * factor``; `value` itself if the factor is the number 1. On a GPU a small operation
+    costs about as much as a large operation, so each operation that is left out saves time."""
     return value if type(factor) is float and factor == 1.0 else value * factor
 
 
@@ -293,7 +296,7 @@ def _mean(coords: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
         return coords.mean(1, keepdim=True)
     valid = valid[..., None]
-    # a sample without any valid position (a dummy row) keeps its coordinates instead of 0 / 0
+    # clamp: a sample without any valid position (a dummy row) keeps its coordinates; 0 / 0 is NaN
     return (coords * valid).sum(1, keepdim=True) / valid.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -310,7 +313,8 @@ def _uniform(
 def _unit(
     shape: tuple[int, ...], device: torch.device | str | None, generator: torch.Generator | None
 ) -> Tensor:
-    """U(0, 1) in float32: bf16 would draw from 256 values only."""
+    """U(0, 1) in float32, whatever torch's default dtype is: bfloat16 would draw from only 256
+    values."""
     return torch.rand(shape, device=device, dtype=torch.float32, **_generator_kwargs(generator))
 
 

@@ -14,13 +14,15 @@ from torch.nn import functional as F
 HIDDEN = 32  # hidden channels of FIRE (section 4.1)
 THRESHOLD = 512.0  # L of FIRE at the beginning of a training, in steps
 SHARPNESS = 0.1  # c of FIRE at the beginning of a training
-STEEPER = 8.0  # factor between the slopes of a head to either side, if slopes are directed
+# Ratio of the slopes of a head before and after a token, if slopes are directed; not tuned
+STEEPER = 8.0
 
 
 def alibi_slopes(num_heads: int, device: torch.device | None = None) -> Tensor:
     """Slopes of the heads ``[H]``, ``2^(-8 h / H)``. If H is no power of two: the slopes of the
     next smaller power of two, then every other slope of the next larger power of two, as in the
-    code of ALiBi. The slopes are computed on the device, because a copy to a GPU would wait."""
+    code of ALiBi. The slopes are computed on the device, because a copy from the CPU would make the
+    program wait for the GPU."""
     power = 2 ** int(math.log2(num_heads))
     head = torch.arange(num_heads, device=device, dtype=torch.float32)
     share = torch.where(head < power, (head + 1) / power, (head - power + 0.5) / power)
@@ -34,7 +36,7 @@ class LinearBias(nn.Module):
         num_heads: H.
         unit: Distance that counts as 1.
         directed: Whether every other head multiplies the penalty of keys before its query by
-            :data:`STEEPER`, and the other heads the penalty of keys behind it.
+            :data:`STEEPER`, and the other heads multiply the penalty of keys after the query.
     """
 
     def __init__(self, num_heads: int, unit: float, directed: bool = False) -> None:
@@ -57,10 +59,11 @@ class LinearBias(nn.Module):
 
 
 class FireBias(nn.Module):
-    """FIRE: ``f(psi(x_j - x_i) / psi(max(L, x_i)))`` with ``psi(x) = sign(x) log(1 + c |x|)`` and a
-    network f with one hidden layer (section 3.2). c and L are learned.
+    """FIRE: the bias of key j for query i is ``f(psi(x_j - x_i) / psi(max(L, x_i)))``, with
+    ``psi(x) = sign(x) log(1 + c |x|)`` and a network f with one hidden layer (section 3.2). c and L
+    are learned.
 
-    The paper has causal models: positions count from 0, and the longest distance of query i is i.
+    The paper has causal models: positions count from 0, so the longest distance of query i is x_i.
     Without a causal mask the denominator is ``psi(L)``, and the sign of a distance shows whether
     the key is before or after the query. On grids, f has one input for each coordinate.
 
@@ -108,14 +111,15 @@ class FireBias(nn.Module):
 
     def _by_pieces(self, ratio: Tensor) -> Tensor:
         """f of one number for each pair, ``[B, T, S]``. f is piecewise linear, with at most
-        :data:`HIDDEN` knots; the linear piece of each pair is looked up, instead of computing
-        hidden channels."""
+        :data:`HIDDEN` knots. Looking up the linear piece of each pair needs no tensor
+        ``[B, T, S, HIDDEN]`` of hidden channels."""
         with torch.autocast(ratio.device.type, enabled=False):
             weight, bias = self.hidden.weight.float()[:, 0], self.hidden.bias.float()
             with torch.no_grad():
                 far = torch.finfo(torch.float32).max / 8  # a flat unit has no knot
                 knots = (-bias / weight).nan_to_num(far, far, -far).clamp(-far, far).sort().values
-                # a number within each piece shows which hidden units are on in this piece
+                # one number inside each piece, at which the signs of the hidden units are those
+                # of the whole piece
                 first, last = knots[:1], knots[-1:]
                 between = knots[1:] / 2 + knots[:-1] / 2
                 within = torch.cat((first - first.abs() - 1, between, last + last.abs() + 1))

@@ -34,8 +34,8 @@ class Bound:
 
 class Binding:
     """Context manager that binds a value to a module. Each step of generation makes two of these
-    context managers, so the class is written for speed: it is no generator function, and avoids
-    ``nn.Module.__setattr__``, which is six times as slow."""
+    context managers, so the code is written for speed: a class is faster than a generator function,
+    and ``vars(module)`` avoids ``nn.Module.__setattr__``, which takes six times as long."""
 
     def __init__(self, module: Bound, value: Any) -> None:
         self.module, self.value = module, value
@@ -56,8 +56,8 @@ class Binding:
             values.pop(id(self.module), None)
         else:
             values[id(self.module)] = value
-        # for parts that are compiled separately: an attribute, because the replicas of
-        # DataParallel would share a list
+        # For parts that are compiled separately, which read `bound_in_graph`. An attribute, not an
+        # entry of a list or dict, because the replicas of DataParallel would share the container.
         vars(self.module)["bound_in_graph"] = value
 
 

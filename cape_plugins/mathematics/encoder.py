@@ -160,7 +160,7 @@ class PositionEncoder(nn.Module):
         return positions_at(sample, number)[..., None]
 
     def check_length(self, length: int) -> None:
-        """Refuses inputs with more positions than a draw. Compares the padded length, because
+        """Refuses inputs with more positions than a draw has. Compares the padded length, because
         only the device knows the lengths of single samples.
 
         Raises:
@@ -182,8 +182,9 @@ class PositionEncoder(nn.Module):
             )
 
     def step(self, positions: Positions) -> Tensor | float:
-        """Distance between neighbours, ``gamma * step / unit``. Local shifts and offsets are
-        measured in this step, so alpha does not scale them."""
+        """Distance between neighbours, ``gamma * step / unit``: a number, or a tensor that
+        broadcasts to the rows. Local shifts and offsets are measured in this step, so alpha does
+        not scale shifts and offsets."""
         return self._in_units(positions.step, self.config.gamma)
 
     def rows_and_step(self, positions: Positions) -> tuple[Tensor, Tensor | float]:
@@ -192,7 +193,9 @@ class PositionEncoder(nn.Module):
         step = self.step(positions)
         if positions.patches is not None and self.config.encoding.in_attention:
             positions = positions.at_centres()
-        if positions.in_steps:  # one factor, so frames at the hop of the host are whole numbers
+        # One factor, step / unit: frames at the hop that the host counts as 1 become whole numbers,
+        # as in the stock model. Seconds divided by the unit would be rounded.
+        if positions.in_steps:
             rows = times(positions.rows, self.alpha * step)
         else:
             rows = self._in_units(positions.rows, self.alpha * self.config.gamma)
@@ -217,14 +220,14 @@ class PositionEncoder(nn.Module):
         Args:
             positions: B x T raw positions.
             draw: Random numbers from :meth:`draw`; required in training if the type draws at all.
-            local_shift: ``[B, T, D]`` in the unit of this encoder, to inject; drawn in training by
-                default.
+            local_shift: ``[B, T, D]`` in the unit of this encoder, such as the local shift of
+                another call. By default drawn in training.
             dtype: Precision of the result.
             generator: Source of the local shift, as in :meth:`draw`.
-            random: Whether a draw is required and local shifts are drawn; default in training. An
-                injected `draw` or `local_shift` always moves positions. Hosts that generate text
-                with a model in training mode give False, because each step must see the same
-                positions.
+            random: Whether a draw is required and local shifts are drawn; default in training. A
+                `draw` or `local_shift` that the caller passes always moves positions. Hosts that
+                generate text with a model in training mode give False, because each step must see
+                the same positions.
 
         Returns:
             ``[B, T, K]`` (``[1, T, K]`` if the batch shares all positions), zero on padding; None
@@ -271,7 +274,8 @@ class PositionEncoder(nn.Module):
         if isinstance(self.encoding, Sinusoid) and positions.in_steps and type(step) is float:
             numbers, first = positions.rows[0], positions.first
             rows = self.encoding.counted(numbers, first, self.start, self.alpha * step)
-            # gather would return the cached rows of the encoding themselves
+            # without padding, gather would return a view of the cached rows, which a caller may
+            # change
             is_cached = positions.valid is None and positions.row_of is None
             return rows.clone() if is_cached else rows
         rows, _ = self.rows_and_step(positions)
@@ -300,7 +304,9 @@ class PositionEncoder(nn.Module):
             coords = positions.elements(rows)
         else:
             coords = self.start + times(self.sampled(positions, draw), step)
-            if augmented is not None:  # else as in evaluation, where skipped frames count
+            # samples that are not augmented have the positions of evaluation, in which skipped
+            # frames leave gaps
+            if augmented is not None:
                 coords = torch.where(augmented, coords, positions.elements(rows))
         max_shift = self.max_local_shift if random and local_shift is None else 0.0
         if max_shift:

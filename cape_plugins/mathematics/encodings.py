@@ -1,8 +1,8 @@
 """Embeddings of coordinates: sinusoids of any domain.
 
-A sinusoid is a frequency matrix W ``[D, K/2]`` and a layout of channels; text, audio and images
-differ only in W: ``phase = coords @ W``. Frequencies and rows are not in buffers: ``.half()`` would
-round a buffer, and loaders that materialise models from "meta" would lose it.
+A sinusoid is a frequency matrix W ``[D, K/2]`` and a layout of channels; text, audio, images and
+videos differ only in W: ``phase = coords @ W``. Frequencies and cached rows are not in buffers:
+``.half()`` would round a buffer, and loaders that materialise models from "meta" would lose it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from cape_plugins.settings.domains import each_domain
 
 Frequencies = Callable[[int, torch.device], Tensor]
-_GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it are spread evenly over [0, 1], modulo 1
+_GOLDEN = (math.sqrt(5) - 1) / 2  # the multiples modulo 1 are spread evenly over [0, 1]
 
 
 def text_frequencies(dim: int, device: torch.device) -> Tensor:
@@ -40,9 +40,10 @@ def image_frequencies(dim: int, device: torch.device) -> Tensor:
 
 
 def video_frequencies(dim: int, device: torch.device) -> Tensor:
-    """``[3, K/2]`` for x, y and time: the lengths of :func:`image_frequencies` in directions that
-    are spread over the sphere, k rad around the axis of time and evenly along it. Time is half as
-    fast, because a second has fewer frames than half a side has patches."""
+    """``[3, K/2]`` for x, y and time, k = 1 .. K/2: vectors of the lengths of
+    :func:`image_frequencies`, in directions that are spread over the sphere. Direction k is turned
+    by k rad around the axis of time; heights along this axis are spread evenly. Frequencies in time
+    are then halved, because a second has fewer frames than half a side has patches."""
     k = torch.arange(1, dim // 2 + 1, dtype=torch.float32, device=device)
     height = 2.0 * torch.frac(k * _GOLDEN) - 1.0
     radius = (1.0 - height.square()).sqrt()
@@ -81,7 +82,7 @@ FREQUENCIES: dict[str, Frequencies] = {
 KEPT_ROWS = 4096  # 8 MiB at 512 channels
 # size of the cache for longer inputs, in each encoder of a model: 8192 rows of 512 channels
 KEPT_BYTES = 2**24
-# Frequencies and first phases of channels, by function, number, order and device. Computing these
+# Frequencies and phases at 0 of all channels, by function, K, layout and device. Computing these
 # two small tensors in each forward would take a dozen operations. These tensors are neither saved
 # nor part of a module.
 _FREQUENCIES_AND_PHASES: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
@@ -184,7 +185,7 @@ class Sinusoid(nn.Module):
         step of generation costs one look-up, as in stock models.
 
         Args:
-            numbers: ``[T, 1]`` float32, if `first` is not None ``first, first + 1, ...``.
+            numbers: ``[T, 1]`` float32; ``first, first + 1, ...`` if `first` is not None.
             first: Number of the first row; None if rows are not counted.
             start: Coordinate of number 0.
             step: Distance of neighbours.
@@ -206,7 +207,8 @@ class Sinusoid(nn.Module):
         kept_key, rows = self._kept_rows
         key = start, step, device
         if rows is None or key != kept_key or rows.shape[0] < end:
-            # generation goes on from call to call; other inputs come once
+            # a second call with the same key may be a step of generation, which needs more rows in
+            # each step, so the cache doubles; a single input gets as many rows as it has
             grown = min(KEPT_ROWS, max(64, 2 ** math.ceil(math.log2(end))))
             count = max(end, grown) if key == kept_key else end
             with torch.inference_mode(False):  # later calls may train

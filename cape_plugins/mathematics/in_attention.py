@@ -1,5 +1,6 @@
-"""Positions that act in self-attention: a stack computes them once for each forward, and its layers
-apply them. All of these types use the same hook in the attention of a host."""
+"""Positions that act in self-attention. A stack computes these positions once for each forward, and
+the layers of the stack apply them. Turned queries and keys, fixed biases and learned biases use the
+same hook in the attention of a host."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class AttentionPositions:
         return bias.to(query.dtype)
 
     def to(self, device: torch.device, **options: Any) -> AttentionPositions:
-        """The same positions on another device: accelerate moves the arguments of layers."""
+        """The same positions on another device. accelerate calls this method, because it moves the
+        arguments of layers that are distributed over devices."""
         parts = (self.query, self.key, self.query_angles, self.key_angles, self.bias)
         return AttentionPositions(*(_moved(part, device, **options) for part in parts))
 
@@ -119,8 +121,8 @@ class StackPositions(nn.Module):
             encoder: Position encoder, which augments positions as the settings say.
             positions: Positions of the keys.
             draw: Random numbers of this forward; None for no augmentation.
-            query_positions: Positions of the queries, if they are not all keys (incremental
-                decoding); then nothing may be drawn.
+            query_positions: Positions of the queries in incremental decoding, where the queries are
+                only some of the keys; then nothing may be drawn. Default `positions`.
             generator: See :meth:`PositionEncoder.forward`.
             random: Whether a draw is required and local shifts are drawn.
 
@@ -142,8 +144,8 @@ class StackPositions(nn.Module):
 def build_stack_positions(
     config: PositionConfig, head_dim: int, num_heads: int, unit: float = 1.0
 ) -> StackPositions | None:
-    """The module with which a stack computes positions once for each forward; None if no position
-    acts in attention, or only relative keys. For the arguments see :class:`StackPositions`."""
+    """The module with which a stack computes positions once for each forward. None if no positions
+    act in attention, or only relative keys do. For the arguments see :class:`StackPositions`."""
     if not config.encoding.in_attention:
         return None
     return StackPositions(config, head_dim, num_heads, unit)

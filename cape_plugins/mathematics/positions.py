@@ -3,7 +3,8 @@
 A caller passes raw positions: numbers of tokens, times of frames, cells of a grid. The position
 encoder applies the settings to these positions. Shapes use this legend throughout the package: B
 batch, T positions, D coordinates (1 for sequences, the number of axes for grids), K embedding
-channels. Units: tokens for text, seconds for audio, the [-1, 1] square for images.
+channels. Units: tokens for text, seconds for audio, the [-1, 1] square for images, the same square
+and seconds for videos.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from cape_plugins.settings.domains import DOMAINS
 
 
 class Positions(NamedTuple):
-    """Positions of a batch, in the unit of the domain. Stored as few rows and the row of each
-    element, so that each row is encoded only once for the batch.
+    """Positions of a batch, in the unit of the domain. Many elements of a batch have the same
+    position, so this class stores rows and the row of each element: each row is encoded only once.
 
     Attributes:
         rows: ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares the rows.
@@ -29,9 +30,9 @@ class Positions(NamedTuple):
         valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
         row_of: ``[B, T]`` int64, the row of each element, -1 on padding; None if element t has
             row t in all samples.
-        first: Number of row 0, counted from the beginning of the sequence; a tensor without
-            dimensions if the host may not read the number (caches of fixed size). None if
-            positions are not counted.
+        first: Number of row 0, counted from the beginning of the sequence. For caches of fixed size
+            a tensor without dimensions, because reading the number would wait for the device. None
+            if positions are not counted.
         patches: Sizes of the axes of a grid; for an image (height, width) in patches.
         timed: Whether the slowest axis of a grid is time in seconds, instead of spanning [-1, 1].
     """
@@ -47,8 +48,8 @@ class Positions(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether all samples have the same evenly spaced rows, so encoding the rows once is enough
-        for the batch."""
+        """Whether all samples have the same evenly spaced rows, so that one encoding of the rows
+        serves the whole batch."""
         step = self.step
         same_step = not isinstance(step, Tensor) or step.dim() == 0 or step.shape[0] == 1
         evenly_spaced = same_step if self.in_steps else self.patches is not None
@@ -56,18 +57,19 @@ class Positions(NamedTuple):
 
     @property
     def coords(self) -> Tensor:
-        """``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares its positions."""
+        """Coordinates of all elements, ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares
+        its positions."""
         return self.elements(self.rows * self.step if self.in_steps else self.rows)
 
     @property
     def counts(self) -> Tensor | None:
-        """``[B or 1, T]`` float32, the number of each element, on padding any number; None if
-        positions are not counted."""
+        """``[B or 1, T]`` float32, the number of each element from 0 on; on padding any number.
+        None if positions are not counted."""
         if self.in_steps:
             return self.elements(self.rows)[..., 0]
         if self.first is None:
             return None
-        # after some frames were skipped, the remaining frames are counted: first, second ...
+        # irregular frames: the frames that were not skipped are counted 0, 1, 2 ...
         return torch.arange(self.rows.shape[1], device=self.rows.device)[None].float()
 
     def elements(self, rows: Tensor) -> Tensor:
@@ -83,9 +85,10 @@ class Positions(NamedTuple):
         return self._replace(valid=valid, row_of=self.row_of[:, -length:])
 
     def at_centres(self) -> Positions:
-        """The grid on which the cells span [-1, 1], instead of the outermost centres. A distance
-        then covers the same part of an image at each resolution, for types that depend on distances
-        only (DINOv3). A second stays a second.
+        """The grid on which the cells span [-1, 1] from edge to edge; in :func:`patch_positions`
+        the outermost centres do. A distance then covers the same part of an image at each
+        resolution, as types need that depend on distances only (DINOv3). Time in seconds does not
+        change.
         """
         shares = [(size - 1) / size for size in self.patches]
         if self.timed:
@@ -140,9 +143,10 @@ def token_positions(valid: Tensor) -> Positions:
 def token_position_at(
     index: int | Tensor, device: torch.device | str | None = None, length: int = 1
 ) -> Positions:
-    """Positions of `length` tokens from this 0-based index on, the same for the whole batch, for
-    one step of incremental decoding. The positions equal the same columns of
-    :func:`token_positions`; the index may be a tensor without dimensions."""
+    """Positions of `length` tokens from this 0-based index on, rows ``[1, length, 1]`` that the
+    whole batch shares, for one step of incremental decoding. These positions equal the columns
+    `index` and following of :func:`token_positions` without padding. The index may be a tensor
+    without dimensions."""
     if type(index) is int:
         number = torch.arange(index, index + length, dtype=torch.float32, device=device)
     else:
@@ -160,7 +164,8 @@ def frame_positions(
         num_frames: ``[B]`` integer, frames of each sample without padding (padding follows).
         seconds_per_frame: Distance between neighbouring frames in seconds: the product of hop and
             stride of the front end. A number, or ``[B]`` if the hop differs between samples.
-        max_frames: T; default the largest of `num_frames` (which costs a device synchronisation).
+        max_frames: T; default the largest of `num_frames`, which the program has to wait for if
+            `num_frames` is on a GPU.
 
     Raises:
         ValueError: if a shape is wrong or a number is not positive. Numbers in a tensor are not
@@ -227,8 +232,8 @@ def timed_frame_positions(
 def patch_positions(
     *sizes: int, device: torch.device | str | None = None, seconds: float | None = None
 ) -> Positions:
-    """Centres of the patches of an image, row by row, each axis spanning [-1, 1] end to end; of a
-    clip, frame by frame, with time in seconds from the middle of the clip.
+    """Centres of the patches of an image, row by row; on each axis the outermost centres are at -1
+    and 1. Of a clip, frame by frame, with time in seconds from the middle of the clip.
 
     CAPE Appendix A has the same grid; an axis of a single patch is at 0. The step is 2 / N on an
     axis of N patches, slightly less than the distance 2 / (N - 1) between neighbours, so a local
@@ -276,8 +281,8 @@ def coordinate_positions(
     frames after some frames were dropped.
 
     Args:
-        coords: ``[B, T, D]``, D = 1 (tokens or seconds), 2 (the [-1, 1] square, x then y), or the
-            number of coordinates of another domain.
+        coords: ``[B, T, D]``, D = 1 (tokens or seconds), 2 (the [-1, 1] square, x then y), 3 (x, y
+            and seconds), or the number of coordinates of another domain.
         valid: ``[B, T]`` bool, False on padding; None if nothing is padded.
         step: Distance to the neighbour, the unit of the local shift; a number or a tensor that
             broadcasts to `coords`.
@@ -304,8 +309,8 @@ def coordinate_positions(
 
 
 def _axis(size: int, device: torch.device | str | None) -> Tensor:
-    # symmetric and exact at both ends; torch.linspace would fix the size in exported programs, and
-    # so would a branch for a size of 1
+    # This form is symmetric, and exact at both ends. torch.linspace, or a branch for a size of 1,
+    # would fix the size in exported programs.
     return _centred(size, device) / (torch.sym_max(size - 1, 1) / 2)
 
 

@@ -54,9 +54,10 @@ def relative_attention(
         query_offset: Index of the first query among the keys: S - T in incremental decoding. If
             keys are a buffer of fixed size (static caches), a tensor without dimensions, whose
             value the host does not read.
-        patches: (height, width) in patches, or the sizes of the axes, needed by
-            :class:`RelativeGridPositions`. The patches are the last keys, row by row; earlier keys,
-            such as a class token, have no place in the image and no relative embedding.
+        patches: (height, width) in patches, or the sizes of other axes;
+            :class:`RelativeGridPositions` need these sizes. The patches are the last keys, row by
+            row; earlier keys, such as a class token, have no place in the image and no relative
+            embedding.
         attn_mask: bool (True: do not attend) or float added to the scores, ``[T, S]`` or any shape
             that broadcasts to ``[B, H, T, S]``.
         key_padding_mask: ``[B, S]`` bool, True on padding.
@@ -159,8 +160,8 @@ def relative_scores(
     scores = query @ table.mT  # [B, H, T, distances within the context]
     if not positions.clip:
         return _skew(F.pad(scores, (left, right + 1)), num_keys)
-    # the outermost distances again, in a separate product: the gradient of a slice of `scores`
-    # would be a zero tensor as large as `scores`
+    # The outermost distances are computed again, in a separate product, instead of sliced from
+    # `scores`: the gradient of a slice would be a zero tensor as large as `scores`.
     leftmost, rightmost = query @ table[:, :1].mT, query @ table[:, -1:].mT
     shape = scores.shape[:-1]
     by_distance = (leftmost.expand(*shape, left), scores, rightmost.expand(*shape, right + 1))
@@ -200,8 +201,8 @@ def relative_values(
 def _gathered_scores(
     query: Tensor, positions: RelativePositions, query_index: Tensor, num_keys: int
 ) -> Tensor:
-    """:func:`relative_scores` for queries anywhere, ``[T]``, among the keys 0 .. S - 1. Serves few
-    queries or keys, because the gradient of a gather is slower than the gradient of a view."""
+    """:func:`relative_scores` for queries at any places ``[T]`` among the keys 0 .. S - 1. For few
+    queries or keys only, because the gradient of a gather is slower than the gradient of a view."""
     row, in_context = _rows(positions, query_index, num_keys)
     by_row = query @ positions.keys.to(query.dtype).mT
     scores = by_row.gather(-1, row.expand(*query.shape[:2], -1, -1))
@@ -209,7 +210,7 @@ def _gathered_scores(
 
 
 def _gathered_values(weights: Tensor, positions: RelativePositions, query_index: Tensor) -> Tensor:
-    """:func:`relative_values` for queries anywhere among the keys, as :func:`_gathered_scores`."""
+    """:func:`relative_values` for queries at any places; see :func:`_gathered_scores`."""
     row, in_context = _rows(positions, query_index, weights.shape[-1])
     by_row = weights.new_zeros(*weights.shape[:-1], positions.values.shape[1])
     weights = weights if positions.clip else weights * in_context
@@ -220,7 +221,8 @@ def _gathered_values(weights: Tensor, positions: RelativePositions, query_index:
 def _rows(
     positions: RelativePositions, query_index: Tensor, num_keys: int
 ) -> tuple[Tensor, Tensor]:
-    """Row of the table for each query and key, ``[T, S]``, and whether the context covers it."""
+    """Row of the table for each query and key, ``[T, S]``, and whether their distance is within the
+    context, ``[T, S]`` bool."""
     distance = torch.arange(num_keys, device=query_index.device) - query_index[:, None]
     context = positions.context
     return distance.clamp(-context, context) + context, distance.abs() <= context
@@ -280,7 +282,7 @@ def _axis_indices(
     for axis in range(len(patches)):
         # no remainder by a size: onnxscript translates it wrongly if the size is symbolic
         count = math.prod(patches[axis + 1 :])
-        # clamped after the division: Inductor of torch 2.13 fails at the division of a clamp
+        # The clamp follows the division: Inductor of torch 2.13 cannot divide a clamped number.
         index = (patch // count).clamp(min=0)
         patch = patch - index * count
         indices.append(index)

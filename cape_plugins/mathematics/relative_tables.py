@@ -16,12 +16,17 @@ class RelativePositions(nn.Module):
     """Learned embeddings of the distances -C .. C between key and query.
 
     Args:
-        context: C, in positions; the released CAPE code uses 919 frames, the paper 150 tokens.
+        context: C, in positions. The CAPE paper has 150 tokens for text, its released code 919
+            frames for speech.
         head_dim: d.
-        num_heads: H, to give each head a table; None for one table for all heads (the papers).
+        num_heads: H, to give each head a table; None for one table for all heads, as in the papers.
         values: Whether an embedding is added to the values (Shaw et al. Eq. 3).
         beyond: "clip" (distances beyond C use the outermost embedding, Shaw et al.) or "zero"
             (distances beyond C have no embedding, as in the code released with CAPE).
+
+    Attributes:
+        keys: ``[H or 1, 2 C + 1, d]``, a^K; the row C + j - i is for query i and key j.
+        values: The same for values, a^V; None without `values`.
 
     Raises:
         ValueError: if a size is not positive or `beyond` is unknown.
@@ -50,7 +55,7 @@ class RelativePositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws uniform values in +-0.1, as in the code released with CAPE."""
+        """Draws uniform values from -0.1 to 0.1, as in the code released with CAPE."""
         for table in self.parameters():
             nn.init.uniform_(table, -0.1, 0.1)
 
@@ -65,7 +70,8 @@ class RelativeGridPositions(nn.Module):
     width have all distances. (Ramachandran et al., 2019, concatenate the two.) Grids of other axes
     have one embedding for each axis.
 
-    Takes the arguments of :class:`RelativePositions`, for all axes; C is a number of patches.
+    Takes the arguments of :class:`RelativePositions`, which hold for each axis; C is a number of
+    patches.
 
     Args:
         axes: Names of the axes, the slowest first; the tables have these names.
@@ -87,7 +93,8 @@ class RelativeGridPositions(nn.Module):
 
     @property
     def values(self) -> Tensor | None:
-        """Embeddings of the first axis that are added to the values; None if there are none."""
+        """Embeddings of the first axis that are added to the values, ``[H or 1, 2 C + 1, d]``; None
+        if there are none."""
         return getattr(self, self.axes[0]).values
 
 

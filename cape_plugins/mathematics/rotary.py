@@ -21,10 +21,12 @@ class Angles(NamedTuple):
     sin: Tensor
 
     def turn(self, x: Tensor) -> Tensor:
-        """Queries or keys ``[B, H, S, d]`` turned; channel i and channel i + d/2 are a pair, as in
-        Llama. The first S - T have no position, such as a class token, and are not turned."""
+        """Returns queries or keys ``[B, H, S, d]``, turned. Channels i and i + d/2 are a pair, as
+        in Llama. The first S - T queries or keys, such as a class token, have no position and are
+        not turned."""
         front = x.shape[2] - self.cos.shape[2]
-        # the cast comes last: angles in half precision would be wrong from position 257 on
+        # Only cosines and sines are cast: angles in half precision would be wrong from position 257
+        # on.
         cos, sin = (part.to(x.dtype) for part in self)
         if front:
             cos, sin = F.pad(cos, (0, 0, front, 0), value=1.0), F.pad(sin, (0, 0, front, 0))
@@ -36,13 +38,15 @@ class Rotation(nn.Module):
     """Coordinates to :class:`Angles`. Has no parameters and no buffers, see
     :mod:`~cape_plugins.mathematics.encodings`.
 
-    Each coordinate has ``(d/2) // D`` pairs, the slowest axis first, as in DINOv3; remaining pairs
-    are not turned. Pair k of n is turned by ``speed / base^(k / n)`` for each unit.
+    Each coordinate has n = ``(d/2) // D`` pairs of channels, the slowest axis first, as in DINOv3;
+    the remaining pairs are not turned. Pair k = 0 .. n - 1 of a coordinate is turned by ``speed /
+    base^(k / n)`` radians for each unit.
 
     Args:
         head_dim: d, even, with at least one pair for each coordinate.
         num_coords: D.
-        base: Ratio of the fastest to the slowest pair.
+        base: Ratio of the speed of the fastest pair to the speed that pair n would have; theta of
+            RoPE.
         speed: Radians of the fastest pair for a coordinate of 1.
 
     Raises:
@@ -60,7 +64,7 @@ class Rotation(nn.Module):
         self.head_dim, self.num_coords, self.base, self.speed = head_dim, num_coords, base, speed
 
     def forward(self, coords: Tensor) -> Angles:
-        """``[B or 1, T, D]`` float32 to the angles."""
+        """Maps coordinates ``[B or 1, T, D]`` float32 to angles."""
         pairs = self.head_dim // 2
         pairs_of_axis = pairs // self.num_coords
         number = torch.arange(pairs_of_axis, dtype=torch.float32, device=coords.device)

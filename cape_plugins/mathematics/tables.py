@@ -18,14 +18,17 @@ class PositionTable(nn.Module):
     """Learned absolute positions (*abspos*), which can be used beyond the trained size.
 
     For sequences longer than the table, the table begins again at its first row, E(t) = E(t mod N),
-    as in CAPE section 5.2 for audio; a long text is decoded badly, but the program does not stop.
-    For images of another size, the grid is resized: bicubic for images (CAPE section 5.1), linear
-    for other grids.
+    as in CAPE section 5.2 for audio. Positions beyond the table were not trained, so outputs for
+    long inputs are bad, but the program does not stop. For images of another size, the grid is
+    resized: bicubic for images (CAPE section 5.1), linear for other grids.
 
     Args:
         dim: K.
         size: N for sequences, (height, width) in patches for images.
-        std: Standard deviation of the normal initialisation.
+        std: Standard deviation of the normal initialisation; default ``dim ** -0.5``.
+
+    Attributes:
+        weight: ``[N, K]``; for grids ``[height * width, K]``, row by row.
 
     Raises:
         ValueError: if a size is not positive.
@@ -81,9 +84,10 @@ class PositionTable(nn.Module):
 
 
 class InterpolatedTable(PositionTable):
-    """Learned embeddings of whole numbers of steps, interpolated linearly between neighbours,
-    because randomized positions, whole or not, may be combined with any encoding (Ruoss et al.,
-    section 3). Begins again at row 0 after the last row, like all learned tables of this package.
+    """Learned embeddings of whole numbers of steps, interpolated linearly between neighbours. Drawn
+    positions may be combined with any encoding (Ruoss et al., section 3), and need interpolation if
+    they are not whole. The table begins again at row 0 after the last row, like all learned tables
+    of this package.
 
     Args:
         dim: K.
@@ -92,7 +96,7 @@ class InterpolatedTable(PositionTable):
     """
 
     def forward(self, steps: Tensor) -> Tensor:
-        """``[..., 1]`` float32 numbers of steps, from 0 on, to ``[..., K]`` float32."""
+        """Maps numbers of steps ``[..., 1]`` float32, from 0 on, to ``[..., K]`` float32."""
         rows = self.weight.shape[0]
         row = steps[..., 0].clamp(min=0.0) % rows
         row_below = row.floor()
@@ -120,8 +124,8 @@ def counted_rows(table: Tensor, positions: Positions) -> Tensor:
 
 def wrapped_rows(table: Tensor, length: int, first: int | Tensor = 0) -> Tensor:
     """``[length, K]``: rows of `table` ``[N, K]`` from `first` on, E(t) = E(t mod N)."""
-    # no branch: a compiled program serves all lengths, and an exported program would keep one
-    # branch only
+    # A compiled or exported program would keep only the branch that was traced, so the general form
+    # below serves all lengths there.
     may_branch = isinstance(first, int) and not torch.compiler.is_compiling()
     if may_branch and first + length <= table.shape[0]:
         return table[first : first + length]

@@ -25,9 +25,11 @@ from cape_plugins.settings.config import ARCHITECTURES, PositionConfig
 from cape_plugins.settings.domains import DOMAINS, each_domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
 
-MAX_POSITIONS = 3000  # positions of one input, as in the similarity maps of the thesis
+# Positions of one input; as many as in the similarity maps of the thesis that recipes/phones
+# repeats.
+MAX_POSITIONS = 3000
 MAX_CHANNELS = 12
-HEADS = 8  # heads in pictures of settings alone
+HEADS = 8  # heads of relative tables in pictures that are drawn from settings, without a model
 
 
 class Picture(NamedTuple):
@@ -134,8 +136,10 @@ def _add_model_args(parser: argparse.ArgumentParser) -> None:
         "--side", choices=SIDES, help="side of a model that has both (default: encoder)"
     )
     settings = parser.add_argument_group("settings, without --model")
-    settings.add_argument("--domain", choices=DOMAINS, help="(default: text)")
-    settings.add_argument("--architecture", choices=ARCHITECTURES, help="(default: encoder)")
+    settings.add_argument("--domain", choices=DOMAINS, help="kind of the inputs (default: text)")
+    settings.add_argument(
+        "--architecture", choices=ARCHITECTURES, help="kind of the model (default: encoder)"
+    )
     settings.add_argument(
         "--dim", type=int, metavar="K",
         help="channels (default: " + each_domain("dim", named=True) + ")",
@@ -189,7 +193,8 @@ def draw_picture(args: argparse.Namespace) -> str:
     elif args.picture == "similarity":
         patch = _patch(args.patch, sizes, stack)
         tables = _relative_views(args, stack)
-        # keys without values, or rows without columns; three of many layers
+        # Tables of one part, such as keys without values or rows without columns; of many layers
+        # the first, the middle and the last.
         parts = [table.state.partition(", ")[2] for table in tables]
         tables = [table for table, part in zip(tables, parts, strict=True) if part == parts[0]]
         indices = sorted({0, len(tables) // 2, len(tables) - 1}) if tables else []
@@ -213,7 +218,7 @@ def draw_picture(args: argparse.Namespace) -> str:
 
 
 def _word(stack: Stack) -> str:
-    """Name of the sizes of inputs, for messages."""
+    """Name of the option with the sizes of inputs, for messages."""
     return "sizes" if stack.domain.grid else "lengths"
 
 

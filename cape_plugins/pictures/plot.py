@@ -19,7 +19,7 @@ from cape_plugins.settings.config import option_fields
 
 DPI = 120
 WIDTH = 10.0  # inches
-ZOOM = 50  # positions
+ZOOM = 50  # positions in the enlarged part of a map
 
 # ---- figures -----------------------------------------------------------------------------------
 
@@ -42,8 +42,8 @@ def new_figure(height: float, title: str) -> Any:
 
 
 def save(figure: Any, path: Path, dpi: int = DPI) -> None:
-    """Writes a PNG file in one step, with 256 colours, which make files of maps several times
-    smaller."""
+    """Writes a PNG file in one step. The picture has 256 colours, so that files of maps are several
+    times smaller."""
     from PIL import Image  # comes with matplotlib
 
     buffer = io.BytesIO()
@@ -144,8 +144,8 @@ def similarity_figure(
         title: Title of the figure.
         unit: Unit of the axes.
         step: Distance of neighbours in this unit.
-        start: Position of the first row, in this unit. The zoom begins at 0; distances begin below
-            0, and the zoom shows the distances nearest to 0.
+        start: Position of the first row, in this unit; below 0 if rows are distances. The zoom
+            shows the first positions, or the distances nearest to 0.
     """
     row_name, distance_name = "positions", f"distance, {unit}"
     if start:
@@ -188,7 +188,8 @@ def similarities_figure(stack: Stack, views: Sequence[View], patch: tuple[int, i
     title = title_of(stack, "similarity")
     if stack.relative:
         rows = {view.state: view.embedding for view in views}
-        start = min(view.places.min() for view in views) - 0.5  # places are middles of pixels
+        # the axis begins at the edge of the first pixel; a place is the middle of a pixel
+        start = min(view.places.min() for view in views) - 0.5
         return similarity_figure(rows, title, distance_label(stack), start=start)
     if stack.domain.grid:
         return _patch_similarities(stack, views, patch, title)
@@ -209,7 +210,7 @@ def _patch_similarities(
     axes = iter(figure.subplots(2 * len(views), 3, squeeze=False))
     for view in views:
         *_, width = view.size
-        height = len(view.embedding) // width  # planes below one another
+        height = len(view.embedding) // width  # planes of a clip stand below one another
         row, column = patch or (height // 2, width // 2)
         label = f"{size_label(stack, view.size)}, {view.state}"
         for (name, matrix), (full, around, lines) in zip(

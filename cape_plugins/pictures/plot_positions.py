@@ -150,7 +150,8 @@ def _ranges(
     longest = max(positions.shape[1] for positions in training.values())
     number = min(100, longest)
     if all((positions == positions.round()).all() for positions in training.values()):
-        width = max(1, math.ceil((high - low + 1) / number))  # as many whole numbers in each bin
+        # each bin holds the same number of whole numbers, so a histogram has no false peaks
+        width = max(1, math.ceil((high - low + 1) / number))
         bins = np.arange(low, high + width + 1, width) - 0.5
     else:
         bins = np.linspace(low, high, 1 + number)

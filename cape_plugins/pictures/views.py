@@ -26,7 +26,8 @@ def similarity(embeddings: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def similarity_by_distance(matrix: np.ndarray, farthest: int) -> np.ndarray:
-    """``[D + 1, 3]``: mean, smallest and largest similarity of positions 0 .. D apart."""
+    """Similarity by distance, ``[farthest + 1, 3]``: mean, smallest and largest similarity of
+    positions at distances 0 .. `farthest`."""
     rows = (np.diagonal(matrix, distance) for distance in range(farthest + 1))
     return np.array([(row.mean(), row.min(), row.max()) for row in rows])
 
@@ -38,7 +39,7 @@ def draw_positions(
     share, and local shifts ``[number, T, D]`` or None."""
     limit = encoder.max_local_shift
     draw = encoder.train().draw(number, generator=generator) or Draw()
-    # all draws use the same number of positions, like source and target of a pair
+    # as in training, where source and target of a pair take the same number of entries of the order
     if draw.order is not None:
         draw = draw.covering(encoder.num_positions(positions.valid).expand(number))
     if not limit:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-LARGEST = 2**30  # bytes of a table in float32; exporters need memory for a few copies
+# Bytes of the largest table in float32. Exporters need memory for a few copies of a table. The
+# limit does not depend on the free memory, so that a command works the same on every day.
+LARGEST = 2**30
 
 
 def refuse_not_finite(model: nn.Module, source: object) -> None:

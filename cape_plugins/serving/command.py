@@ -15,7 +15,7 @@ from cape_plugins.settings.arguments import FAIRSEQ, HUGGING_FACE, add_data, int
 GROUP = "cape_plugins.export"  # entry points, named HOST-ENGINE
 _NAMES = {FAIRSEQ: "checkpoint of fairseq", HUGGING_FACE: "Hugging Face model"}
 SOURCES = "checkpoint of fairseq, or folder of a Hugging Face model"
-# names of ctranslate2, except "auto" and "default", which are for loading
+# Precisions of ctranslate2, except "auto" and "default", which have a meaning only for loading.
 QUANTIZATIONS = (
     "int8",
     "int8_float32",
@@ -27,7 +27,7 @@ QUANTIZATIONS = (
     "float32",
 )
 
-SHORTEST = 8  # rows of a table
+SHORTEST = 8  # least number of rows of a table, enough for the texts that a check compares
 
 # An exporter writes the model at the first path into the empty folder at the second path, as the
 # arguments ask.
@@ -87,7 +87,7 @@ def _add_onnx_args(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ggml_args(parser: argparse.ArgumentParser) -> None:
-    _add_paths(parser, "folder of a Whisper of Hugging Face")
+    _add_paths(parser, "folder of a Hugging Face Whisper model")
     for side, name in (("source", "n_audio_ctx, up to 1500"), ("target", "n_text_ctx")):
         parser.add_argument(
             f"--max-{side}-tokens",
@@ -182,7 +182,7 @@ def _host(source: Path) -> str:
         paths = str(source).split(os.pathsep)
         if len(paths) > 1 and all(os.path.exists(path) for path in paths):
             raise ValueError(
-                f"SOURCE {source} is an ensemble, which no engine has as a model; allowed: one "
+                f"SOURCE {source} is an ensemble, which no engine loads as one model; allowed: one "
                 "checkpoint. Average the checkpoints (cape-average-checkpoints), or export each "
                 "checkpoint."
             )

@@ -29,10 +29,10 @@ class Hypothesis(NamedTuple):
     Attributes:
         tokens: Tokens without EOS.
         score: Mean natural log-probability of the tokens and EOS.
-        ended: Whether EOS came by itself and no token is padding. At the limit of length a host
-            forces EOS, and the engine returns an open hypothesis. No host chooses padding; the
-            engine may choose padding, if the model is hardly trained. Hypotheses for which this is
-            False show nothing about the folder.
+        ended: Whether the model chose EOS and no token is padding. Only such hypotheses can be
+            compared. At the limit of length a host forces EOS, but the engine returns a hypothesis
+            without EOS. No host chooses padding, but the engine may, if the model is hardly
+            trained.
     """
 
     tokens: tuple[str, ...]
@@ -55,8 +55,8 @@ def search_options(max_tokens: int) -> dict[str, Any]:
 
 
 def read_sentences(path: Path, length: Callable[[str], int] = len) -> list[str]:
-    """Lines of a text that are not empty, in order; :data:`CHECKED` at most. The :data:`LONGEST`
-    longest lines are among them, because their positions differ most from the positions of
+    """At most :data:`CHECKED` lines of a text that are not empty, in order. The :data:`LONGEST`
+    longest lines are among these lines, because their positions differ most from the positions of
     training. The other lines are evenly spread over the text, because parts of a text may differ.
 
     Args:

@@ -23,15 +23,16 @@ _IDENTITY_WIDTH = 8  # a multiple of the block size of kernels for int8
 
 
 def relative_rows(table: Tensor, clip: bool) -> Tensor:
-    """``[2 C + 1, d]`` of a table ``[1, 2 C + 1, d]`` that heads share. The engine clips distances.
-    If distances beyond C have no embedding (`clip` is false), a row of zeros is added at either
-    end: ``[2 C + 3, d]``."""
+    """Rows ``[2 C + 1, d]`` of a table ``[1, 2 C + 1, d]`` that heads share. The engine clips
+    distances. If distances beyond C have no embedding (`clip` is false), a row of zeros is added at
+    either end, at which the engine then clips: ``[2 C + 3, d]``."""
     rows = table.detach()[0]
     return rows.contiguous() if clip else F.pad(rows, (0, 0, 1, 1))
 
 
 def rotary_options(config: PositionConfig) -> dict[str, Any]:
-    """Arguments of the engine's specification of attention that turns all channels, in halves."""
+    """Arguments of the engine's specification of attention that turns queries and keys: all
+    channels (0), with channels i and i + d/2 as pairs (not interleaved)."""
     return {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rotary_base}
 
 
@@ -96,15 +97,17 @@ def has_table(config: PositionConfig) -> bool:
 
 
 def needs_identity(config: PositionConfig) -> bool:
-    """Whether positions are added to the content beside relative keys in the first layer. The
-    engine leaves such positions out."""
+    """Whether positions are added to the content, and the first layer has relative keys as well.
+    The engine adds no positions if its first layer has relative keys; :func:`put_identity_first`
+    helps."""
     return config.encoding.adds and config.in_layer(0)
 
 
 @torch.no_grad()
 def put_identity_first(layers: nn.ModuleList) -> None:
-    """Puts a layer with plain attention, which adds zero to its input, before the first layer. Only
-    for stacks with norms before the blocks, because these layers only add to their input."""
+    """Puts a layer with plain attention before the first layer; all weights of the new layer are
+    zero, so it adds zero to its input. Works only in stacks with norms before the blocks, because a
+    norm after a block would change the input."""
     layer = copy.deepcopy(layers[0])
     if hasattr(layer.self_attn, "relative"):
         del layer.self_attn.relative

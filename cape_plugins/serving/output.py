@@ -83,7 +83,7 @@ def _begin(target: Path, argument: str) -> tuple[list[Path], Path]:
             )
         missing = [folder for folder in target.parents if not folder.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
-        # a part of the name: the whole name may be as long as names can be
+        # Only a part of the name: the whole name may already have the greatest length of a name.
         prefix = f".{target.name[:40]}."
         return missing, Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     except OSError as error:
@@ -115,7 +115,8 @@ def _give_name(partial: Path, target: Path, argument: str) -> None:
 
 
 def _full_disk(error: Exception) -> str | None:
-    """The reason in words if the disk was full, whichever library raised the error."""
+    """The reason in words if the disk was full, whichever library raised the error; None for other
+    errors."""
     if _OF_TORCH in str(error):
         return "disk full?"
     number = getattr(error, "errno", None)

@@ -42,7 +42,8 @@ positive = partial(int_at_least, minimum=1)
 
 
 class Distinct(argparse.Action):
-    """Stores a list of different values. A seed that is given twice would count as two seeds."""
+    """Stores a list of values and refuses repetitions: a seed that is given twice would count as
+    two seeds."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """See argparse."""
@@ -106,7 +107,8 @@ def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
     """
     names = {option.name: option.name for option in option_fields(domain)}
     settings = {}
-    for former_or_name, name in {**FORMER_NAMES, **names}.items():  # stored under a former name
+    # Checkpoints of earlier releases store options under former names; a current name wins.
+    for former_or_name, name in {**FORMER_NAMES, **names}.items():
         value = getattr(args, PREFIX + former_or_name, None)
         if name in names and value is not None:
             settings[name] = value
@@ -122,8 +124,8 @@ def settings_to_compare(
     flag: str = "--compare",
 ) -> dict[str, dict[str, Any]]:
     """Returns ``{name: position_embedding}`` of the models to train, from ``--compare`` or from the
-    options of one type. A name is ``ROW`` or ``ROW:option=value,...``. A ROW is a type with its
-    defaults, or a row of the program.
+    options of one type. A name is ``ROW`` or ``ROW:option=value,...``. ROW is a type, with its
+    defaults, or a key of `rows`.
 
     Args:
         args: Parsed flags.
@@ -131,7 +133,7 @@ def settings_to_compare(
         default: Names that are compared if ``--compare`` is not given.
         rows: Settings by name; a row that is named after a type may leave out the type.
         architecture: Architecture of the models; default the domain's.
-        flag: Flag of the names, for messages.
+        flag: The flag that gives the names, for messages.
 
     Raises:
         ValueError: names the flag, the value, what is allowed and what to do.
@@ -189,7 +191,7 @@ def _parse_row(
 
 def type_of_loose_options(compared: Sequence[str]) -> str:
     """The type to which ``--position-...`` options without a type apply, in a program that compares
-    these types by default."""
+    the types `compared` by default."""
     return compared[0] if len(compared) == 1 else DEFAULT_TYPE
 
 

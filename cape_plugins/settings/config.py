@@ -71,7 +71,7 @@ class PositionConfig(OptionFields):
 
     def _check_type(self) -> None:
         types = types_of(self.architecture, self.domain)
-        # in lists, because the value may be unhashable
+        # lists, not dicts: a value from JSON may be unhashable
         if self.type in list(types):
             return
         if self.type not in [*ROTARY_TYPES, *TYPES]:
@@ -280,7 +280,8 @@ class PositionConfig(OptionFields):
 
     @property
     def in_attention(self) -> bool:
-        """Whether self-attention has to be given positions; rotary models have them already."""
+        """Whether self-attention has to be given positions. False for rotary models, whose stock
+        attention has positions already."""
         if self.architecture == ROTARY:
             return False
         return self.relative_context > 0 or self.encoding.in_attention
@@ -303,7 +304,8 @@ class PositionConfig(OptionFields):
 
     @property
     def augments(self) -> bool:
-        """Whether samples that are augmented have other positions than the rest."""
+        """Whether the settings move or draw positions of augmented samples, whatever the share of
+        these samples is."""
         moves = self.max_global_shift or self.max_local_shift or self.max_offset or self.sampling
         return bool(moves) or self.max_global_scale != 1.0
 
@@ -325,9 +327,9 @@ class PositionConfig(OptionFields):
         return float(Fraction(self.source_scale))
 
     def changes(self, other: PositionConfig) -> dict[str, tuple[Any, Any]]:
-        """Differences in evaluation from `other`, a model with the same weights: maps the name of
-        an option to its values in self and in `other`. The name "type" stands for another embedding
-        of the content."""
+        """Settings that give other outputs in evaluation than `other` with the same weights: maps
+        the name of an option to its values in self and in `other`. The name "type" stands for
+        another encoding; relative keys differ by the options of relative attention."""
         encodings = ((config.encoding_name, config.encoding) for config in (self, other))
         names = [name if row.adds or row.in_attention else None for name, row in encodings]
         changes = {"type": (self.type, other.type)} if names[0] != names[1] else {}
@@ -347,7 +349,7 @@ class PositionConfig(OptionFields):
 
     def to_dict(self) -> dict[str, Any]:
         """Type and options as plain str, float, int and bool. Leaves out domain and architecture,
-        which belong to the model, not to the user."""
+        which the model sets, not the user."""
         return {"type": self.type, **{o.name: getattr(self, o.name) for o in option_fields()}}
 
     @classmethod

@@ -1,5 +1,5 @@
-"""Domains as rows of data: the settings in which text, audio and images differ. A new domain is a
-new row.
+"""Domains as rows of data: the settings in which text, audio, images and videos differ. A new
+domain is a new row.
 
     DOMAINS["scan"] = Domain(grid=("slices", "rows", "columns"), frequencies=..., unit=..., ...)
 
@@ -49,7 +49,8 @@ class Domain:
             grids.
         symbol: Abbreviation of `unit`, shown after numbers.
         dim: Number of channels in pictures of settings without a model.
-        table_size: Size of a model's learned table; for a grid also the size of training inputs.
+        table_size: Size of a model's learned table; for a grid the size of the papers' training
+            inputs.
         sizes: Maps the name of a picture, or "test", to the sizes of inputs shown by default:
             numbers of positions, lengths in `unit` if there is a `spacing`, for grids factors of
             the sides of `table_size`.
@@ -71,7 +72,8 @@ class Domain:
     sizes: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # a grid has no distance of neighbours but that in seconds, which is an option
+        # neighbours on a grid have a fixed distance in time only, which is the option
+        # seconds_per_frame
         if self.grid and self.spacing is not None:
             raise ValueError(
                 f"spacing={self.spacing} of a domain with grid={self.grid} is not allowed: each "
@@ -85,7 +87,8 @@ class Domain:
 
     @property
     def bias_unit(self) -> float:
-        """Distance in `unit` that biases of attention count as 1: neighbours at default sizes."""
+        """Distance in `unit` that biases of attention count as 1: the distance of neighbours in
+        inputs of the default size."""
         if not self.grid:
             return self.spacing or 1.0
         sizes = (self.table_size,) if isinstance(self.table_size, int) else self.table_size
@@ -125,7 +128,7 @@ DOMAINS: dict[str, Domain] = {
         unit="seconds",
         steps="frames",
         axis="time (s)",
-        rotary_speed=30.0,  # less than pi from frame to frame, up to 100 ms apart
+        rotary_speed=30.0,  # less than pi between frames that are up to 100 ms apart
         defaults={
             "max_global_shift": 30.0,
             "max_global_scale": 1.1,
@@ -178,7 +181,8 @@ DOMAINS: dict[str, Domain] = {
         grid=("frames", "rows", "columns"),
         timed=True,
         rotary_speed=2 * math.pi,
-        defaults={  # as images: half the side and a second are alike in clips of 2 s
+        # As for images: in a clip of 2 s, time is as long as a side, which spans [-1, 1].
+        defaults={
             "max_global_shift": 0.5,
             "max_global_scale": 1.4,
             "mean_normalize": False,

@@ -21,7 +21,8 @@ from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY, type
 # count. fairseq's preprocess.log counts these tokens; the notebook behind appendix D.1 of the CAPE
 # paper does not.
 COUNTED = {"auto": True, "auto-no-eos": False}
-AUGMENT_PROBABILITY = "augment_probability"  # by default, a decoder has the value of its encoder
+# The option that a decoder with separate settings takes from its encoder by default.
+AUGMENT_PROBABILITY = "augment_probability"
 
 
 class OptionError(ValueError):
@@ -73,9 +74,9 @@ def option_field(
         unit: Unit of the value, for help texts; see :func:`unit_of`.
         help: The consequence of the value.
         limits: ``low``, ``high`` (inclusive) for numbers, ``choices`` for a choice; ``grid`` if
-            the option exists for grids only, ``timed`` if for those with an axis of time only;
-            ``training`` if the option acts in training only;
-            ``architecture`` if models of other architectures refuse the option.
+            the option exists for grids only, ``timed`` if the option exists only for grids with an
+            axis of time; ``training`` if the option acts in training only; ``architecture`` if
+            models of other architectures refuse the option.
     """
     if form == "bool":
         allowed = "true or false"
@@ -368,7 +369,7 @@ def _parse_ratio(value: Any) -> str:
     if text in COUNTED:
         return text
     if len(text.lower().partition("e")[2]) > 4:
-        raise ValueError  # Fraction would write all digits of such a number
+        raise ValueError  # Fraction would write all digits of 1e9999999, and fill the memory
     if not 0 < float(Fraction(text)) < math.inf:
         raise ValueError
     return "1" if Fraction(text) == 1 else text

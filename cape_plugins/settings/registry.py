@@ -70,13 +70,15 @@ class PositionType:
     Attributes:
         encoding: Key of :data:`ENCODINGS`.
         options: The options that this type has beside the common options, with defaults;
-            :data:`DOMAIN_DEFAULT` stands for the default of the domain. All options of training
-            except ``max_position`` may be combined.
+            :data:`DOMAIN_DEFAULT` stands for the default of the domain. All options of training may
+            be combined; ``max_position`` has an effect only where positions are drawn.
         summary: One line for help texts and tables.
         seq2seq: Defaults that hold in encoder-decoder models only.
-        sampling: Key of :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`, if positions are
-            always drawn and sorted in training, not counted. Such a type needs a sequence.
-        learned: The encoding, if positions have a learned table (option ``learned_table``).
+        sampling: Key of :data:`~cape_plugins.mathematics.augmentation.SAMPLINGS`, if training
+            always draws and sorts positions, instead of counting them. Such a type needs a
+            sequence.
+        learned: Key of the encoding that takes the place of `encoding` with the option
+            ``learned_table``.
     """
 
     encoding: str
@@ -170,8 +172,8 @@ class Architecture:
     """One row of :data:`ARCHITECTURES`.
 
     Attributes:
-        needs: Property of a model, as text for errors about options that only this architecture
-            has.
+        needs: What an option of only this architecture needs, as text for the error of models of
+            other architectures.
         sides: The stacks of a model with this architecture.
     """
 
@@ -189,9 +191,9 @@ ARCHITECTURES = {
     "seq2seq": Architecture("one position embedding of source and target", ("encoder", "decoder")),
     ROTARY: Architecture("queries and keys that are turned", ("decoder",)),
 }
-# Types of rotary models, whose frequencies come from the model. Only distances count in these
-# models, so a shift of all positions has no effect. cape, randpos and rfs are rope with other
-# defaults.
+# Types of rotary models, which turn queries and keys with the frequencies of the stock model. Only
+# distances count in these models, so a shift of all positions has no effect. cape, randpos and rfs
+# are rope with other defaults here.
 ROTARY_TYPES: dict[str, PositionType] = {
     "nopos": PositionType("none", {}, "queries and keys are not turned"),
     "rope": PositionType("rotary", _DISTANCE_OPTIONS, TYPES["rope"].summary),
@@ -214,16 +216,17 @@ def types_of(architecture: str, domain: str | None = None) -> dict[str, Position
     return {name: row for name, row in types.items() if not (grid and row.sampling)}
 
 
+# Settings of papers and of released models by name; docs/paper_map.md lists them.
 PRESETS: dict[str, dict[str, Any]] = {
     # CAPE Table 2: WMT14, 6L-6L with shift 5 or 50, 18L-18L with shift 10
     "cape_wmt14": {"type": "cape", "architecture": "seq2seq", "max_global_shift": 5.0},
     "cape_wmt14_18l": {"type": "cape", "architecture": "seq2seq", "max_global_shift": 10.0},
     "cape_wmt14_wide": {"type": "cape", "architecture": "seq2seq", "max_global_shift": 50.0},
     "relpos_wmt14": {"type": "relpos", "architecture": "seq2seq", "relative_context": 150},
-    # CAPE section 5.2: "covers 60 s" is the width of the interval, 30 s to either side
+    # CAPE section 5.2: "covers 60 s" is the width of the interval, so the default of 30 s stays
     "cape_wsj": {"type": "cape", "domain": "audio", "max_global_scale": 1.1},
     "cape_tedlium": {"type": "cape", "domain": "audio", "max_global_scale": 2.0},
-    # 919 frames of 30 ms; the released code adds nothing beyond the context
+    # The default context: 919 frames of 30 ms. The released code adds nothing beyond the context.
     "relpos_wsj": {"type": "relpos", "domain": "audio", "relative_beyond": "zero"},
     "relpos_first_wsj": {
         "type": "relpos",
@@ -231,7 +234,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "relative_beyond": "zero",
         "layers": "first",
     },
-    # CAPE section 5.1: ViT with scale 1.4, UniViT without scale
+    # CAPE section 5.1: ViT with scale 1.4, the default; UniViT without scale
     "cape_imagenet": {"type": "cape", "domain": "image"},
     "cape_univit": {"type": "cape", "domain": "image", "max_global_scale": 1.0},
     # DINOv3, as released: rescaled by up to 2, neither shifted nor jittered; docs/decisions.md

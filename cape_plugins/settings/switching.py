@@ -1,5 +1,5 @@
-"""Switching a trained model to another position embedding: options of programs that compare, and
-the trainings that a fair comparison needs."""
+"""Switching a trained model to another position embedding: options for programs that compare types,
+and the trainings that a fair comparison needs."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def add_switch_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--switch-from",
         metavar="TYPE",
-        help="trains this type first, then goes on with each type of --compare (default: "
-        f"{DEFAULT_TYPE}) for the numbers of updates of --switch-updates; shows beside these the "
+        help="train this type first, then go on with each type of --compare (default: "
+        f"{DEFAULT_TYPE}) for the numbers of updates of --switch-updates; for comparison show the "
         "first type unchanged, the first type trained on for as long, and each type trained from "
         "scratch for as long as both trainings together",
     )
@@ -80,8 +80,9 @@ def plan_trainings(
         updates: Training steps of a training from scratch.
 
     Returns:
-        The first training of ``--switch-from``, the trainings that continue it, and those from
-        scratch for as long; without this flag, a training of each compared type.
+        The first training of ``--switch-from``, the trainings that continue this training, and
+        trainings from scratch that are as long as the first training and the longest continuation
+        together. Without ``--switch-from``, a training of each compared type.
 
     Raises:
         ValueError: names the flag, the value, what is allowed and what to do.

@@ -25,7 +25,8 @@ Source = str | os.PathLike | bytes
 
 _RATES = (100, 1_000_000)  # Hz; resampling from other rates would need too much memory
 _ROUNDING = 0.01  # seconds by which transcripts round the end of a recording
-# Formats whose lengths are checked here; libsndfile checks HTK.
+# Formats in which a recording that was cut off or joined is noticed: by this package, HTK by
+# libsndfile. For other formats a warning says that this check is missing.
 _CHECKED = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "AU", "CAF", "NIST", "SVX", "VOC", "HTK")
 _CHECKED += ("FLAC", "OGG", "MP3")
 _BLOCK = 2**20  # samples of all channels that are decoded at a time
@@ -52,9 +53,9 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
         ``[samples]`` float32 in -1 to 1.
 
     Raises:
-        AudioError: if there is no such file, the file cannot be decoded, holds no samples, fewer
-            than its header states or samples that are not finite, or its channels cancel each
-            other.
+        AudioError: if there is no such file; if the file cannot be decoded; if it holds no samples,
+            fewer samples than its header states, or samples that are not finite; or if its channels
+            cancel each other.
         ImportError: without the package soundfile.
     """
     parts = []
@@ -113,8 +114,8 @@ def read_segment(source: Source, start: float, end: float) -> tuple[np.ndarray, 
 
 
 def _integers(samples: np.ndarray) -> np.ndarray:
-    """Samples in -1 to 1 as int16. libsndfile would change the sign of louder samples, which Ogg
-    and mp3 have; this function limits them."""
+    """Samples in -1 to 1 as int16. Decoded Ogg and mp3 may have louder samples. libsndfile would
+    let these samples wrap around to the other sign; this function clips them."""
     return (samples * 2**15).round().clip(-(2**15), 2**15 - 1).astype(np.int16)
 
 
@@ -201,7 +202,7 @@ def _check_number(source: Source, stream: Stream, samples: int, stated_frames: i
 def _blocks(file: Any) -> Iterator[np.ndarray]:
     """``[samples, channels]``, up to the end of the stream."""
     # In a seekable file soundfile seeks to the end of what it has read. This fails at the end of a
-    # FLAC file if the header does not know where the end is.
+    # FLAC file whose header states no length.
     file.seekable = lambda: False
     while len(block := file.read(_BLOCK // file.channels + 1, dtype="float32", always_2d=True)):
         yield block
@@ -215,8 +216,9 @@ def _mix(source: Source, samples: np.ndarray) -> np.ndarray:
         raise AudioError(f"{_name(source)} holds NaN or infinite samples; repair or leave it out.")
     if channels > 1 and len(samples):
         power = float(np.vdot(samples, samples)) / samples.size
-        # an error, not silence or a choice: nothing in the file marks the right channel
-        # channels that have nothing in common leave 1 / channels of their power
+        # The mean of channels with nothing in common has 1 / channels of their power. Cancelled
+        # channels are an error: silence would be wrong, and nothing in the file says which single
+        # channel is the right one.
         if float(np.vdot(mixed, mixed)) / len(mixed) < _CANCELLED_SHARE * power / channels:
             raise AudioError(
                 f"{_name(source)}: its {channels} channels cancel each other (opposite phase), so "
@@ -270,7 +272,7 @@ def _as_audio_errors(source: Source) -> Iterator[None]:
     except AudioError:
         raise
     except Exception as error:
-        # str() of soundfile's error also names the opened object
+        # str() of soundfile's error also shows the opened object, which says nothing to a user
         reason = getattr(error, "error_string", None) or error
         remedy = "convert it to wav or flac, or leave it out."
         raise AudioError(f"{_name(source)} cannot be decoded ({reason}); {remedy}") from None

@@ -24,8 +24,9 @@ from torch.utils.data import Sampler
 from cape_plugins.speech.features import HOP_SECONDS, WINDOW_SECONDS
 
 FACTORS = (0.85, 1.15)  # durations are multiplied by U(0.85, 1.15) before sorting
-# Shortest and longest hop as factors of the target. The papers' code uses hops from 1 to 12 ms, the
-# shortest in ragged batches. Its mean hop is 9.5 ms, because it rounds hops down to whole ms.
+# Shortest and longest hop as factors of the target. CAPE's code uses hops from 1 to 12 ms; the
+# shortest hops occur in batches of very different durations. The mean hop of CAPE's code is 9.5 ms,
+# because this code rounds hops down to whole ms.
 HOP_RANGE = (0.5, 2.0)
 
 
@@ -90,8 +91,8 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         usable = np.isfinite(self.seconds) & (self.seconds > WINDOW_SECONDS)
         if self.seconds.ndim != 1 or not usable.all():
             raise ValueError(
-                f"seconds must be [recordings] of more than {WINDOW_SECONDS} (one window), finite; "
-                "leave out recordings that are empty or too short."
+                "seconds must have the shape [recordings], and hold finite numbers above "
+                f"{WINDOW_SECONDS} (one window); leave out recordings that are empty or too short."
             )
         low, high = HOP_RANGE
         hops = hops or (low * target_hop, high * target_hop)
@@ -115,7 +116,7 @@ class PaddingFreeBatches(Sampler[list[Hop]]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes `batches` of an epoch, arrays of indices, for all processes."""
+        """Sets the attribute `batches`, arrays of indices for all processes, for an epoch."""
         self.epoch = epoch
         rng = np.random.default_rng((self.seed, epoch))
         factors = np.ones(len(self.seconds))
@@ -189,8 +190,8 @@ def hops_of(seconds: np.ndarray, target_hop: float = HOP_SECONDS) -> np.ndarray:
 def equal_length(
     frames: Sequence[Tensor], generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Skips frames of the longer recordings, uniformly at random, until all are as short as the
-    shortest. The other frames keep their order.
+    """Skips frames of the longer recordings, chosen uniformly at random, so that all recordings
+    have as many frames as the shortest one. The other frames keep their order.
 
     Args:
         frames: ``[T_i, bins]`` of each recording.

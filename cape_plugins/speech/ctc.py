@@ -29,10 +29,10 @@ def ctc_loss(
         is_label: ``[B, U]`` bool, False on padding of `targets`.
         blank: Index of the blank.
         reduction: As in torch: "none" gives ``[B]``, "sum" and "mean" a number.
-        zero_infinity: Whether samples with more labels than outputs have a loss of 0 instead of
-            infinity.
+        zero_infinity: Whether samples that cannot be aligned (:func:`outputs_needed`) have a loss
+            of 0 instead of infinity.
     """
-    # the loss of cuDNN has other restrictions on its inputs
+    # torch would choose cuDNN's loss for some inputs, and this loss has other restrictions
     with torch.backends.cudnn.flags(enabled=False):
         return F.ctc_loss(
             log_probs.transpose(0, 1),

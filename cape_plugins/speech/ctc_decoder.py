@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 # tokens that do not occur in texts, such as <s>, <unk>, [PAD]
 _SPECIAL = re.compile(r"<.*>|\[.*\]")
-_NO_WORD = "\ufffe"  # a word that no model knows
+_NO_WORD = "\ufffe"  # a word that no language model knows
 
 
 class BeamDecoder:
@@ -163,7 +163,11 @@ def build_decoder(
 
 
 def read_lexicon(path: str | os.PathLike) -> dict[str, list[list[str]]]:
-    """A file with a word and its tokens in each line; a word may have several spellings.
+    """Reads a file with a word and the tokens of the word in each line. A word with several
+    spellings has several lines.
+
+    Returns:
+        The spellings of each word, each a list of tokens.
 
     Raises:
         ValueError: if there is no such file, a line has no tokens, or the file has no word; names

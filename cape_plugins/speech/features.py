@@ -11,7 +11,7 @@ from cape_plugins.settings.domains import HOP_SECONDS, WINDOW_SECONDS
 
 SAMPLING_RATE = 16000  # Hz; the default of models
 PREEMPHASIS = 0.97
-# scales samples to the range of 16-bit integers, for which the floor of 1 is chosen
+# Samples are scaled to the range of 16-bit integers, for which the floor of 1 was chosen.
 FULL_SCALE = 32768.0
 
 
@@ -26,9 +26,9 @@ def log_mel(
     """Log-mel frames of one recording.
 
     Hamming window, magnitude spectrum, triangular HTK-mel filters from 0 Hz to half the sampling
-    rate, natural logarithm with floor 1. Frame i begins at the sample next to ``i * hop_seconds``,
-    so the hop need not be a whole number of samples; the centre of frame i is at
-    ``i * hop_seconds + window_seconds / 2``.
+    rate, natural logarithm with floor 1. Frame i begins at the sample nearest to
+    ``i * hop_seconds``, so the hop need not be a whole number of samples; the centre of frame i is
+    at ``i * hop_seconds + window_seconds / 2``.
 
     Args:
         waveform: ``[samples]`` in -1 to 1.
@@ -68,10 +68,12 @@ def log_mel(
             "waveform holds NaN or infinite samples; allowed: finite samples. Repair the recording."
         )
     hop = hop_seconds * sampling_rate
+    # 1e-6: a quotient that rounding puts just below a whole number is meant to be whole
     count = int((len(waveform) - window) / hop + 1e-6) + 1
     starts = (torch.arange(count, dtype=torch.float64, device=waveform.device) * hop).round().long()
     samples = torch.arange(window, device=waveform.device)
     frames = waveform.float()[starts[:, None] + samples] * FULL_SCALE
+    # pre-emphasis within each frame; the first sample is its own predecessor, as in HTK
     before = torch.cat((frames[:, :1], frames[:, :-1]), dim=1)
     frames = (frames - PREEMPHASIS * before) * torch.hamming_window(
         window, periodic=False, device=waveform.device

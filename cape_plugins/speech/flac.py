@@ -13,7 +13,8 @@ from typing import BinaryIO, NamedTuple
 _MARK = re.compile(rb"fLaC[\0\x80]\0\0\x22")  # with the header of the first block of 34 bytes
 HEAD_BYTES = 42  # mark and first block
 _FRAME = re.compile(rb"\xff[\xf8\xf9][\x10-\xfe][\0-\xaf]", re.DOTALL)
-# number of evenly spaced places where frames are read: scanning whole files would take too long
+# Number of intervals between evenly spaced places where frames are read: scanning whole files would
+# take too long.
 _PROBES = 8
 _PROBE_BYTES = 2**15  # holds a whole frame: usual frames of 4096 samples have 8 to 16 KiB
 _LAST_BYTES = 2**17  # larger than a frame
@@ -36,7 +37,8 @@ def without_total(flac: bytes) -> bytes:
 
 
 def parts(data: bytes) -> Iterator[bytes]:
-    """The files that were joined, without the tag after the last file."""
+    """Yields the bytes of each of the files that were joined, without the tag after the last
+    file."""
     if data[-_TAG_BYTES:].startswith(b"TAG"):
         data = data[:-_TAG_BYTES]
     starts = [match.start() for match in _MARK.finditer(data)]
@@ -44,9 +46,9 @@ def parts(data: bytes) -> Iterator[bytes]:
 
 
 def tells_length(file: BinaryIO) -> bool:
-    """Whether the total in the header is the number of the last sample, and frames at a few places
-    of the file have rising numbers. In joined files the numbers begin again, even if both files
-    have the same duration."""
+    """Whether the length in the header can be trusted: the total must be the number of the last
+    sample, and frames at a few places of the file must have rising numbers. In joined files the
+    numbers begin again, even if both files have the same duration."""
     size = file.seek(0, 2)
     file.seek(0)
     head = file.read(HEAD_BYTES)
@@ -54,7 +56,7 @@ def tells_length(file: BinaryIO) -> bool:
     if not total or len(head) < HEAD_BYTES:
         return False
     offsets = {size * probe // _PROBES for probe in range(1, _PROBES)}
-    # one of two joined files may be small, such as silence
+    # also at places ever nearer to both ends: one of two joined files may be small, such as silence
     for shift in range(1, size.bit_length()):
         offsets |= {size >> shift, size - (size >> shift)}
     firsts = []

@@ -253,13 +253,14 @@ def _source(audio: str | os.PathLike | bytes) -> str | bytes:
 
 
 def _features(source: str | bytes) -> Tensor | None:
-    """``[T, bins]`` of a numpy array, mean and variance normalised as in log_mel."""
+    """``[T, bins]`` of a numpy array, mean and variance normalised as in log_mel; None if the
+    source is a recording."""
     if not (source.startswith(_NUMPY) if isinstance(source, bytes) else source.endswith(".npy")):
         return None
     try:
         array = np.load(io.BytesIO(source) if isinstance(source, bytes) else source)
         frames = torch.from_numpy(array.astype(np.float32))
-    except OSError:  # names the file
+    except OSError:  # the text of this error names the file already
         raise
     except Exception as error:  # a damaged file makes numpy raise many types of errors
         raise ValueError(f"features cannot be read ({error})") from None

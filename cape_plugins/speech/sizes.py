@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-_HEADER_BYTES = 44  # header of a wav file; some writers count it as samples
+_HEADER_BYTES = 44  # bytes of the header of a wav file, which some writers count as samples
 # Sizes near 2 or 4 GiB are not trusted: programs that write into pipes set such sizes, or 0.
 _UNKNOWN_BYTES = 0x7FFFF000
 _CHUNK_NAME = re.compile(rb"[A-Za-z0-9 _()-]{4}")
@@ -26,7 +26,7 @@ class Samples(NamedTuple):
     Attributes:
         stated_size: Bytes of the samples by the header; None if the header leaves the size open.
         actual_size: Bytes of the samples in the file, up to the end of this recording.
-        end: End of this recording in the file; another recording follows, or nothing.
+        end: Byte at which this recording ends; another recording follows, or the file ends.
         offset: Place of the size in the header.
         packing: Format of the size, for :mod:`struct`; empty if libsndfile ignores the size.
         counted_bytes: Bytes of the header that the stated size counts, too.
@@ -145,7 +145,7 @@ def _voice(file: BinaryIO, size: int, head: bytes) -> Samples | None:
         stated_size = int.from_bytes(block[1:], "little")
         end = offset + 4 + stated_size
         if block[0] in _VOICE_BLOCKS:
-            # a byte 0 ends the blocks
+            # a byte 0 ends the blocks of a recording; the next recording begins with the mark
             joined = _read(file, end, 1 + len(_VOICE)) == b"\0" + _VOICE
             return Samples(stated_size, min(end, size) - offset - 4, end + 1 if joined else size)
         offset = end

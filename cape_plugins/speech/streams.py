@@ -23,9 +23,9 @@ from cape_plugins.speech.sizes import find_samples
 _PAGE = re.compile(rb"OggS\0([\0-\x07])", re.DOTALL)
 _BEGINS, _ENDS = 2, 4  # flags of an Ogg page
 
-# A frame of layer III: sync word, version, layer; bit rate; sampling rate and padding.
+# Beginning of a frame of layer III: sync word, version and layer; bit rate, sampling rate, padding.
 _FRAME = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef]", re.DOTALL)
-# Xing's frame has no sound: 9, 17 or 32 bytes of side information are zero.
+# The frame with Xing's header has no sound: its 9, 17 or 32 bytes of side information are zero.
 _XING = re.compile(
     rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]..(?:..)?(?:\0{9}|\0{17}|\0{32})(?:Xing|Info)", re.DOTALL
 )
@@ -190,7 +190,8 @@ def _stated_frames(data: bytes) -> int:
 
 
 def _with_xing(data: bytes, frames: int) -> bytes:
-    """A frame with a Xing header, then the frames of `data`."""
+    """An mp3 whose first frame is a Xing header that states the number of `frames`, then the frames
+    of `data`."""
     start = _FRAME.search(data).start()
     # no checksum; without padding
     header = bytes([0xFF, data[start + 1] | 1, _WIDE | data[start + 2] & 0x0C, data[start + 3]])

@@ -17,8 +17,8 @@ from cape_plugins.speech.features import WINDOW_SECONDS
 class ConvSubsampler(nn.Module):
     """Convolutions with gated linear units, each padded by half of its odd kernel.
 
-    The time of output i is the time of the centre of its receptive field, which is input frame i
-    times the stride; this is the true time, also after frames were skipped. (The code of CAPE
+    The centre of the receptive field of output i is input frame i * stride, so output i has the
+    time of this frame. This is the true time, also after frames were skipped. (The code of CAPE
     spreads positions evenly from 0 to the duration.) Padding stays zero, so a recording has the
     same outputs alone and in a batch. Parameters have the names and shapes of Speech2Text in
     fairseq and transformers.

@@ -127,7 +127,8 @@ _RANGES: dict[type, Any] = {int: positive, float: _probability}
 
 
 def architecture(sizes: dict[str, Any]) -> Any:
-    """An architecture function of fairseq: gives these values to arguments without a value."""
+    """Returns an architecture function of fairseq, which gives these values to arguments that have
+    no value."""
 
     def arch(args: Any) -> None:
         for name, value in sizes.items():
@@ -139,9 +140,9 @@ def architecture(sizes: dict[str, Any]) -> Any:
 
 
 class AcousticEncoder(TimedEncoder, FairseqEncoder):
-    """States for the frames of recordings, with fairseq's layers: projections have biases, layer
-    norm works per channel, and layer drop skips a layer. The code of CAPE differs in these three
-    points.
+    """Computes states for the frames of recordings, with fairseq's layers: projections have biases,
+    layer norm works per channel, and layer drop skips a layer. The code of CAPE differs in these
+    three points.
     """
 
     def __init__(self, args: Any, config: PositionConfig, dictionary: Dictionary) -> None:
@@ -160,7 +161,8 @@ class AcousticEncoder(TimedEncoder, FairseqEncoder):
             table_size=args.abspos_frames,
             table_std=0.02,
         )
-        drop = args.encoder_layerdrop  # LayerDropModuleList draws in evaluation, too
+        # without layer drop a plain list, because LayerDropModuleList draws in evaluation, too
+        drop = args.encoder_layerdrop
         self.layers = LayerDropModuleList(drop) if drop else nn.ModuleList()
         self.layers.extend(TransformerEncoderLayer(args) for _ in range(args.encoder_layers))
         self.stack_attention = add_positions_to_attention(self.layers, config, self.positions)

@@ -64,7 +64,11 @@ class CapeCtcCriterion(FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
-        """Loss summed over the batch, divisor of the loss, and the numbers to log."""
+        """Returns the loss summed over the batch, the divisor of the loss, and the numbers to log.
+
+        Raises:
+            ValueError: for a model without CTC.
+        """
         output = model(**sample["net_input"])
         if "lengths" not in output:
             raise ValueError(

@@ -27,12 +27,15 @@ logger = logging.getLogger(__name__)
 
 MAX_UNKNOWN = 0.1  # share of the training units that the dictionary may lack
 LEAST_LEFT = 0.1  # least share of the training data that must fit into a batch
-TOLERANCE = 0.02  # share by which a duration in a manifest may be wrong
-SLACK = 0.05  # seconds by which any duration may be wrong
+# A duration in a manifest may be wrong by this share, or by these seconds if that is more.
+TOLERANCE = 0.02
+SLACK = 0.05
 
 
 class Sample(NamedTuple):
-    """Contents of one utterance: samples ``[N]`` or features ``[T, bins]``."""
+    """One utterance that was read. `content` holds samples ``[N]`` or features ``[T, bins]``,
+    `target` the units ``[U]`` without EOS. `index` is the index that was asked for; the contents
+    may come from another recording, see :class:`SpeechDataset`."""
 
     index: int
     content: Tensor
@@ -115,8 +118,8 @@ class SpeechDataset(FairseqDataset):
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """See fairseq. Also sets the epoch in processes of a data loader, which outlive an
-        epoch."""
+        """See fairseq. The epoch lies in shared memory, because processes of a data loader live
+        longer than an epoch."""
         self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
@@ -127,7 +130,8 @@ class SpeechDataset(FairseqDataset):
         return self.sizes[index, 0]
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        """Numbers of frames of many recordings at the hop of the dataset."""
+        """Numbers of frames ``[n]`` of the recordings `indices` ``[n]``, at the hop of the
+        dataset."""
         return self.sizes[indices, 0]
 
     def size(self, index: int) -> tuple[int, int]:
@@ -227,8 +231,9 @@ class SpeechDataset(FairseqDataset):
         return content
 
     def collater(self, samples: Sequence[Sample | None]) -> dict[str, Any]:
-        """A batch. If no recording could be read, the batch has no id and holds silence without a
-        text, which counts in no score: fairseq would replace an empty batch by another batch.
+        """Makes a batch. If no recording could be read, the batch has no id and holds silence
+        without a text, which counts in no score: fairseq would replace an empty batch by another
+        batch.
 
         Returns:
             In `net_input` the features ``[B, T, bins]`` as `src_tokens`, their lengths ``[B]``,

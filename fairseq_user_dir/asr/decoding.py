@@ -50,7 +50,8 @@ class CtcGenerator:
                     "score": hypothesis.score,
                     "attention": None,
                     "alignment": None,
-                    "positional_scores": torch.zeros(0),  # alignments are not unique
+                    # scores of single tokens: none, because a text has many alignments
+                    "positional_scores": torch.zeros(0),
                 }
             ]
             for hypothesis in self._decode(log_probs, lengths)

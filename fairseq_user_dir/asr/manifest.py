@@ -37,8 +37,9 @@ def read_manifest(path: str, audio_root: str | None = None, texts: bool = True) 
 
 
 def named_recordings(paths: Sequence[str]) -> list[Utterance]:
-    """Recordings without texts, relative to the current folder; recordings that cannot be used are
-    reported and have a duration of 0."""
+    """Recordings without texts, from paths relative to the current folder. Recordings that cannot
+    be used are reported and get a duration of 0, with which :class:`SpeechDataset` leaves them
+    out."""
     recordings = []
     for number, path in enumerate(paths):
         recording = Utterance(str(number), path.strip(), "")

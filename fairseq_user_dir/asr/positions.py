@@ -49,8 +49,8 @@ class TimedEncoder:
             frame_nanoseconds: ``[B, T]`` centre of each frame, if frames were skipped.
 
         Yields:
-            ``[B, T', C]`` with positions, and the draw of this forward in training; each rank has
-            another draw.
+            ``[B, T', C]`` with positions, and the draw of this forward in training, None in
+            evaluation. Ranks draw differently.
         """
         hop = HOP_SECONDS if hop_nanoseconds is None else hop_nanoseconds.float() * 1e-9
         positions = subsampled_positions(

@@ -10,7 +10,8 @@ from fairseq.scoring import BaseScorer, register_scorer
 
 
 def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, int]:
-    """Errors and lengths, in words and in letters; the error rate is errors divided by length.
+    """Errors and lengths of the references, in words and in letters; the error rate is errors
+    divided by length. Pairs without a reference do not count.
 
     Raises:
         ImportError: without the package jiwer.

@@ -61,8 +61,8 @@ class CapeAsrTask(LegacyFairseqTask):
     def add_args(parser: argparse.ArgumentParser) -> None:
         """Adds the flags of data, SpecAugment and decoding."""
         add = parser.add_argument
-        add("data", help="folder with train.tsv, valid.tsv ...: columns audio and tgt_text, in "
-            "generation audio alone")  # fmt: skip
+        add("data", help="folder with manifests train.tsv, valid.tsv ... with the columns audio "
+            "and tgt_text; generation needs only audio")  # fmt: skip
         add(
             "--config-yaml",
             default="config.yaml",
@@ -108,8 +108,9 @@ class CapeAsrTask(LegacyFairseqTask):
         self.dictionary, self.targets, self.config = dictionary, targets, config
         self.needs_texts = False
         # One iterator for all epochs. fairseq would drop the iterator of each epoch, which refers
-        # to itself. Workers forked before Python has freed the iterator may free it themselves, end
-        # processes that are not theirs, and print "can only test a child process".
+        # to itself, so Python frees the iterator only later. Worker processes that are forked
+        # before may free it, too: they would end processes that are not theirs, and print "can only
+        # test a child process".
         self.cfg = argparse.Namespace(rebuild_batches=args.padding_free)
 
     @classmethod

@@ -16,7 +16,7 @@ from cape_plugins.files import writing
 SPACE = "|"  # between words
 SUBWORD_SPACE = "\u2581"  # sentencepiece's mark at the beginning of words
 DICTIONARY, SUBWORD_MODEL = "dict.txt", "spm.model"
-UNKNOWN = ("\u2047", "\ufffd")  # in references and in hypotheses
+UNKNOWN = ("\u2047", "\ufffd")  # unknown units in references, and in hypotheses
 
 
 class TextDictionary(Dictionary):
@@ -75,7 +75,8 @@ class Targets:
         return torch.tensor(numbers, dtype=torch.long)
 
     def dictionary(self, texts: Iterable[str]) -> TextDictionary:
-        """All subwords of the model, or all letters of the texts, in sorted order."""
+        """A dictionary of all subwords, in the order of the model, or of all letters of the texts,
+        in sorted order."""
         dictionary = TextDictionary()
         if self.subwords is not None:
             size = self.subwords.get_piece_size()

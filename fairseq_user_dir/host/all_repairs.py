@@ -1,14 +1,14 @@
 """Repairs faults of fairseq 0.12, for every model.
 
-* ``--replace-unk`` without a value reads its default as the name of a file. With an empty name,
-  generation stops at the first unknown word, because the generator is not asked for an alignment.
-  ``fairseq-interactive`` would copy ``<unk>``, because the command takes the source word from text
-  in which unknown words are ``<unk>``.
+* ``--replace-unk`` without a value takes its default, ``"@@ "``, for the name of a file. With an
+  empty name, generation stops at the first unknown word, because fairseq asks the generator for no
+  alignment. ``fairseq-interactive`` would copy ``<unk>``, because the command takes the source word
+  from text in which unknown words are ``<unk>``.
 * Resumed trainings differ from uninterrupted trainings; see :mod:`fairseq_user_dir.host.resuming`.
 * With numpy 2, language models can neither be used through the hub nor be trained with
-  ``--sample-break-mode eos``: fairseq imports ``numpy.compat.long``, which numpy 2 has removed
-  (``int`` in Python 3).
-* ``--num-batch-buckets`` calls numpy with a keyword that only old versions have.
+  ``--sample-break-mode eos``: fairseq imports ``numpy.compat.long``, another name of ``int``, which
+  numpy 2 has removed.
+* ``--num-batch-buckets`` calls ``numpy.percentile`` with a keyword that only old versions have.
 * ``--diverse-beam-groups`` uses the number of a sentence in the set as the row of the sentence in
   the batch. The search then counts the words of another sentence, or stops with an error.
 * ``--dataset-impl cached`` cannot read sentences before an epoch has begun.
@@ -133,8 +133,9 @@ def _with_scorer_of_task(stock: Any) -> Any:
 
 
 def _with_overrides(stock: Any) -> Any:
-    """Parses --model-overrides as data when the command begins. fairseq reads the option after it
-    has built the task of the model, and two commands run the text of the option as Python."""
+    """Parses ``--model-overrides`` as data when the command begins, so that a mistake is reported
+    at once. fairseq reads this option only after the task of the model is built, and two commands
+    run the text of the option as Python."""
 
     @functools.wraps(stock)
     def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
@@ -158,6 +159,8 @@ def _with_overrides(stock: Any) -> Any:
 
 
 def _with_task_of_checkpoint(stock: Any) -> Any:
+    """Takes the task from the checkpoint in commands that have no default of ``--task``."""
+
     @functools.wraps(stock)
     def parse_args_and_arch(
         parser: argparse.ArgumentParser, input_args: Any = None, *args: Any, **kwargs: Any
@@ -176,7 +179,7 @@ def _with_task_of_checkpoint(stock: Any) -> Any:
 
 
 def _buckets(sizes: Any, num_buckets: int) -> np.ndarray:
-    """The function of fairseq, written for numpy 2."""
+    """fairseq's function, with the keyword that numpy 2 has."""
     shares = np.linspace(0, 100, num_buckets + 1)
     return np.unique(np.percentile(sizes, shares, method="lower")[1:])
 
@@ -199,7 +202,8 @@ def _with_file(stock: Any) -> Any:
 
 
 def _with_rows_of_batch(stock: Any) -> Any:
-    """Makes groups of beams count the words that they share by row of the batch."""
+    """Makes diverse beam search find the words of other groups by the row of a sentence in the
+    batch, not by the number of the sentence in the set."""
 
     @functools.wraps(stock)
     def step(
@@ -255,6 +259,8 @@ def _with_task_of_failure(stock: Any) -> Any:
 
 
 def _with_default(stock: Any) -> Any:
+    """Reads no file of replacements if ``--replace-unk`` has no value: source words are copied."""
+
     @functools.wraps(stock)
     def load_align_dict(replace_unk: str | None) -> dict[str, str] | None:
         return {} if replace_unk == _NO_DICTIONARY else stock(replace_unk)
@@ -263,6 +269,7 @@ def _with_default(stock: Any) -> Any:
 
 
 def _with_alignment(stock: Any) -> Any:
+    """Makes the generator return alignments for ``--replace-unk``, unless other options do so."""
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
@@ -285,7 +292,8 @@ def _with_alignment(stock: Any) -> Any:
 
 
 class _SourceText(str):
-    """The source sentence that fairseq prints, and the typed sentence, one word a token."""
+    """The source sentence that fairseq prints; `words` holds the typed words, one for each
+    token."""
 
     words: list[str]
 
@@ -323,6 +331,9 @@ def _with_typed_words(stock: Any) -> Any:
 
 
 def _with_replacement(stock: Any) -> Any:
+    """Replaces unknown words by the typed source words that they are aligned with, or by the
+    entries of these words in the file of ``--replace-unk``."""
+
     @functools.wraps(stock)
     def post_process_prediction(
         hypo_tokens: Tensor,

@@ -1,8 +1,8 @@
 """Keeps fairseq from running data as code.
 
 * Settings and manifests hold lists or numbers as text, which fairseq runs as Python. With this
-module, fairseq reads only literals: numbers, quoted texts, lists, tuples, dicts, sums and
-multiples.
+  module, fairseq reads only literals: numbers, quoted texts, lists, tuples, dicts, and sums and
+  multiples of these.
 * fairseq passes the names of protein files (fasta) to a shell, which would run code in a name.
 * An archive that is given to the hub interface could write files outside of its folder.
 """
@@ -33,8 +33,8 @@ def run_no_data() -> None:
 
 
 def _take_literals_only() -> None:
-    """Replaces ``eval`` in the modules of fairseq, which use it only to read data: a name of a
-    module hides the built-in name of Python."""
+    """Replaces ``eval`` in the modules of fairseq, which use ``eval`` only to read data: a global
+    name of a module hides the built-in name of Python."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "fairseq":
             module.eval = literal
@@ -42,8 +42,9 @@ def _take_literals_only() -> None:
 
 
 class _LaterModules(MetaPathFinder):
-    """Replaces ``eval`` in modules of fairseq that are imported later, such as its examples; does
-    not change an example that is loaded by ``--user-dir``, which counts as code of the user."""
+    """Replaces ``eval`` in modules of fairseq that are imported later, such as fairseq's examples.
+    An example that is loaded by ``--user-dir`` does not change, because it counts as code of the
+    user."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name.startswith("fairseq.") else None

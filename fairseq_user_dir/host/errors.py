@@ -26,7 +26,7 @@ from cape_plugins.settings.arguments import PREFIX, text_in_flags
 _PROJECT_FOLDERS = (Path(cape_plugins.__file__).parent, Path(__file__).parents[1])
 _FAIRSEQ = Path(fairseq.__file__).parent
 
-# Beginnings of error messages of fairseq, and remedies, which fairseq does not give.
+# Beginnings of fairseq's error messages, and remedies that this module adds to the messages.
 _REMEDIES = {
     "Dataset not found": "give --gen-subset, --valid-subset or --train-subset the name of a set in "
     "the data folder, such as test",
@@ -41,8 +41,8 @@ _REMEDIES = {
 
 
 class SettingsError(ValueError, CompactHydraException):
-    """A user's mistake, with a complete message: option, value, allowed values and remedy. (hydra
-    prints only the message for errors of its compact class.)"""
+    """A user's mistake, with a complete message: option, value, allowed values and remedy. The base
+    class CompactHydraException makes hydra print the message alone, without a traceback."""
 
 
 @contextmanager
@@ -122,8 +122,8 @@ def _end(trace: TracebackType | None) -> tuple[Path, int]:
 
 
 def _statement(file: Path, line: int) -> type[ast.AST]:
-    """Kind of the statement to which a line belongs: for a statement of several lines, Python
-    reports the line of its condition."""
+    """Kind of the innermost statement to which a line belongs. The line need not be the first line
+    of the statement: Python reports the line of the condition of a long ``assert``."""
     statement: type[ast.AST] = ast.Module
     for node in ast.walk(ast.parse("".join(linecache.getlines(str(file))))):  # outer nodes first
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):

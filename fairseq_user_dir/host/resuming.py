@@ -1,10 +1,10 @@
-"""Resuming a training of fairseq, for every model.
+"""Repairs faults of fairseq in resuming a training, for every model. Without this module:
 
 * A training that is resumed in the second epoch or later has other batches than an uninterrupted
-training: the order of sentences of equal length depends on the epoch in which the *program*
-started.
+  training: the order of sentences of equal length depends on the epoch in which the *program*
+  started.
 * A finished training that is started again trains for one more update and writes its checkpoints
-again.
+  again.
 * If the ``--restore-file`` is missing, a new training begins.
 * ``--patience`` counts validations without progress from 0 in each start.
 """
@@ -57,9 +57,9 @@ def with_batches_of_first_epoch(stock: Any) -> Any:
 
 
 def with_end(stock: Any) -> Any:
-    """Wraps ``checkpoint_utils.load_checkpoint``: fairseq checks after each update, not before the
-    first update, whether the training has reached its end; and does not check whether the restore
-    file exists."""
+    """Wraps ``checkpoint_utils.load_checkpoint``. fairseq checks only after an update whether the
+    training has reached its end, and never whether the restore file exists; this function checks
+    both before the first update."""
 
     @functools.wraps(stock)
     def load_checkpoint(cfg: Any, trainer: Trainer, **kwargs: Any) -> Any:
@@ -119,8 +119,9 @@ def _early_stop() -> Any:
 
 
 def with_patience(stock: Any) -> Any:
-    """Wraps ``Trainer.save_checkpoint``, which stores no count of validations without progress.
-    Checkpoints written without this package have no count; ``--reset-meters`` begins anew."""
+    """Wraps ``Trainer.save_checkpoint``: stores the count of validations without progress, which
+    fairseq does not store. Checkpoints written without this package have no count, and the count
+    begins anew with ``--reset-meters``."""
 
     @functools.wraps(stock)
     def save_checkpoint(self: Trainer, filename: str, extra_state: dict[str, Any]) -> Any:

@@ -6,9 +6,9 @@ sentences are lost. The number of lost sentences depends on the batch size, so t
 score different sets. With this module the remaining sentences form one more batch, after fairseq's
 batches. A training keeps fairseq's batches without this batch, so that it repeats bit for bit.
 
-A training that validates on its training set (``--valid-subset train``) gets this set from fairseq
-as one dataset with one iterator: then validation loses the remaining sentences, and ends the epoch
-of the training. With this module validation has a separate dataset and iterator.
+If a training validates on its training set (``--valid-subset train``), fairseq gives one dataset
+with one iterator to both: then validation loses the remaining sentences, and ends the epoch of the
+training. With this module validation has a separate dataset and iterator.
 
 A sentence that fits into no batch ends an evaluation with an error of one line; so does a set or a
 share without sentences.
@@ -68,7 +68,8 @@ def with_batches_of_training(stock: Any) -> Any:
 
 def with_set_of_validation(stock: Any) -> Any:
     """Wraps ``Trainer.get_train_iterator``, which loads the training set. If fairseq-train has
-    already loaded this set, it did so for validation."""
+    loaded this set before, it loaded the set for validation, and this function keeps that dataset
+    for :func:`without_iterator_of_training`."""
 
     @functools.wraps(stock)
     def get_train_iterator(self: Trainer, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +179,7 @@ def with_shards(stock: Any) -> Any:
     def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         parsed = stock(parser, *args, **kwargs)
         if not (hasattr(parsed, "num_shards") and hasattr(parsed, "shard_id")):
-            return parsed  # options that the command line does not name have been left out
+            return parsed  # fairseq also parses once without the options that a line does not name
         shards, shard = parsed.num_shards, parsed.shard_id
         if not 0 <= shard < shards:
             parser.error(

@@ -1,5 +1,5 @@
 """Folds the parts that stock models lack into stock parameters. Computed positions become rows of a
-learned table, and the residual weights of ADMIN become part of the layers around them. A folded
+learned table, and neighbouring layers are multiplied by the residual weights of ADMIN. A folded
 copy computes the same outputs as the model.
 """
 
@@ -79,9 +79,10 @@ def layers_of(stack: nn.Module) -> list[nn.Module]:
 def _fold_residuals(stack: nn.Module, side: str) -> None:
     """Takes the residual weights of ADMIN out of a post-LN stack.
 
-    LN(f(x) + w x) is a plain sub-layer on w x. The module that computes x is multiplied by w: this
-    module is the norm before the sub-layer or, for the first layer, the embeddings. The modules
-    that read x, apart from the residual connection, are divided by w.
+    LN(f(x) + w x) is a plain sub-layer with the input w x, if f divides its input by w. So the
+    parameters of the module that computes x are multiplied by w: this module is the norm before the
+    sub-layer or, for the first layer, the embeddings. The weights of the modules in f that read x
+    are divided by w.
     """
     layers = layers_of(stack)
     if not all(isinstance(getattr(layer, "admin", None), AdminResidual) for layer in layers):
@@ -142,8 +143,8 @@ def _scale_entry(stack: nn.Module, weight: Tensor) -> None:
     if projection is not None:
         projection.weight.mul_(weight[:, None])
     else:
-        # a copy: the other side and the output projection may share these vectors, and must not
-        # change
+        # A copy is scaled: the other side and the output projection may share these vectors, and
+        # must not change.
         stack.embed_tokens = copy.deepcopy(stack.embed_tokens)
         stack.embed_tokens.weight.mul_(weight)
     if stack.embed_positions is not None:

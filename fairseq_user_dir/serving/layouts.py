@@ -42,14 +42,14 @@ class Layout:
     drops_tables: bool = False
 
 
-# one layout for each combination of the two norms
+# one layout for each combination of `pre_norm` and `embedding_norm`
 LAYOUTS = (
     Layout("bart", "BartForConditionalGeneration", False, True, first_row=2),
     Layout("mbart", "MBartForConditionalGeneration", True, True, first_row=2),
     Layout("blenderbot", "BlenderbotForConditionalGeneration", True, False),
     Layout("marian", "MarianMTModel", False, False, drops_tables=True),
 )
-# maps fairseq's name to the name in transformers
+# Maps fairseq's names of activation functions to the names in transformers.
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -58,6 +58,7 @@ ACTIVATIONS = {
     "swish": "silu",
     "tanh": "tanh",
 }
+# parameters that have the same name in transformers, after the prefix "model."
 _SAME = re.compile(
     r"(encoder|decoder)\.(layers\.\d+\.((self_attn|encoder_attn)\.(q|k|v|out)_proj|fc1|fc2"
     r"|\w+_layer_norm)|layer_norm|layernorm_embedding)\.(weight|bias)"

@@ -34,7 +34,8 @@ _KNOWN = re.compile(
     r"|(layernorm_embedding|layer_norm|project_in_dim|project_out_dim)\.\w+"
     r"|layers\.\d+\.((self_attn_|encoder_attn_|final_)layer_norm|fc1|fc2|admin\.omega)\.\w+"
     r"|layers\.\d+\.(self_attn|encoder_attn)\.(\w_proj|out_proj|relative)\.\w+"
-    # no engine supports these biases; the type is refused elsewhere, by its name
+    # No engine supports these biases. They are known here so that another check can refuse the type
+    # by its name, which says more to users than the name of a parameter.
     r"|layers\.\d+\.self_attn\.layer_bias\.[\w.]+"
 )
 _BATCH = 100
@@ -75,8 +76,8 @@ def load_source(path: Path, data: str | None = None) -> Source:
     name = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
     if name in CLASSES:
         raise SettingsError(
-            f"{path} is a stock model ({arch}); allowed: cape_ architectures. ctranslate2 takes it "
-            "by its own ct2-fairseq-converter, and fairseq-generate serves it."
+            f"{path} is a stock model ({arch}); allowed: cape_ architectures. The converter of "
+            "ctranslate2, ct2-fairseq-converter, takes it, and fairseq-generate serves it."
         )
     if name not in {PREFIX + stock for stock in CLASSES}:
         raise SettingsError(
@@ -87,8 +88,8 @@ def load_source(path: Path, data: str | None = None) -> Source:
         )
     if task_name(state) not in TASKS:
         raise SettingsError(
-            f"{path} was trained in the task {task_name(state)}, which prepares its inputs in its "
-            f"own way; allowed: {', '.join(TASKS)}. Serve it by fairseq-generate."
+            f"{path} was trained in the task {task_name(state)}, which may add symbols to "
+            f"the inputs; allowed: {', '.join(TASKS)}. Serve it by fairseq-generate."
         )
     del state
     model, _, task = load_trained(path, data)

@@ -32,7 +32,9 @@ from fairseq_user_dir.serving.source_checkpoint import load_trained
 
 TEMPLATE = Path(__file__).with_name("stock_checkpoint.md")
 FILE = "model.pt"
-CLOSE = 1e-3  # allowed difference of logits, more than float32 rounding over many layers
+# Allowed difference of logits, relative to the largest logit, or to 1 if all logits are smaller;
+# float32 rounding over many layers gives less.
+CLOSE = 1e-3
 _OWN_ARGS = (TYPE_ARG, ALLOW_ARG, "admin_init", "admin_profiled", "user_dir")
 _PATHS = ("data", "user_dir", "save_dir", "restore_file", "tensorboard_logdir", "log_file")
 
@@ -140,8 +142,8 @@ def load(source: Path, data: str | None) -> Trained:
         name: _with_attributes(vars(part)) if isinstance(part, argparse.Namespace) else part
         for name, part in container.items()
     }
-    # languages that fairseq derived from the names of the binarised texts are stored in the task
-    # only
+    # if the command line named no languages, fairseq has found them by the names of the binarised
+    # texts, and stored them in the task only
     languages = {
         name: getattr(task.cfg, name)
         for name in ("source_lang", "target_lang")
@@ -219,7 +221,8 @@ def _with_attributes(entries: dict[str, Any]) -> OrderedDict[str, Any]:
 
 
 def _sharing(plain: nn.Module) -> dict[str, bool]:
-    """Which embeddings are still shared: ADMIN may have scaled the input embeddings."""
+    """The flags of shared embeddings. Input embeddings that were scaled by ADMIN are copies, which
+    are shared no longer."""
     decoder = plain.decoder
     projection = getattr(decoder, "output_projection", None)
     embedding = getattr(decoder.embed_tokens, "weight", None)
