@@ -107,7 +107,7 @@ def given_settings(args: Any, domain: str | None = "text") -> dict[str, Any]:
     """
     names = {option.name: option.name for option in option_fields(domain)}
     settings = {}
-    # Checkpoints of earlier releases store options under former names; a current name wins.
+    # Stored settings may have an option under its former name; the current name wins.
     for former_or_name, name in {**FORMER_NAMES, **names}.items():
         value = getattr(args, PREFIX + former_or_name, None)
         if name in names and value is not None:
