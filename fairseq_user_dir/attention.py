@@ -196,18 +196,8 @@ class CoordinateSelfAttention(Bound, PositionSelfAttention):
                 "decoder, which computes positions. Call the encoder or decoder."
             )
         query, key = positions.turn(query, key)
-        mask = positions.bias_of(self.layer_bias, query, key)
-        if attn_mask is not None:
-            attn_mask = attn_mask.to(query.dtype)
-            mask = attn_mask if mask is None else mask + attn_mask
-        if key_padding_mask is not None:
-            is_padding = key_padding_mask[:, None, None]
-            mask = query.new_zeros(is_padding.shape) if mask is None else mask
-            mask = mask.masked_fill(is_padding, float("-inf"))
-        if mask is not None:
-            # The lowest finite number, not -inf: a query on padding may see no key at all, and its
-            # softmax would be NaN.
-            mask = mask.clamp(min=torch.finfo(mask.dtype).min)
+        combine = functools.partial(_combined_mask, query.dtype)
+        mask = positions.mask_of(self.layer_bias, query, key, combine, attn_mask, key_padding_mask)
         if not need_weights:
             output = F.scaled_dot_product_attention(query, key, value, mask, self._dropout)
             return output, None
@@ -215,6 +205,27 @@ class CoordinateSelfAttention(Bound, PositionSelfAttention):
         scores = scores if mask is None else scores + mask
         weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         return F.dropout(weights, self._dropout) @ value, weights
+
+
+def _combined_mask(
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+) -> Tensor | None:
+    """Bias and masks of fairseq in one tensor of `dtype` that is added to the scores; None if none
+    of them is there."""
+    mask = bias
+    if attn_mask is not None:
+        attn_mask = attn_mask.to(dtype)
+        mask = attn_mask if mask is None else mask + attn_mask
+    if key_padding_mask is not None:
+        is_padding = key_padding_mask[:, None, None]
+        mask = torch.zeros_like(is_padding, dtype=dtype) if mask is None else mask
+        mask = mask.masked_fill(is_padding, float("-inf"))
+    # The lowest finite number, not -inf: a query on padding may see no key at all, and its softmax
+    # would be NaN.
+    return None if mask is None else mask.clamp(min=torch.finfo(dtype).min)
 
 
 class CoordinateLayer:

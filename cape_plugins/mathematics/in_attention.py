@@ -4,6 +4,7 @@ same hook in the attention of a host."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class AttentionPositions:
         self.query, self.key = query, key
         self.query_angles, self.key_angles = query_angles, key_angles
         self.bias = bias
+        self._mask: tuple[tuple[Any, ...], Tensor | None] | None = None  # of the last layer
 
     def turn(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Returns queries ``[B, H, T, d]`` and keys ``[B, H, S, d]``, turned if the type turns
@@ -71,11 +73,55 @@ class AttentionPositions:
             bias = F.pad(bias, (front_key, 0, front_query, 0))
         return bias.to(query.dtype)
 
+    def mask_of(
+        self,
+        layer_bias: nn.Module | None,
+        query: Tensor,
+        key: Tensor,
+        combine: Callable[..., Tensor | None],
+        *parts: Any,
+    ) -> Tensor | None:
+        """``combine(bias, *parts)``: the bias of a layer, see :meth:`bias_of`, together with the
+        masks of the host. Layers that share a bias, and get the same masks, share the result: a
+        stack then holds one tensor ``[B, H, T, S]``, and not one for each layer.
+
+        Args:
+            layer_bias: See :meth:`bias_of`.
+            query: ``[B, H, T, d]``.
+            key: ``[B, H, S, d]``.
+            combine: Function of the bias, or None, and of `parts`.
+            parts: Masks, and what else the result depends on.
+        """
+        # A compiler shares equal tensors itself, and may not see the attribute change.
+        if layer_bias is not None or self.bias is None or torch.compiler.is_compiling():
+            return combine(self.bias_of(layer_bias, query, key), *parts)
+        made_of = (query.dtype, query.device, query.shape[2], key.shape[2], *parts)
+        if self._mask is None or not _are_same(self._mask[0], made_of):
+            self._mask = made_of, combine(self.bias_of(None, query, key), *parts)
+        return self._mask[1]
+
     def to(self, device: torch.device, **options: Any) -> AttentionPositions:
         """The same positions on another device. accelerate calls this method, because it moves the
         arguments of layers that are distributed over devices."""
         parts = (self.query, self.key, self.query_angles, self.key_angles, self.bias)
         return AttentionPositions(*(_moved(part, device, **options) for part in parts))
+
+
+def _are_same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    """Whether tensors are the same, or the same view, and other parts are equal."""
+    return len(first) == len(second) and all(map(_is_same, first, second))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return a is b or (type(a) is type(b) and a == b)
+    # fairseq cuts the causal mask out of one tensor, for each layer anew
+    is_same_view = a._base is not None and a._base is b._base
+    return a is b or (is_same_view and _layout(a) == _layout(b))
+
+
+def _layout(view: Tensor) -> tuple[Any, ...]:
+    return view.shape, view.stride(), view.storage_offset()
 
 
 def _moved(part: Any, device: torch.device, **options: Any) -> Any:

@@ -267,10 +267,15 @@ def _attention_forward(
     if module.layer_bias is not None or positions.bias is not None:
         _check_attention(module, query)
     query, key = positions.turn(query, key)
-    bias = positions.bias_of(module.layer_bias, query, key)
-    if bias is not None:
-        visible = _visible_keys(causal, attention_mask, query, key, offset)
-        attention_mask = _biased_mask(bias, visible)
+
+    def combine(bias: Tensor | None, mask: Tensor | None, causal: bool, offset: Any) -> Any:
+        if bias is None:
+            return mask
+        return _biased_mask(bias, _visible_keys(causal, mask, query, key, offset))
+
+    attention_mask = positions.mask_of(
+        module.layer_bias, query, key, combine, attention_mask, causal, offset
+    )
     if is_causal is not None:  # CLIP's text model passes the argument in each call
         kwargs["is_causal"] = is_causal
     return _stock_function(module, implementation)(

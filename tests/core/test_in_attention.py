@@ -72,6 +72,30 @@ def test_each_pair_of_channels_is_turned_by_its_angle(num_coords, base, speed):
     torch.testing.assert_close(turned, expected.float(), rtol=1e-5, atol=2e-5)
 
 
+def test_layers_share_the_sum_of_bias_and_masks():
+    """Other masks, another precision or a learned bias of the layer give another sum."""
+    config = PositionConfig("alibi", "text")
+    encoder = build_position_encoder(config, 8).eval()
+    stack = build_stack_positions(config, HEAD_DIM, HEADS)
+    positions = stack(encoder, token_position_at(0, length=4))
+    x, mask = torch.randn(2, HEADS, 4, HEAD_DIM), torch.randn(4, 4)
+
+    def combined(layer_bias=None, query=x, mask=mask, scale=1.0):
+        return positions.mask_of(
+            layer_bias, query, query, lambda bias, m, s: s * (bias + m.to(bias.dtype)), mask, scale
+        )
+
+    first = combined()
+    assert torch.equal(first, positions.bias + mask)
+    assert combined() is first
+    assert torch.equal(combined(mask=2 * mask), positions.bias + 2 * mask)
+    assert torch.equal(combined(scale=3.0), 3 * first)
+    assert combined(query=x.half()).dtype == torch.float16
+    learned = build_layer_bias(PositionConfig("fire", "text"), HEADS)
+    assert not torch.equal(combined(learned), first)
+    assert combined(learned) is not combined(learned)
+
+
 def test_heads_without_enough_pairs_are_refused():
     for head_dim, num_coords in ((7, 1), (2, 2)):
         with pytest.raises(ValueError, match=rf"{head_dim} channels.*{num_coords} coord.*allowed"):

@@ -8,11 +8,17 @@ import torch
 pytest.importorskip("fairseq")
 
 from cape_plugins import ENCODINGS, TYPES
+from fairseq_user_dir import attention as fairseq_attention
 from fairseq_user_dir.attention import CoordinateLayer, CoordinateSelfAttention
 from fairseq_user_dir.host.errors import SettingsError
 from tests.support.fairseq_models import PAD, build
 
 IN_ATTENTION = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention]
+SHARED_BIAS = [
+    name
+    for name in IN_ATTENTION
+    if (encoding := ENCODINGS[TYPES[name].encoding]).biases and not encoding.learned
+]
 AUGMENTED = {"position_max_local_shift": 0.5, "position_max_global_scale": 1.5}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 SOURCE = torch.tensor([[PAD, PAD, 5, 6, 2], [7, 8, 9, 10, 2]])
@@ -55,6 +61,21 @@ def test_weights_of_attention_equal_the_fused_kernel(name):
     torch.testing.assert_close(explicit, fused, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
     assert not weights[:, 0, :, :2].any()
+
+
+@pytest.mark.parametrize("name", SHARED_BIAS)
+def test_the_layers_of_a_stack_share_one_mask(name, monkeypatch):
+    """A mask for each layer would take as many times the memory."""
+    masks, combine = [], fairseq_attention._combined_mask
+    monkeypatch.setattr(
+        fairseq_attention, "_combined_mask", lambda *parts: masks.append(parts) or combine(*parts)
+    )
+    model = build(position_embedding=name).eval()
+    assert len(model.encoder.layers) == len(model.decoder.layers) == 2
+    model(SOURCE, (SOURCE != PAD).sum(1), TARGET)
+    assert len(masks) == 2  # of the encoder and of the decoder
+    model.half()(SOURCE, (SOURCE != PAD).sum(1), TARGET)
+    assert len(masks) == 4
 
 
 @pytest.mark.parametrize("name", IN_ATTENTION)

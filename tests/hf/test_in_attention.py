@@ -25,11 +25,17 @@ from cape_plugins import (
 )
 from hf_models import switch
 from hf_models.checks.stock_models import tiny_stock_models
+from hf_models.seams import attention
 from hf_models.seams.attention import mixed
 from hf_models.seams.rotary import UnturnedAttention
 from tests.support.hf import FAMILIES, answer, batch, loss, make
 
 IN_ATTENTION = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention]
+SHARED_BIAS = [
+    name
+    for name in IN_ATTENTION
+    if (encoding := ENCODINGS[TYPES[name].encoding]).biases and not encoding.learned
+]
 AUGMENTED = {"max_local_shift": 0.5, "max_global_scale": 1.5}
 
 
@@ -63,6 +69,20 @@ def test_rope_of_images_turns_as_dinov3_does():
     turned = stack(encoder, patch_positions(rows, columns)).turn(query, key)
     for ours, theirs in zip(turned, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize(("family", "stacks"), [("bert", 1), ("vit", 1), ("marian", 2)])
+@pytest.mark.parametrize("name", SHARED_BIAS)
+def test_the_layers_of_a_stack_share_one_mask(family, stacks, name, monkeypatch):
+    """A mask for each layer would take as many times the memory."""
+    masks, combine = [], attention._biased_mask
+    monkeypatch.setattr(
+        attention, "_biased_mask", lambda *parts: masks.append(parts) or combine(*parts)
+    )
+    model = make(family, name).eval()
+    assert model.config.num_hidden_layers > 1
+    model(**batch(family))
+    assert len(masks) == stacks
 
 
 def gradients(model, family, reentrant=None):
