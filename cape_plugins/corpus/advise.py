@@ -95,8 +95,8 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
     corpus.add_argument(
         "--train-lengths",
         metavar="FILE",
-        help="lengths of the training inputs, one a line: tokens, seconds, or patches of images "
-        "(14 or ROWSxCOLUMNS); .gz is read",
+        help="lengths of the training inputs, one a line: tokens, seconds, or patches of grids "
+        "(14, or the sizes of the axes, such as 14x20); .gz is read",
     )
     corpus.add_argument(
         "--train-text",

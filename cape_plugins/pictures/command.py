@@ -90,7 +90,7 @@ def add_plot_args(parser: argparse.ArgumentParser) -> None:
     for name, picture in PICTURES.items():
         command = pictures.add_parser(name, help=picture.help, description=picture.help)
         _add_model_args(command)
-        unit = "in tokens, seconds or patches (14 or ROWSxCOLUMNS)"
+        unit = "in tokens, seconds or patches (14, or the sizes of the axes, such as 14x20)"
         command.add_argument(
             "--sizes", "--lengths", nargs="+", metavar="SIZE",
             help=f"sizes of inputs {unit}, at most {picture.most_sizes}",

@@ -125,7 +125,8 @@ def _component_maps(
     for axis, channel in zip(axes[0], channels, strict=True):
         axis.set_title(f"channel {channel}", fontsize="small")
     figure.supxlabel(f"column ({stack.domain.steps})", fontsize="small")
-    figure.supylabel(f"row ({stack.domain.steps})", fontsize="small")
+    rows = "row" if len(views[0].size) == 2 else "rows of all planes, one below another"
+    figure.supylabel(f"{rows} ({stack.domain.steps})", fontsize="small")
     figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / len(views)), pad=0.01)
     return figure
 

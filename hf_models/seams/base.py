@@ -123,7 +123,9 @@ def seam_class(seam: type[Seam], stock: type[nn.Module], **keywords: Any) -> typ
     """
     bases, attributes = seam.bases_and_attributes(stock, **keywords)
     recipe = (seam, stock, tuple(keywords.items()))
-    return type(f"Cape{stock.__name__}", bases, {**attributes, "recipe": recipe})
+    # a seam over a class of this package keeps the name of the class
+    name = f"Cape{stock.__name__.removeprefix('Cape')}"
+    return type(name, bases, {**attributes, "recipe": recipe})
 
 
 def _rebuilt(seam: type[Seam], stock: type[nn.Module], keywords: Iterable[Any]) -> nn.Module:

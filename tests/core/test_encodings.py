@@ -23,10 +23,16 @@ from tests.support.core import default_dtype
 from tests.support.expected import DOMAIN_SAMPLES
 
 NAMES = list(FREQUENCIES)
-# The frequencies of hosts are for text.
-DOMAIN_OF = dict.fromkeys(NAMES, "text") | {row.frequencies: key for key, row in DOMAINS.items()}
-AXES = {name: DOMAINS[DOMAIN_OF[name]].num_coords for name in NAMES}
-REACH = {name: DOMAIN_SAMPLES[DOMAIN_OF[name]].reach for name in NAMES}
+# Domains may share frequencies. The frequencies of hosts are for text.
+DOMAINS_OF = {
+    name: [key for key, row in DOMAINS.items() if row.frequencies == name] or ["text"]
+    for name in NAMES
+}
+AXES = {name: DOMAINS[domains[0]].num_coords for name, domains in DOMAINS_OF.items()}
+REACH = {
+    name: max(DOMAIN_SAMPLES[domain].reach for domain in domains)
+    for name, domains in DOMAINS_OF.items()
+}
 ALL = [(name, layout) for name in NAMES for layout in LAYOUTS]
 CPU = torch.device("cpu")
 

@@ -2,6 +2,8 @@
 index and not the origin, frames are at their times and patches on the grid of the paper, and
 positions are always float32."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ from tests.support.core import (
     make_positions,
     valid_mask,
 )
+from tests.support.expected import DOMAIN_SAMPLES
 
 CPU = torch.device("cpu")
 
@@ -109,6 +112,26 @@ def test_gamma_stretches_the_grid():
     )
     assert torch.equal(wide, 2 * plain)
     assert torch.equal(wide_step, 2 * step)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_each_place_of_a_domain_has_another_embedding(domain):
+    """Along each axis, too: places that differ in one coordinate only."""
+    samples = DOMAIN_SAMPLES[domain]
+    length = math.prod(samples.larger) if isinstance(samples.larger, tuple) else samples.larger
+    valid = torch.ones(1, length, dtype=torch.bool)
+    positions = samples.positions(valid, samples.larger)
+    embedding = make_encoder("sinpos", domain).eval()(positions)[0]
+    assert embedding.unique(dim=0).shape[0] == length
+    size = samples.larger if isinstance(samples.larger, tuple) else (length,)
+    coords = positions.coords[0].unflatten(0, size)
+    for axis in range(len(size)):  # the slowest axis has the last coordinate
+        others = [torch.tensor(0)] * len(size)
+        others[axis] = torch.arange(size[axis])
+        moved = coords[tuple(others)].diff(dim=0) != 0
+        column = len(size) - 1 - axis
+        assert moved[:, column].all()
+        assert moved.sum() == len(moved)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

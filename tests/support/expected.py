@@ -7,7 +7,7 @@ registry, and its types to what is expected of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -36,14 +36,15 @@ class Expected(NamedTuple):
         adds: Whether it adds to the content; types in attention never do.
         random: Whether training draws.
         zero: Settings with which a sinusoid is sinpos, bit for bit; None for other encodings.
-        reaches: Whether training of the demo, if it draws, has the positions of the longest test.
+        unreached: Domains in which training of the demo, if it draws, has fewer positions than the
+            longest test.
     """
 
     pictures: str
     adds: bool = True
     random: bool = False
     zero: Mapping[str, Any] | None = None
-    reaches: bool = True
+    unreached: Collection[str] = ()
 
 
 ALL = "components similarity augmentation coverage"
