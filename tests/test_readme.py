@@ -13,6 +13,7 @@ import pytest
 
 from cape_plugins.cli import main
 from cape_plugins.settings.config import option_fields
+from cape_plugins.settings.registry import TYPES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("*.md", "docs/*.md", "recipes/*/README.md", "benchmarks/README.md")
@@ -124,6 +125,12 @@ def test_torch_example_shares_one_draw_and_trains() -> None:
     assert names["loss"].isfinite()
     assert names["draw"].shift.shape == (8, 1, 1)
     assert names["embed"].weight.grad.abs().sum() > 0
+
+
+def test_readme_has_a_row_for_each_type() -> None:
+    section = read(ROOT / "README.md").partition("\n## Types\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| ", section, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(TYPES)
 
 
 def test_table_of_flags_is_generated(capsys) -> None:

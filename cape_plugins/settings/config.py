@@ -118,6 +118,8 @@ class PositionConfig(OptionFields):
             reason = ""
             if ENCODINGS[self._row.encoding].in_attention:
                 reason = " in attention, where only distances count and nothing is added"
+                if option.name.startswith("relative_"):
+                    reason = ": attention has one kind of positions, and relative keys are another"
             if self.architecture == ROTARY:
                 remedy = "Leave it out."
                 if option.name == "rotary_base":

@@ -189,7 +189,8 @@ def test_models_that_turn_queries_and_keys_refuse_types_without_a_rotary_form(na
     [("max_global_shift", 5), ("relative_context", 4)],
 )
 def test_options_that_change_no_distance_are_refused_where_queries_are_turned(option, value):
-    with pytest.raises(ValueError, match=rf"{option}=.*only distances count"):
+    reason = "relative keys are another" if option == "relative_context" else "only distances count"
+    with pytest.raises(ValueError, match=rf"{option}=.*{reason}"):
         PositionConfig("cape", "text", ROTARY, **{option: value})
 
 

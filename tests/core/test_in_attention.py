@@ -322,7 +322,8 @@ def test_layers_are_counted_from_one(layers, expected):
     ],
 )
 def test_what_changes_no_distance_is_refused_with_the_reason(name, option, value):
-    with pytest.raises(ValueError, match=rf"{option}=.*only distances count"):
+    reason = "relative keys are another" if option == "relative_context" else "only distances count"
+    with pytest.raises(ValueError, match=rf"{option}=.*{reason}"):
         PositionConfig(
             name, "text", "seq2seq" if option[0] == "s" else "encoder", **{option: value}
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cape_plugins import TYPES as REGISTRY
 from cape_plugins import PositionConfig, cli
 from cape_plugins.demo import tasks as demo
 from cape_plugins.settings.registry import ROTARY
@@ -85,6 +86,10 @@ def test_published_tables_have_all_seeds_of_a_task(task) -> None:
         assert len(values) >= 4
         assert {len(numbers) for numbers in values.values()} == {3}
     assert all(Path(cell.source).is_file() for cell in cells)
+
+
+def test_the_page_has_all_types_of_the_registry() -> None:
+    assert {name.partition(":")[0] for name in TYPES} == set(REGISTRY)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
