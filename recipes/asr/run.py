@@ -131,7 +131,16 @@ RELPOS = command_line.of_papers("relpos_wsj")["relpos"]
 FIRST = command_line.of_papers("relpos_first_wsj")["relpos"]
 NO_MASKS = "--no-spec-augment"
 LESS = "--attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1"
-WITH_DECODER = {"nopos": NOPOS, "sinpos": SINPOS, "cape": CAPE, "relpos": RELPOS}
+WITH_DECODER: dict[str, command_line.Settings] = {
+    "nopos": NOPOS,
+    "sinpos": SINPOS,
+    "cape": CAPE,
+    "relpos": RELPOS,
+    "rope": {"type": "rope"},
+    # before and after differ for the encoder, which has no causal mask
+    "alibi": {"type": "alibi", "directed": True},
+    "fire": {"type": "fire"},
+}
 STUDIES = {
     "types": Study({name: Variant({"type": name}) for name in PAPER_TYPES}),
     "relpos": Study(  # contexts of 27 and 6 seconds at 30 ms

@@ -106,7 +106,7 @@ NOT_ROTARY = dict.fromkeys(
     ("sinpos", "abspos", "relpos", "alibi", "fire", "shape", "cape"),
     "models with rotary positions have no such type",
 )
-DECODER_ROWS = ("nopos", "sinpos", "relpos", "cape")  # of the study
+DECODER_ROWS = ("nopos", "sinpos", "relpos", "cape", "rope", "alibi", "fire")  # of the study
 
 CONTROL_GROUP = ("size", "length (s)", "length (tokens)", "side (patches)")
 BYTES = "--train-length 128 --test-lengths 64 128 192 256 384 512 768 1024"
