@@ -11,6 +11,7 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
+from transformers import SmolLM3Config
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from transformers.models.llama import modeling_llama as llama
 
@@ -86,6 +87,16 @@ def test_rope_of_images_turns_as_dinov3_does():
     expected, expected_gradients = projected(stock, length)
     torch.testing.assert_close(turned, expected, rtol=1e-5, atol=5e-6)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_smollm3_is_a_preset():
+    """The base of the rotations, and the layers without positions."""
+    stock, ours = SmolLM3Config(), PositionConfig.preset("rope_smollm3")
+    assert (ours.type, ours.architecture) == ("rope", "decoder")
+    assert ours.rotary_base == stock.rope_parameters["rope_theta"]
+    turned = [ours.in_layer(index) for index in range(stock.num_hidden_layers)]
+    assert turned == list(map(bool, stock.no_rope_layers))
+    assert not ours.random
 
 
 def gradients(model, family, reentrant=None):
