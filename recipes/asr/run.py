@@ -17,7 +17,7 @@ cape has the settings of the figure. Finished work in --work is reused.
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -119,9 +119,12 @@ class Variant(NamedTuple):
 
 
 class Study(NamedTuple):
+    """What is trained by default, and rows that only ``--compare`` takes."""
+
     models: dict[str, Variant]
     batches: tuple[str, ...] = ("padded",)
     units: tuple[str, ...] = ()  # options of recipes.asr.prepare for the built-in data
+    more: Mapping[str, Variant] = {}
 
 
 PAPER_TYPES = ("nopos", "sinpos", "abspos", "relpos", "shape", "cape")
@@ -131,13 +134,10 @@ RELPOS = command_line.of_papers("relpos_wsj")["relpos"]
 FIRST = command_line.of_papers("relpos_first_wsj")["relpos"]
 NO_MASKS = "--no-spec-augment"
 LESS = "--attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1"
-WITH_DECODER: dict[str, command_line.Settings] = {
-    "nopos": NOPOS,
-    "sinpos": SINPOS,
-    "cape": CAPE,
-    "relpos": RELPOS,
+WITH_DECODER = {"nopos": NOPOS, "sinpos": SINPOS, "cape": CAPE, "relpos": RELPOS}
+NOT_IN_FIGURES: dict[str, command_line.Settings] = {
     "rope": {"type": "rope"},
-    # before and after differ for the encoder, which has no causal mask
+    # directed, because no causal mask tells an encoder before from after
     "alibi": {"type": "alibi", "directed": True},
     "fire": {"type": "fire"},
 }
@@ -193,6 +193,10 @@ STUDIES = {
             f"decoder-{name}": Variant(row, head=DECODER_HEAD) for name, row in WITH_DECODER.items()
         },
         units=("--word-units",),
+        more={
+            f"decoder-{name}": Variant(row, head=DECODER_HEAD)
+            for name, row in NOT_IN_FIGURES.items()
+        },
     ),
 }
 # Suffix of a model's name, and more flags
@@ -208,15 +212,16 @@ class Model(NamedTuple):
 
 def models(args: argparse.Namespace) -> list[Model]:
     study = STUDIES[args.study]
+    variants = {**study.models, **study.more}
     of_corpus = command_line.of_papers(*RECIPES[args.recipe].presets)
     rows = of_corpus | {
         name: {**of_corpus.get(variant.settings["type"], {}), **variant.settings}
-        for name, variant in study.models.items()
+        for name, variant in variants.items()
     }
     compared = command_line.settings_to_compare(args, "audio", list(study.models), rows)
     chosen = []
     for name, settings in compared.items():
-        variant = study.models.get(name.partition(":")[0], Variant({}))
+        variant = variants.get(name.partition(":")[0], Variant({}))
         flags = f"{position_flags(settings)} {variant.flags}".strip()
         chosen.append((name, flags, variant.head))
     return [

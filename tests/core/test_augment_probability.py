@@ -19,15 +19,17 @@ from tests.support.core import (
     RANDOM,
     RANDOM_TYPES,
     SAMPLED_TYPES,
+    embed,
     make_encoder,
     make_positions,
     random_numbers_untouched,
     reading_coords,
     whole_positions,
 )
-from tests.support.expected import EXPECTED
+from tests.support.expected import EXPECTED, MOVED
 
 MANY = 4000
+NO_MOVES = {"max_local_shift": 0, "max_global_scale": 1}
 HALF = {"augment_probability": 0.5}
 NUMBERS = torch.arange(6.0)[None, :, None]  # where evaluation has the tokens
 FEW, MANY_OF_200 = 60, 140  # bounds on the augmented samples of 200, six standard deviations
@@ -43,12 +45,12 @@ def test_every_type_leaves_its_share_where_evaluation_has_it(name, domain):
     Padding stays zero."""
     encoder, positions = half_encoder(name, domain), make_positions(domain)
     valid = torch.ones(BATCH, 6, dtype=torch.bool) if positions.valid is None else positions.valid
-    raw = encoder(positions, random=False).expand(BATCH, -1, -1)
+    raw = embed(encoder, positions, random=False).expand(BATCH, -1, -1)
     moved = []
     for seed in range(60):
         torch.manual_seed(seed)
         draw = encoder.draw(BATCH)
-        coords = encoder(positions, draw)
+        coords = embed(encoder, positions, draw)
         assert not coords[~valid].any()
         moved.append((coords != raw).flatten(1).any(1))
         assert not (moved[-1] & ~draw.augmented.flatten()).any()
@@ -142,20 +144,22 @@ def test_sides_with_different_probabilities_augment_nested_sets(first, second):
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
 def test_probability_0_is_no_augmentation_bit_for_bit(name, domain):
-    """Outputs and random numbers; sinpos, but for the mean."""
+    """Outputs and random numbers; sinpos, but for the mean, or the type that nothing moves."""
     encoder, positions = make_encoder(name, domain, augment_probability=0), make_positions(domain)
-    zero = {k: v for k, v in EXPECTED[name].zero.items() if k != "mean_normalize"}
+    plain = MOVED[name]["type"] if name in MOVED else "sinpos"
+    zero = NO_MOVES if name in MOVED else EXPECTED[name].zero
+    zero = {k: v for k, v in zero.items() if k != "mean_normalize"}
     assert not encoder.config.random
     assert not encoder.draws
     with random_numbers_untouched():
         assert encoder.draw(BATCH) is None
-        actual = encoder(positions)
-    assert torch.equal(actual, make_encoder(name, domain, **zero)(positions))
+        actual = embed(encoder, positions)
+    assert torch.equal(actual, embed(make_encoder(name, domain, **zero), positions))
     if not encoder.config.mean_normalize:
-        assert torch.equal(actual, make_encoder("sinpos", domain)(positions))
+        assert torch.equal(actual, embed(make_encoder(plain, domain), positions))
 
 
-@pytest.mark.parametrize("name", RANDOM_TYPES)
+@pytest.mark.parametrize("name", [*RANDOM_TYPES, *MOVED])
 def test_probability_1_is_the_default_and_draws_nothing_more(name):
     """One random number more would move all that follow; stored settings may lack the option."""
     states = []
@@ -163,10 +167,11 @@ def test_probability_1_is_the_default_and_draws_nothing_more(name):
         torch.manual_seed(4)
         encoder = make_encoder(name, augment_probability=probability)
         draw = encoder.draw(BATCH)
-        encoder(make_positions("text"), draw)
+        embed(encoder, make_positions("text"), draw)
         states.append(torch.get_rng_state())
         assert (draw.chance is None) == (probability == 1)
     assert not torch.equal(*states)
-    stored = PositionConfig(name, augment_probability=1).to_dict()
+    config = make_encoder(name, augment_probability=1).config
+    stored = config.to_dict()
     assert stored.pop("augment_probability") == 1.0
-    assert PositionConfig.from_dict(stored) == PositionConfig(name, augment_probability=1)
+    assert PositionConfig.from_dict(stored) == config

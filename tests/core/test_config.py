@@ -95,6 +95,12 @@ def test_presets_are_the_papers_settings():
     assert PositionConfig.preset("relpos_wsj").relative_context == 919
     assert PositionConfig.preset("relpos_first_wsj").layers == "first"
     assert PositionConfig.preset("shape_wmt16").max_offset == 500
+    # published settings of a switch from sinusoids: nothing is moved, all layers have positions
+    rope, alibi = map(PositionConfig.preset, ("rope_indictrans", "alibi_indictrans"))
+    assert rope == PositionConfig("rope", "text", "seq2seq", rotary_base=10_000.0, layers="all")
+    assert alibi == PositionConfig("alibi", "text", "seq2seq", directed=False, layers="all")
+    assert not rope.random
+    assert not alibi.random
     for name, row in PRESETS.items():
         assert PositionConfig.preset(name, augment_probability=1).type == row["type"]
 

@@ -27,6 +27,7 @@ from tests.support.core import (
     SEQUENCES,
     SINUSOID_TYPES,
     SINUSOIDS,
+    embed,
     make_encoder,
     make_positions,
     random_numbers_untouched,
@@ -73,12 +74,12 @@ def test_evaluation_is_deterministic_and_draws_nothing(name, domain):
 def test_augmentation_can_be_switched_off_in_training(name, domain):
     encoder, positions = make_encoder(name, domain), make_positions(domain)
     with random_numbers_untouched():
-        plain = encoder(positions, random=False)
-    assert torch.equal(plain, encoder.eval()(positions))
+        plain = embed(encoder, positions, random=False)
+    assert torch.equal(plain, embed(encoder.eval(), positions))
     draw = encoder.train().draw(BATCH)
-    assert not torch.equal(plain, encoder(positions, draw, random=True))
+    assert not torch.equal(plain, embed(encoder, positions, draw, random=True))
     with pytest.raises(ValueError, match="needs a draw"):
-        encoder.eval()(positions, random=True)
+        embed(encoder.eval(), positions, random=True)
 
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
@@ -88,7 +89,7 @@ def test_a_generator_reproduces_a_forward(name, domain):
     def forward(seed):
         generator = torch.Generator().manual_seed(seed)
         draw = encoder.draw(BATCH, generator=generator)
-        return encoder(positions, draw, generator=generator)
+        return embed(encoder, positions, draw, generator=generator)
 
     with random_numbers_untouched():
         first, second, other = forward(1), forward(1), forward(2)

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import _pytree
 
 from cape_plugins import (
@@ -148,6 +149,51 @@ def test_alibi_is_minus_slope_times_distance(domain, directed):
         if directed and (key[b, j, 0] < query[b, i, 0]) == (h % 2 == 0):
             slope *= STEEPER
         assert actual[b, h, i, j].item() == pytest.approx(-slope * distance, rel=1e-4, abs=1e-6)
+
+
+def slow_attention(states, weights, config):
+    """ALiBi by its formula: in float64, one query after another, head by head."""
+    query, key, value = ((states @ w.mT).unflatten(-1, (HEADS, HEAD_DIM)) for w in weights)
+    slopes, length = alibi_slopes(HEADS).tolist(), states.shape[1]
+    outputs = []
+    for b, i, h in torch.cartesian_prod(*map(torch.arange, (2, length, HEADS))).tolist():
+        scores = []
+        for j in range(length):
+            steeper = STEEPER if config.directed and (j < i) == (h % 2 == 0) else 1.0
+            product = query[b, i, h] @ key[b, j, h] * HEAD_DIM**-0.5
+            scores.append(product - slopes[h] * steeper * abs(i - j))
+        outputs.append(torch.stack(scores).softmax(0) @ value[b, :, h])
+    return torch.stack(outputs).view(2, length, -1)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_attention_under_the_bias_of_alibi_has_the_gradients_of_its_formula(directed):
+    """Outputs, and gradients of the inputs and of the projections of queries, keys and values."""
+    config = PositionConfig("alibi", directed=directed)
+    encoder = build_position_encoder(config, 8).eval()
+    attention = build_stack_positions(config, HEAD_DIM, HEADS)(
+        encoder, token_positions(torch.ones(2, 5).bool())
+    )
+    width = HEADS * HEAD_DIM
+    drawn = torch.randn(2, 5, 7), *torch.randn(3, width, 7).div(3), torch.randn(2, 5, width)
+
+    def results(dtype, attend):
+        states, *weights, readout = (part.to(dtype, copy=True) for part in drawn)
+        leaves = [part.requires_grad_() for part in (states, *weights)]
+        output = attend(states, weights)
+        return [output, *torch.autograd.grad((output * readout).sum(), leaves)]
+
+    def attend(states, weights):
+        parts = ((states @ w.mT).unflatten(-1, (HEADS, HEAD_DIM)) for w in weights)
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        query, key = attention.turn(query, key)
+        bias = attention.bias_of(None, query, key)
+        return scaled_dot_product_attention(query, key, value, bias).transpose(1, 2).flatten(2)
+
+    actual = results(torch.float32, attend)
+    expected = results(torch.float64, lambda *parts: slow_attention(*parts, config))
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5)
 
 
 def slow_fire(module, query, key):

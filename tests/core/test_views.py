@@ -18,7 +18,7 @@ from cape_plugins.pictures.views import (
     views,
 )
 from cape_plugins.settings.domains import DOMAINS
-from tests.support.core import RANDOM, SAMPLED_TYPES, make_encoder
+from tests.support.core import RANDOM_ADDING, SAMPLED_TYPES, make_encoder
 from tests.support.expected import DOMAIN_SAMPLES
 
 
@@ -59,7 +59,7 @@ def test_stages_of_one_augmentation_are_those_computed_by_hand():
         assert np.allclose(coords.flatten(), expected[label], atol=1e-6), label
 
 
-@pytest.mark.parametrize(("name", "domain"), RANDOM)
+@pytest.mark.parametrize(("name", "domain"), RANDOM_ADDING)
 def test_last_stage_is_what_training_encodes(name, domain):
     stack, size = make_stack(name, domain), DOMAIN_SAMPLES[domain].size
     positions = stack.positions(size)

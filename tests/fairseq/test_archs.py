@@ -10,8 +10,11 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 import fairseq_user_dir
+from cape_plugins import ENCODINGS, TYPES
+from fairseq_user_dir.attention import PositionSelfAttention
 from fairseq_user_dir.embedding import TokenPositionEmbedding
 from fairseq_user_dir.models import NOT_RUNNABLE
+from tests.support.expected import IN_ATTENTION
 from tests.support.fairseq_models import (
     SAMPLED,
     START,
@@ -62,6 +65,10 @@ def test_each_stock_arch_has_a_twin_unless_it_does_not_run():
     assert len(LANGUAGE_MODELS) >= 20
     for name in NOT_RUNNABLE:
         assert f"cape_{name}" not in MODEL_REGISTRY
+
+
+def stock_model_of(arch):
+    return next(name for name in STOCK_MODELS if arch in ARCH_MODEL_INV_REGISTRY[name])
 
 
 def build_seq2seq(arch, **settings):
@@ -115,6 +122,29 @@ def test_cape_arch_trains_with_one_shift_a_pair_and_none_in_evaluation(arch):
     assert torch.equal(first["encoder_out"][0], second["encoder_out"][0])
 
 
+@pytest.mark.parametrize("name", IN_ATTENTION)
+@pytest.mark.parametrize("arch", {stock_model_of(arch): arch for arch in SEQ2SEQ}.values())
+def test_types_in_attention_train_in_each_model(arch, name):
+    """In all layers of both stacks; training moves positions, and evaluation does not."""
+    scaled = "max_global_scale" in TYPES[name].options
+    options = {"position_max_global_scale": 1.4} if scaled else {}
+    off = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    model = build_seq2seq(f"cape_{arch}", position_embedding=name, **options, **off).train()
+    for stack in (model.encoder, model.decoder):
+        attentions = [layer.self_attn for layer in stack.layers]
+        assert all(isinstance(attention, PositionSelfAttention) for attention in attentions)
+    total(forward(model)).backward()
+    own = [p.grad for n, p in model.named_parameters() if ".relative." in n or ".layer_bias." in n]
+    assert all(gradient.isfinite().all() for gradient in own)
+    assert any(map(torch.any, own)) == ENCODINGS[TYPES[name].encoding].learned
+    source, _ = batch()
+    for training in (True, False):
+        model.train(training)
+        first, second = (model.encoder(source, source.ne(1).sum(1)) for _ in range(2))
+        same = torch.equal(first["encoder_out"][0], second["encoder_out"][0])
+        assert same == (not (training and scaled))
+
+
 @pytest.mark.parametrize("arch", SEQ2SEQ)
 def test_twin_equals_stock(arch):
     stock = build_seq2seq(arch)
@@ -132,10 +162,6 @@ def test_twin_equals_stock(arch):
         results.append((model.state_dict(), dict(enumerate(outputs)), gradients))
     for ours, theirs in zip(*results, strict=True):
         assert differences(ours, theirs) == []
-
-
-def stock_model_of(arch):
-    return next(name for name in STOCK_MODELS if arch in ARCH_MODEL_INV_REGISTRY[name])
 
 
 def build_language_model(arch, *words, **more):

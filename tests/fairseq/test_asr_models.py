@@ -14,6 +14,7 @@ from fairseq_user_dir.asr.acoustic_encoder import add_encoder_args
 from fairseq_user_dir.asr.criterion import CapeCtcCriterion
 from fairseq_user_dir.asr.decoding import CtcGenerator
 from fairseq_user_dir.flags import decoder_config_from_args
+from tests.support.expected import IN_ATTENTION
 from tests.support.fairseq_speech import (
     CTC,
     S2T,
@@ -44,7 +45,7 @@ def batch(folder, *words):
 
 # The encoder is the same; a decoder reads what it gives.
 EACH = [(name, CTC) for name in TYPES]
-EACH += [(name, arch) for name in ("cape", "relpos") for arch in (S2T, SEQ2SEQ)]
+EACH += [(name, arch) for name in ("cape", *IN_ATTENTION) for arch in (S2T, SEQ2SEQ)]
 
 
 @pytest.mark.parametrize("mode", [(), ("--padding-free",)], ids=["padded", "padding-free"])
@@ -198,7 +199,7 @@ def test_unaugmented_speech_to_text_is_the_stock_model(folder):
     torch.testing.assert_close(outputs, expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["abspos", "cape", "relpos"])
+@pytest.mark.parametrize("name", ["abspos", "cape", *IN_ATTENTION])
 def test_pretrained_encoder_comes_with_its_positions(folder, name, tmp_path, caplog):
     """As in speech translation that begins with the encoder of speech recognition."""
     task, _ = batch(folder)

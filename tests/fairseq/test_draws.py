@@ -9,11 +9,14 @@ import math
 import pytest
 import torch
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.distributed import utils as distributed_utils
 from omegaconf import OmegaConf
 
 from cape_plugins import TYPES, PositionEncoder
+from tests.support.expected import MOVED
 from tests.support.fairseq_models import (
     ALPHA,
+    MOVED_VARIANTS,
     PAD,
     SAMPLED,
     START,
@@ -22,6 +25,7 @@ from tests.support.fairseq_models import (
     build,
     build_variant,
     decoder_input,
+    note_keys,
     pad,
     random_numbers_untouched,
     record,
@@ -30,7 +34,13 @@ from tests.support.fairseq_models import (
 from tests.support.fairseq_speech import S2T, durations, make_model, make_task, write_manifest
 
 SHIFTS = {"max_offset", "max_global_shift"}
-RANDOM = [name for name in VARIANTS if build_variant(name).position_config.random]
+ALL = [*VARIANTS, *MOVED_VARIANTS]
+RANDOM = [name for name in ALL if build_variant(name).position_config.random]
+
+
+def note_coordinates(stack):
+    """A list to which each forward of a stack appends the coordinates that it uses."""
+    return record(stack).seen if stack.stack_attention is None else note_keys(stack)
 
 
 def coordinates(model, seed=0, left=True, random_seed=3):
@@ -38,15 +48,15 @@ def coordinates(model, seed=0, left=True, random_seed=3):
 
     Padding is nan, so that a mistake in the treatment of padding shows.
     """
-    recorders = record(model.encoder), record(model.decoder)
+    noted = note_coordinates(model.encoder), note_coordinates(model.decoder)
     source, previous = batch(seed, left)
     torch.manual_seed(random_seed)
     model(source, source.ne(PAD).sum(1), previous)
     if model.position_config.source_bos:
         source = pad([[0, *row] for row in sentences(seed)], left)
     result = []
-    for recorder, tokens in zip(recorders, (source, previous), strict=True):
-        (coords,) = recorder.seen
+    for seen, tokens in zip(noted, (source, previous), strict=True):
+        (coords,) = seen
         real = tokens.ne(PAD)
         index = (real.cumsum(1) - 1).float()
         nan = torch.full_like(index, torch.nan)
@@ -192,7 +202,7 @@ def test_positions_in_training_without_a_draw_are_refused():
 # ---------------------------------------------------------------------------------- evaluation
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", ALL)
 def test_evaluation_is_deterministic_and_draws_nothing(name):
     model = build_variant(name, dropout=0.1).eval()
     source, previous = batch()
@@ -206,9 +216,13 @@ def test_evaluation_is_deterministic_and_draws_nothing(name):
 @pytest.mark.parametrize("name", RANDOM)
 def test_retained_dropout_brings_back_no_augmentation(name):
     """Dropout at inference draws the same numbers as in a model without augmentation."""
-    options = {"dropout": 0.3, "position_source_scale": ALPHA, "position_source_bos": True}
-    relative = {k: v for k, v in VARIANTS[name].items() if "relative" in k}
-    plain = build(position_embedding="sinpos", **options, **relative)
+    options = {"dropout": 0.3, "position_source_bos": True}
+    if name in MOVED:
+        plain = build(position_embedding=MOVED[name]["type"], **options)
+    else:
+        options["position_source_scale"] = ALPHA
+        relative = {k: v for k, v in VARIANTS[name].items() if "relative" in k}
+        plain = build(position_embedding="sinpos", **options, **relative)
     results = []
     for model in (build_variant(name, **options), plain):
         cfg = OmegaConf.structured(FairseqConfig)
@@ -237,11 +251,12 @@ def assert_share(augmented, share=0.5):
 def test_source_and_target_of_a_pair_are_augmented_alike(name):
     """Also if each side draws separately."""
     options = {"position_max_offset": 10_000} if name == "shape" else {}  # not 0 by chance
-    model = build_variant(name, position_source_scale=ALPHA, **HALF, **options)
+    first, alpha = (0, "1") if name in MOVED else (START, ALPHA)  # or only distances count
+    model = build_variant(name, position_source_scale=alpha, **HALF, **options)
     rows = []
     for seed in range(20):
         source, i, target, j = coordinates(model, random_seed=seed)
-        expected = START + float(ALPHA) * i, START + j
+        expected = first + float(alpha) * i, first + j
         # padding is nan
         moved = [
             ((coords - raw).abs() > 1e-5).any(1)
@@ -250,6 +265,27 @@ def test_source_and_target_of_a_pair_are_augmented_alike(name):
         assert torch.equal(*moved)
         rows.append(moved[0])
     assert_share(torch.cat(rows))
+
+
+# also with local shifts alone, which attention draws later, and with scales alone
+APART = [*((name, {}) for name in RANDOM)]
+APART += [(name, {f"position_{off}": value}) for name in MOVED
+          for off, value in (("max_global_scale", 1), ("max_local_shift", 0))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), APART)
+def test_ranks_draw_apart(name, options, monkeypatch):
+    """From the random numbers that all ranks have alike at the start of an update."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    model = build_variant(name, **options)
+    noted, rank = note_coordinates(model.encoder), "get_data_parallel_rank"
+    source, previous = batch()
+    for number in (0, 0, 1):
+        monkeypatch.setattr(distributed_utils, rank, lambda number=number: number)
+        torch.manual_seed(3)
+        model(source, None, previous)
+    assert torch.equal(noted[0], noted[1])
+    assert not torch.equal(noted[0], noted[2])
 
 
 def test_encoder_and_decoder_of_speech_are_augmented_alike(tmp_path, monkeypatch):

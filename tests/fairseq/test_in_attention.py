@@ -9,6 +9,7 @@ pytest.importorskip("fairseq")
 
 from cape_plugins import ENCODINGS, TYPES
 from fairseq_user_dir import attention as fairseq_attention
+from cape_plugins.mathematics.biases import alibi_slopes
 from fairseq_user_dir.attention import CoordinateLayer, CoordinateSelfAttention
 from fairseq_user_dir.host.errors import SettingsError
 from tests.support.fairseq_models import PAD, build
@@ -76,6 +77,37 @@ def test_the_layers_of_a_stack_share_one_mask(name, monkeypatch):
     assert len(masks) == 2  # of the encoder and of the decoder
     model.half()(SOURCE, (SOURCE != PAD).sum(1), TARGET)
     assert len(masks) == 4
+
+
+def slow_alibi(layer, x):
+    """``[T, B, C]``: ALiBi by its formula, one query after another, head by head."""
+    heads, width = layer.num_heads, layer.head_dim
+    projections = layer.q_proj, layer.k_proj, layer.v_proj
+    query, key, value = (part(x).unflatten(-1, (heads, width)) for part in projections)
+    slopes, places = alibi_slopes(heads), torch.arange(len(x))
+    rows = []
+    for i in range(len(x)):
+        distance = (places - i).abs()[:, None, None, None]
+        scores = (query[i] * key).sum(-1, keepdim=True) * width**-0.5
+        weights = (scores - slopes[:, None] * distance).softmax(0)
+        rows.append((weights * value).sum(0).flatten(1))
+    return layer.out_proj(torch.stack(rows))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_alibi_has_the_gradients_of_its_formula(need_weights):
+    """Gradients of the inputs and of all projections, fused and not."""
+    model = build(position_embedding="alibi", **STILL).eval()
+    layer, x = model.encoder.layers[0].self_attn, torch.randn(5, 2, 32, requires_grad=True)
+    with layer.using(model.encoder.stack_attention.of_tokens(SOURCE[1:].repeat(2, 1), None)):
+        actual, _ = layer(x, x, x, need_weights=need_weights)
+    readout, leaves = torch.randn(actual.shape), [x, *layer.parameters()]
+    results = [
+        [output, *torch.autograd.grad((output * readout).sum(), leaves)]
+        for output in (actual, slow_alibi(layer, x))
+    ]
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", IN_ATTENTION)

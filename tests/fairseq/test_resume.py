@@ -12,8 +12,16 @@ from functools import partial
 import pytest
 import torch
 
+from fairseq_user_dir.attention import StackAttention
 from fairseq_user_dir.embedding import TokenPositionEmbedding
-from tests.support.fairseq_models import CLI_VARIANTS, final_state, run_here, run_ranks, train_words
+from tests.support.fairseq_models import (
+    CLI_VARIANTS,
+    MOVED_VARIANTS,
+    final_state,
+    run_here,
+    run_ranks,
+    train_words,
+)
 
 pytestmark = pytest.mark.slow
 assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
@@ -87,6 +95,33 @@ def test_killed_training_resumes_bit_for_bit(run_cli, corpus, spy, tmp_path, mon
     assert len(set(whole)) == len(whole)  # each micro-batch of each update draws anew
     with pytest.raises(AssertionError):  # it did go on: these would be equal otherwise
         assert_same(killed, final_state(tmp_path / "again")[0])
+
+
+@pytest.mark.parametrize("name", [*MOVED_VARIANTS][:1])  # the same code draws for all of them
+def test_training_with_moved_distances_resumes_bit_for_bit(name, corpus, tmp_path, monkeypatch):
+    drawn, draw = [], StackAttention.draw
+
+    def noted(*args):
+        drawn.append(draw(*args))
+        return drawn[-1]
+
+    monkeypatch.setattr(StackAttention, "draw", noted)
+    options = [*CLI_VARIANTS[name], *HALF, "--save-interval-updates", 2, "--disable-validation"]
+
+    def train(folder):
+        drawn.clear()
+        run_here(*train_words(corpus.binary, tmp_path / folder, *options, updates=4))
+        return torch.cat([numbers.scale for numbers in drawn]).flatten()
+
+    whole = train("whole")
+    (tmp_path / "again").mkdir()
+    shutil.copy(tmp_path / "whole/checkpoint_1_2.pt", tmp_path / "again/checkpoint_last.pt")
+    resumed = train("again")
+    assert_same(final_state(tmp_path / "again"), final_state(tmp_path / "whole"))
+    assert torch.equal(resumed, whole[len(whole) // 2 :])
+    assert 0.3 < (whole == 1).float().mean() < 0.7
+    augmented = whole[whole != 1]
+    assert len(augmented.unique()) == len(augmented)
 
 
 ENDS = {

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fairseq_user_dir.attention import RelativeSelfAttention
+from tests.support.expected import IN_ATTENTION
 from tests.support.fairseq_models import (
     LIMIT,
     PAD,
@@ -82,7 +83,12 @@ def test_step_by_step_equals_one_pass_beyond_the_stock_tables(name):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--position-embedding", "abspos"), ("--position-relative-context", 3)]
+    "words",
+    [
+        (),
+        *(("--position-embedding", name) for name in ("abspos", *IN_ATTENTION)),
+        ("--position-relative-context", 3),
+    ],
 )
 def test_language_model_step_by_step_equals_one_pass(words):
     model = build_lm(*words).eval()

@@ -10,7 +10,19 @@ import torch
 
 import hf_models
 from cape_plugins import PositionEncoder
-from tests.support.hf import ALPHA, FAMILIES, RANDOM, STACKS, batch, config_of, loss, seam, side_of
+from tests.support.hf import (
+    ALPHA,
+    FAMILIES,
+    MOVED,
+    OF_FAMILY,
+    RANDOM,
+    STACKS,
+    batch,
+    config_of,
+    loss,
+    seam,
+    side_of,
+)
 from tests.support.whisper import LABELS, MASK, RAGGED, make_stock
 
 HALF = {"augment_probability": 0.5}
@@ -19,7 +31,12 @@ TYPES = [(family, name) for family, name in RANDOM if family in STACKS and "+" n
 DRAW_TWICE = [
     ("marian", {"type": "shape"}),
     ("marian", {"type": "cape", "source_scale": ALPHA, "synchronize": False}),
-    *((family, {"type": name}) for family, name in TYPES if family == "speech_to_text"),
+    *(
+        (family, {"type": name})
+        for family, name in TYPES
+        if family == "speech_to_text" and (family, name) not in MOVED  # whose decoder is not moved
+    ),
+    ("marian", OF_FAMILY["marian"]["rope, moved"]),
     ("whisper", {"type": "cape"}),
 ]
 
@@ -62,6 +79,8 @@ def test_encoder_and_decoder_that_draw_for_themselves_are_augmented_alike(family
         assert torch.equal(source.augmented, target.augmented)
         for number in (source.shift, source.offset, target.shift, target.offset):
             assert number is None or not number[~source.augmented].any()
+        for scale in (source.scale, target.scale):
+            assert scale is None or torch.equal(scale != 1, source.augmented)
     assert_share_is_half(drawn[::2])
 
 
@@ -78,20 +97,31 @@ def outcome(family, settings):
 def test_probability_0_is_the_model_without_augmentation(family, name):
     """Loss and gradients, bit for bit; probability 1 gives others."""
     config, architecture = config_of(family, name), side_of(family).architecture
-    plain, ours, options = {"type": "sinpos"}, {"type": name}, {}
-    if architecture == "seq2seq":
+    plain, ours, options = {"type": "sinpos"}, OF_FAMILY[family][name], {}
+    if (family, name) in MOVED:
+        plain["type"] = ours["type"]
+    elif architecture == "seq2seq":
         options = {"source_scale": ALPHA, "source_bos": True}
     if config.mean_normalize:  # in evaluation, too: no augmentation
-        ours["mean_normalize"] = False
+        ours = {**ours, "mean_normalize": False}
     if architecture == "rotary":
         plain["type"] = "rope"
-        ours |= {} if config.sampling else {"max_global_scale": 2.0}
+        ours = ours | ({} if config.sampling else {"max_global_scale": 2.0})
     expected = outcome(family, {**plain, **options})
     actual = outcome(family, {**ours, **options, "augment_probability": 0})
     augmented = outcome(family, {**ours, **options})
     assert len(actual) == len(expected) > 5
     assert all(map(torch.equal, actual, expected))
     assert not torch.equal(augmented[0], expected[0])
+
+
+def test_cape_of_rotary_models_is_rope_with_the_same_options():
+    """Loss and gradients in training, bit for bit."""
+    moved = OF_FAMILY["llama"]["rope, moved"]
+    expected, actual = (outcome("llama", {**moved, "type": name}) for name in ("rope", "cape"))
+    assert len(actual) == len(expected) > 5
+    assert all(map(torch.equal, actual, expected))
+    assert not torch.equal(outcome("llama", {"type": "rope"})[0], expected[0])
 
 
 def test_a_decoder_with_settings_follows_its_encoder():

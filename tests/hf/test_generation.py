@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from tests.support.hf import FAMILIES, PAD, STACKS, VARIANTS, batch, make, sentences
+from tests.support.expected import IN_ATTENTION
+from tests.support.hf import (
+    FAMILIES,
+    OF_FAMILY,
+    PAD,
+    STACKS,
+    VARIANTS,
+    batch,
+    frames,
+    make,
+    sentences,
+)
 
 GENERATING = [
     name
@@ -12,29 +23,38 @@ GENERATING = [
 ]
 # of the others, and against the stock model, in test_check_family.py
 PAIRS = [(family, name) for family in GENERATING if family in STACKS for name in VARIANTS[family]]
+SPEECH = ("speech_to_text",)
 TRANSLATORS = [name for name in GENERATING if FAMILIES[name].config().is_encoder_decoder]
+TRANSLATORS += SPEECH
 MODES = {
     "greedy": {"num_beams": 1},
     "beam": {"num_beams": 3},
     "static cache": {"num_beams": 1, "cache_implementation": "static"},
 }
+# of families that do not share the code of a stack above, types in attention: each type greedily,
+# one with each other mode
+MORE = [(f, name, "greedy") for f in ("bart", *SPEECH) for name in IN_ATTENTION]
+MORE += [(f, IN_ATTENTION[at], mode) for f in ("bart", *SPEECH)
+         for at, mode in ((-1, "beam"), (1, "static cache"))]  # fmt: skip
 ENDLESS = {"do_sample": False, "eos_token_id": None, "forced_eos_token_id": None}
 ENDLESS |= {"no_repeat_ngram_size": 1, "suppress_tokens": [PAD]}
 
 
 def model_of(family, name):
     """A model with a table of 12 positions; M2M100 needs a row for its padding."""
-    short = {} if family == "m2m_100" else {"max_position_embeddings": 12}
-    return FAMILIES[family].build(VARIANTS[family][name], **short)
+    limit = "max_target_positions" if family in SPEECH else "max_position_embeddings"
+    short = {} if family == "m2m_100" else {limit: 12}
+    return FAMILIES[family].build(OF_FAMILY[family][name], **short)
 
 
 def prompts(family):
     """Sources padded on the right, texts to go on with padded on the left."""
-    return sentences(left=family not in TRANSLATORS)
+    return frames() if family in SPEECH else sentences(left=family not in TRANSLATORS)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("family", "name"), PAIRS)
+@pytest.mark.parametrize(
+    ("family", "name", "mode"), [*((*pair, mode) for pair in PAIRS for mode in MODES), *MORE]
+)
 def test_generation_equals_teacher_forcing(family, name, mode):
     """Scores of the generated tokens, step by step from a cache, against one pass; beyond the last
     position of the stock model."""

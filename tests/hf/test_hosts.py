@@ -15,8 +15,9 @@ from tests.support.hf import FAMILIES, OF_FAMILY, VARIANTS, answer, batch, loss,
 # What is resumed, and compiled: each type of random positions in some family.
 CHOSEN = {"marian": "rfs+table", "speech_ctc": "randpos", "bert": "rfs"}
 CHOSEN |= dict.fromkeys(("vit", "llama"), "cape")
-RESUMED = ("marian", "vit", "speech_ctc", "llama")
-HALVED = {"vit": {"augment_probability": 0.5}}
+CHOSEN["bart"] = "rope, moved"
+RESUMED = ("marian", "vit", "speech_ctc", "llama", "bart")
+HALVED = {family: {"augment_probability": 0.5} for family in ("vit", "bart")}
 
 
 def rows(family, count, repeat=1):

@@ -11,6 +11,7 @@ from torch import nn
 
 pytest.importorskip("transformers")
 
+from transformers import SmolLM3Config
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from transformers.models.llama import modeling_llama as llama
 
@@ -39,36 +40,69 @@ SHARED_BIAS = [
 AUGMENTED = {"max_local_shift": 0.5, "max_global_scale": 1.5}
 
 
+def projected(turn, length):
+    """Queries and keys of random states, turned; gradients of the states and of the projections
+    through the weights of attention."""
+    torch.manual_seed(0)
+    states = torch.randn(2, length, 64, requires_grad=True)
+    projections = [nn.Linear(64, 64) for _ in range(2)]
+    heads = [layer(states).unflatten(-1, (4, 16)).transpose(1, 2) for layer in projections]
+    query, key = turn(*heads)
+    weights = (query @ key.mT / 4).softmax(-1)
+    loss = (weights * torch.randn(weights.shape)).sum()
+    leaves = [states, *(part for layer in projections for part in layer.parameters())]
+    return (query, key), torch.autograd.grad(loss, leaves)
+
+
+def ours(settings, positions):
+    """The function that turns queries and keys."""
+    encoder = build_position_encoder(settings, 64).eval()
+    return build_stack_positions(settings, 16, 4)(encoder, positions).turn
+
+
 def test_rope_turns_as_llama_does():
-    """Bit for bit, given the same positions."""
+    """Bit for bit, given the same positions; gradients, too."""
     config = llama.LlamaConfig(hidden_size=64, num_attention_heads=4)
     module, length = llama.LlamaRotaryEmbedding(config), 200
-    query, key = torch.randn(2, 2, 4, length, 16)
-    cos, sin = module(query, torch.arange(length)[None])
-    expected = llama.apply_rotary_pos_emb(query, key, cos, sin)
+
+    def stock(query, key):
+        return llama.apply_rotary_pos_emb(query, key, *module(query, torch.arange(length)[None]))
+
     settings = PositionConfig(
         "rope", "text", "decoder", rotary_base=config.rope_parameters["rope_theta"]
     )
-    stack = build_stack_positions(settings, 16, 4)
-    encoder = build_position_encoder(settings, 64).eval()
-    turned = stack(encoder, token_position_at(0, length=length)).turn(query, key)
+    turned, gradients = projected(ours(settings, token_position_at(0, length=length)), length)
+    expected, expected_gradients = projected(stock, length)
     assert all(map(torch.equal, turned, expected))
+    assert all(gradient.abs().max() > 1e-3 for gradient in expected_gradients)
+    torch.testing.assert_close(gradients, expected_gradients)
 
 
 def test_rope_of_images_turns_as_dinov3_does():
-    """With class token and registers in front, on a grid that is no square."""
+    """With class token and registers in front, on a grid that is no square; gradients, too."""
     config = dinov3.DINOv3ViTConfig(hidden_size=64, num_attention_heads=4, patch_size=4)
     module = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
     rows, columns, front = 6, 10, 5
-    query, key = torch.randn(2, 2, 4, front + rows * columns, 16)
-    cos, sin = module(torch.zeros(2, 3, 4 * rows, 4 * columns))
-    expected = dinov3.apply_rotary_pos_emb(query, key, cos, sin)
-    settings = PositionConfig("rope", "image")
-    stack = build_stack_positions(settings, 16, 4)
-    encoder = build_position_encoder(settings, 64).eval()
-    turned = stack(encoder, patch_positions(rows, columns)).turn(query, key)
-    for ours, theirs in zip(turned, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
+    angles = module(torch.zeros(2, 3, 4 * rows, 4 * columns))
+
+    def stock(query, key):
+        return dinov3.apply_rotary_pos_emb(query, key, *angles)
+
+    length, patches = front + rows * columns, patch_positions(rows, columns)
+    turned, gradients = projected(ours(PositionConfig("rope", "image"), patches), length)
+    expected, expected_gradients = projected(stock, length)
+    torch.testing.assert_close(turned, expected, rtol=1e-5, atol=5e-6)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_smollm3_is_a_preset():
+    """The base of the rotations, and the layers without positions."""
+    stock, ours = SmolLM3Config(), PositionConfig.preset("rope_smollm3")
+    assert (ours.type, ours.architecture) == ("rope", "decoder")
+    assert ours.rotary_base == stock.rope_parameters["rope_theta"]
+    turned = [ours.in_layer(index) for index in range(stock.num_hidden_layers)]
+    assert turned == list(map(bool, stock.no_rope_layers))
+    assert not ours.random
 
 
 @pytest.mark.parametrize(("family", "stacks"), [("bert", 1), ("vit", 1), ("marian", 2)])

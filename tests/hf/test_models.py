@@ -8,6 +8,7 @@ import hf_models
 from tests.support.hf import (
     ALL,
     FAMILIES,
+    MOVED,
     PAD,
     RANDOM,
     WITH_STOCK,
@@ -141,7 +142,7 @@ def test_stock_table_begins_anew_after_its_last_row():
     assert not torch.equal(rows[:, 1:4], rows[:, :3])
 
 
-@pytest.mark.parametrize(("family", "name"), ALL)
+@pytest.mark.parametrize(("family", "name"), [*ALL, *MOVED])
 def test_training_draws_and_evaluation_does_not(family, name):
     model, inputs = make(family, name), batch(family)
     first, second = (loss(model(**inputs)) for _ in range(2))

@@ -10,6 +10,7 @@ from transformers import WhisperForAudioClassification, WhisperModel
 
 import hf_models
 from cape_plugins import TYPES
+from tests.support.expected import IN_ATTENTION
 from tests.support.whisper import (
     LABELS,
     LENGTHS,
@@ -179,7 +180,7 @@ def test_relative_embeddings_of_zero_add_nothing():
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("settings", ["cape", "relpos"])
+@pytest.mark.parametrize("settings", ["cape", *IN_ATTENTION])
 def test_checkpointing_repeats_masks_and_draws(settings):
     model = switched(settings, settings).train()
     gradients = []
@@ -266,7 +267,7 @@ def test_recordings_in_segments_or_in_one_piece(way):
 
 
 @pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}])
-@pytest.mark.parametrize("decoder", ["abspos", "cape", "relpos"])
+@pytest.mark.parametrize("decoder", ["abspos", "cape", *IN_ATTENTION])
 def test_generation_is_teacher_forcing_beyond_the_table(decoder, cache):
     model = switched("cape", decoder)
     count = SIZES["max_target_positions"] + 10
@@ -285,6 +286,14 @@ def test_generation_is_teacher_forcing_beyond_the_table(decoder, cache):
     steps = torch.stack(written.logits, dim=1)
     assert steps.shape[1] == count
     torch.testing.assert_close(steps, forced[:, -count:], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("decoder", IN_ATTENTION)
+def test_beams_with_a_cache_are_those_without(decoder):
+    model, ways = switched("cape", decoder), {"num_beams": 3, "language": "en"}
+    ways |= {"attention_mask": MASK, "max_new_tokens": 12, "min_new_tokens": 12}
+    expected = model.generate(RAGGED, use_cache=False, **ways)
+    assert torch.equal(model.generate(RAGGED, **ways), expected)
 
 
 def test_spec_augment_leaves_the_shortest_recordings_alone():

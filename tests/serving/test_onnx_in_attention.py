@@ -7,7 +7,7 @@ import pytest
 
 import hf_models
 from tests.hf import test_rows
-from tests.support.hf import OF_FAMILY, config_of
+from tests.support.hf import OF_FAMILY, VARIANTS, config_of
 from tests.support.onnx_graphs import export_saved, small
 
 pytest.importorskip("onnxruntime")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 # of a decoder, in one graph, the types that compute more than a constant bias. test_onnx.py has a
 # decoder with cross-attention.
 DECODER, ENCODERS = "marian", ("vit", "speech_ctc", "bert")
-ENCODING_OF = {name: config_of(DECODER, name).encoding for name in OF_FAMILY[DECODER]}
+ENCODING_OF = {name: config_of(DECODER, name).encoding for name in VARIANTS[DECODER]}
 NAMES = [name for name, encoding in ENCODING_OF.items() if encoding.in_attention]
 COUNT = max(len(NAMES), len(ENCODERS))
 CASES = [(ENCODERS[n % len(ENCODERS)], NAMES[n % len(NAMES)]) for n in range(COUNT)]

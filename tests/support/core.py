@@ -13,13 +13,15 @@ from cape_plugins import (
     DOMAINS,
     ENCODINGS,
     TYPES,
+    Draw,
     PositionConfig,
     PositionEncoder,
     Positions,
     build_position_encoder,
+    build_stack_positions,
 )
 from cape_plugins.settings.registry import types_of
-from tests.support.expected import DOMAIN_SAMPLES, LENGTH
+from tests.support.expected import DOMAIN_SAMPLES, LENGTH, MOVED
 
 DIM = 8
 BATCH = 3
@@ -35,7 +37,8 @@ EVERYWHERE = [
 ]
 ADDING = [pair for pair in EVERYWHERE if pair[0] in ADDING_TYPES]
 SINUSOIDS = [pair for pair in EVERYWHERE if pair[0] in SINUSOID_TYPES]
-RANDOM = [pair for pair in EVERYWHERE if pair[0] in RANDOM_TYPES]
+RANDOM_ADDING = [pair for pair in EVERYWHERE if pair[0] in RANDOM_TYPES]
+RANDOM = RANDOM_ADDING + [(name, domain) for domain in DOMAINS for name in MOVED]
 SEQUENCES = [name for name, row in DOMAINS.items() if not row.grid]
 
 
@@ -46,11 +49,12 @@ def make_encoder(
     layout: str = "cos_sin_interleaved",
     **options: Any,
 ) -> PositionEncoder:
-    """Encoder in training mode, the mode of new modules; `options` may also hold the arguments
-    side, start and unit of an encoder."""
+    """Encoder in training mode, the mode of new modules, of a type or a row of `MOVED`; `options`
+    may also hold the arguments side, start and unit of an encoder."""
     size = DOMAIN_SAMPLES[domain].size
     place = {name: options.pop(name) for name in ("side", "start", "unit") if name in options}
-    config = PositionConfig(type_name, domain, **options)
+    settings = {**MOVED.get(type_name, {"type": type_name}), **options}
+    config = PositionConfig(**settings, domain=domain)
     return build_position_encoder(config, dim, layout=layout, table_size=size, **place)
 
 
@@ -74,6 +78,22 @@ def whole_positions(domain: str, batch: int, larger: bool = False) -> Positions:
     return samples.positions(torch.ones(batch, length, dtype=torch.bool), size)
 
 
+def embed(
+    encoder: PositionEncoder,
+    positions: Positions,
+    draw: Draw | None = None,
+    random: bool | None = None,
+    generator: Any = None,
+) -> Tensor | None:
+    """What a forward computes: embeddings, or coordinates for attention, zero on padding."""
+    if not encoder.config.encoding.in_attention:
+        return encoder(positions, draw, random=random, generator=generator)
+    random = encoder.draws if random is None else random
+    stack = build_stack_positions(encoder.config, DIM, 2, encoder.unit)
+    keys = stack(encoder, positions, draw, generator=generator, random=random).key
+    return positions.clear_padding(keys)
+
+
 class Readout(nn.Module):
     """Stands for an encoding and returns the coordinates, so a test sees what was encoded."""
 
@@ -84,7 +104,8 @@ class Readout(nn.Module):
 
 
 def reading_coords(encoder: PositionEncoder) -> PositionEncoder:
-    encoder.encoding = Readout()
+    if not encoder.config.encoding.in_attention:  # whose coordinates no encoding takes
+        encoder.encoding = Readout()
     return encoder
 
 

@@ -76,6 +76,20 @@ def acts_in_attention(encoding: Encoding) -> bool:
 
 
 IN_ATTENTION = types_whose(acts_in_attention)
+MOVES = {"max_local_shift": 0.5, "max_global_scale": 1.4}
+
+
+def moved_types(architecture: str = "encoder") -> dict[str, dict[str, Any]]:
+    """Settings of the types whose positions these options move, although the types are not random
+    by default: types in attention."""
+    return {
+        f"{name}, moved": {"type": name, **MOVES}
+        for name, row in types_of(architecture).items()
+        if MOVES.keys() <= row.options.keys() and not EXPECTED[name].random
+    }
+
+
+MOVED = moved_types()
 
 
 class Samples(NamedTuple):

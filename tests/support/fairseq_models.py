@@ -31,6 +31,7 @@ import fairseq_user_dir  # noqa: F401 registers the architectures
 from cape_plugins import TYPES, PositionConfig
 from cape_plugins.settings.config import applies, option_fields
 from tests.support.core import random_numbers_untouched  # noqa: F401 used by the tests of fairseq
+from tests.support.expected import MOVED
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "cape_plugins"
@@ -62,6 +63,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "position_source_bos": True,
     },
     "cape+relative": {"position_embedding": "cape", **RELATIVE},
+}
+# Types in attention whose augmentation is on.
+MOVED_VARIANTS = {
+    name: {f"position_{key.replace('type', 'embedding')}": value for key, value in row.items()}
+    for name, row in MOVED.items()
 }
 TINY = {
     "encoder_layers": 2,
@@ -119,7 +125,7 @@ def build(arch: str = "cape_transformer_tiny", seed: int = 1, **given: Any) -> A
 
 
 def build_variant(name: str, **given: Any) -> Any:
-    return build(**{**VARIANTS[name], **given})
+    return build(**{**(VARIANTS | MOVED_VARIANTS)[name], **given})
 
 
 def arguments(
@@ -199,6 +205,14 @@ def train(model: Any, updates: int = 4, loss: Callable[..., Tensor] = loss_of) -
     return model
 
 
+def note_keys(stack: Any) -> list[Tensor]:
+    """A list to which each forward of a stack appends the coordinates that its attention takes."""
+    seen: list[Tensor] = []
+    computes = stack.stack_attention.stack_positions
+    computes.register_forward_hook(lambda _, given, positions: seen.append(positions.key.clone()))
+    return seen
+
+
 class Recorder(nn.Module):
     """Stands for an encoding and notes the coordinates that are encoded."""
 
@@ -235,7 +249,7 @@ def flags(settings: dict[str, Any]) -> list[str]:
 
 
 TINY_FLAGS = flags(TINY)
-CLI_VARIANTS = {name: flags(settings) for name, settings in VARIANTS.items()}
+CLI_VARIANTS = {name: flags(row) for name, row in (VARIANTS | MOVED_VARIANTS).items()}
 
 
 def train_words(

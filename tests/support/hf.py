@@ -14,6 +14,7 @@ from cape_plugins import PositionConfig, PositionEncoder
 from cape_plugins.checkpoints.families import Side, find_family
 from cape_plugins.settings.registry import types_of
 from hf_models.checks.tiny import SIZES, fill_zeros
+from tests.support.expected import moved_types
 
 PAD, EOS = 59, 0
 ALPHA = "11/10"
@@ -323,13 +324,18 @@ OF_SIDE = {
     ("text", "encoder"): ENCODER,
     ("text", "rotary"): ROTARY,
 }
-OF_FAMILY = {name: OF_SIDE[side_of(name).domain, side_of(name).architecture] for name in FAMILIES}
-VARIANTS = {
-    name: OF_FAMILY[name]
-    if name in STACKS
-    else {key: OF_FAMILY[name][key] for key in (family.stock_type, "cape")}
-    for name, family in FAMILIES.items()
-}
+VARIANTS, OF_FAMILY, MOVED, _seen = {}, {}, [], set()
+for _name, _family in FAMILIES.items():
+    _side = side_of(_name).domain, side_of(_name).architecture
+    _types, _moved = OF_SIDE[_side], moved_types(_side[1])
+    OF_FAMILY[_name] = _types | _moved
+    if _name in STACKS:
+        VARIANTS[_name] = _types
+        # types in attention with augmentation: all in one stack of a side, one in the others
+        MOVED += [(_name, name) for name in [*_moved][: 1 if _side in _seen else None]]
+        _seen.add(_side)
+    else:
+        VARIANTS[_name] = {key: _types[key] for key in (_family.stock_type, "cape")}
 ALL = [(family, name) for family, variants in VARIANTS.items() for name in variants]
 
 
@@ -339,7 +345,7 @@ def config_of(family: str, name: str) -> PositionConfig:
     return PositionConfig.from_dict(OF_FAMILY[family][name], side.domain, side.architecture)
 
 
-RANDOM = [pair for pair in ALL if config_of(*pair).random]
+RANDOM = [pair for pair in ALL + MOVED if config_of(*pair).random]
 
 
 def make(family: str, name: str, **sizes: Any) -> Any:
