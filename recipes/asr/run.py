@@ -135,12 +135,8 @@ FIRST = command_line.of_papers("relpos_first_wsj")["relpos"]
 NO_MASKS = "--no-spec-augment"
 LESS = "--attention-dropout 0.1 --activation-dropout 0.1 --encoder-layerdrop 0.1"
 WITH_DECODER = {"nopos": NOPOS, "sinpos": SINPOS, "cape": CAPE, "relpos": RELPOS}
-NOT_IN_FIGURES: dict[str, command_line.Settings] = {
-    "rope": {"type": "rope"},
-    # directed, because no causal mask tells an encoder before from after
-    "alibi": {"type": "alibi", "directed": True},
-    "fire": {"type": "fire"},
-}
+# directed, because no causal mask tells an encoder before from after
+LATER = {"alibi": {"type": "alibi", "directed": True}, **{n: {"type": n} for n in ("rope", "fire")}}
 STUDIES = {
     "types": Study({name: Variant({"type": name}) for name in PAPER_TYPES}),
     "relpos": Study(  # contexts of 27 and 6 seconds at 30 ms
@@ -193,10 +189,7 @@ STUDIES = {
             f"decoder-{name}": Variant(row, head=DECODER_HEAD) for name, row in WITH_DECODER.items()
         },
         units=("--word-units",),
-        more={
-            f"decoder-{name}": Variant(row, head=DECODER_HEAD)
-            for name, row in NOT_IN_FIGURES.items()
-        },
+        more={f"decoder-{name}": Variant(row, head=DECODER_HEAD) for name, row in LATER.items()},
     ),
 }
 # Suffix of a model's name, and more flags
@@ -305,7 +298,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--study", choices=STUDIES, default="types", help="see above (default: types)"
     )
-    rows = dict.fromkeys(name for study in STUDIES.values() for name in study.models)
+    rows = {name: None for study in STUDIES.values() for name in {**study.models, **study.more}}
     command_line.add_compared(parser, "audio", "the models of the study", rows=list(rows))
     parser.add_argument(
         "--batches",

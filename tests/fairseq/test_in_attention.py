@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("fairseq")
 
 from cape_plugins import ENCODINGS, TYPES
-from fairseq_user_dir import attention as fairseq_attention
 from cape_plugins.mathematics.biases import alibi_slopes
+from fairseq_user_dir import attention as fairseq_attention
 from fairseq_user_dir.attention import CoordinateLayer, CoordinateSelfAttention
 from fairseq_user_dir.host.errors import SettingsError
 from tests.support.fairseq_models import PAD, build
