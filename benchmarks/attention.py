@@ -2,7 +2,7 @@
 image classifier, and the memory of an encoder by length.
 
 `rope` turns queries and keys, so that torch's fused kernels still compute attention; `alibi` and
-`fire` add a bias to T x T scores.
+`fire` add a bias to T x T scores; `relpos` adds products of queries and a table.
 """
 
 from collections.abc import Callable
@@ -45,11 +45,9 @@ sample of T tokens, nothing padded. To reach: rope at most {LIMIT} times `{REFER
 
 
 def types() -> list[str]:
-    """The reference, and the types that act in attention by coordinates."""
-    return [
-        REFERENCE,
-        *(name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention),
-    ]
+    """The reference, and the types that act in attention."""
+    rows = ((name, ENCODINGS[row.encoding]) for name, row in TYPES.items())
+    return [REFERENCE, *(name for name, row in rows if row.in_attention or row.relative)]
 
 
 def run(setup: Setup) -> Report:
