@@ -63,7 +63,19 @@ class VideoPositions(Seam):
                 yield path, module, {"part": TimedLayer}
 
 
-class TubeletGrid(PatchGrid):
+class VideoSeam(Seam):
+    """Base of the seams that know the sizes of the videos that a model is made for.
+
+    Attributes:
+        kernel: Frames, height and width of a tubelet.
+        grid: Frames, rows and columns of the tubelets of a video in the configuration.
+    """
+
+    kernel: tuple[int, ...]
+    grid: tuple[int, ...]
+
+
+class TubeletGrid(PatchGrid, VideoSeam):
     """Base of the modules that give the embeddings of tubelets, frame by frame.
 
     Attributes:
@@ -185,6 +197,7 @@ class FixedTable(TubeletGrid, nn.Module):
         table: The rows, which the stock type resizes to the video.
     """
 
+    resizes_table = True
     table: Tensor
 
     @classmethod

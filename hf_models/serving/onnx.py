@@ -24,6 +24,7 @@ from cape_plugins.serving.output import Exported
 from cape_plugins.texts import first_line
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.seams.packed_grids import refuse_packed_patches
+from hf_models.seams.video import VideoSeam
 from hf_models.serving.onnx_generation import generation_graphs, language_model_graph
 from hf_models.serving.onnx_graphs import (
     Graph,
@@ -33,6 +34,7 @@ from hf_models.serving.onnx_graphs import (
     spectrogram_graph,
     text_and_image_graph,
     tokens_graph,
+    video_graph,
 )
 from hf_models.serving.onnx_readme import Described, readme
 from hf_models.storage.loading import clear_errors, load_whole
@@ -114,6 +116,9 @@ def graphs(model: Any) -> list[Graph]:
         ValueError: for a model that no graph fits.
     """
     refuse_packed_patches(model, "export onnx")
+    video_seams = (module for module in model.modules() if isinstance(module, VideoSeam))
+    if (seam := next(video_seams, None)) is not None:
+        return [video_graph(model, seam)]
     generates = model.can_generate()
     if generates and model.config.is_encoder_decoder:
         return generation_graphs(model)

@@ -18,6 +18,8 @@ from tests.hf import (
     test_sinusoids,
     test_spectrograms,
     test_two_towers,
+    test_video,
+    test_video_angles,
 )
 from tests.support.engines import export, program_of, refusal, run_program
 from tests.support.generated import CAPE, mistral
@@ -66,6 +68,23 @@ SEAMS = {
         lambda: test_spectrograms.build(**ONE_LAYER),
         test_spectrograms.CAPE,
         {"input_values": (2, 2 * test_spectrograms.FRAMES, test_spectrograms.BANDS)},
+    ),
+    "video": (
+        lambda: test_video.build("videomae", **ONE_LAYER),
+        test_video.CAPE,
+        {"pixel_values": (2, 7, 3, 24, 16)},
+    ),
+    "video with a table": (
+        lambda: test_video.build("vivit", **ONE_LAYER),
+        test_video.CAPE,
+        {"pixel_values": (2, 7, 3, 24, 16)},
+    ),
+    "video angles": (
+        lambda: test_video_angles.build(
+            transformers.VJEPA2ForVideoClassification, num_hidden_layers=1, pred_num_hidden_layers=1
+        ),
+        test_video_angles.CAPE,
+        {"pixel_values_videos": (2, 7, 3, 24, 16)},
     ),
     "two towers": (
         lambda: test_two_towers.build(**ONE_LAYER),
