@@ -39,6 +39,7 @@ class VideoAngles(InformedLayer, VideoSeam):
         """See :class:`~hf_models.seams.base.Seam`."""
         self.positions = build_positions(config, self.side)
         self.kernel = config.tubelet_size, config.patch_size, config.patch_size
+        self.channels = config.in_chans
         sides = (config.crop_size // config.patch_size,) * 2
         self.grid = (config.frames_per_clip // config.tubelet_size, *sides)
         settings = self.settings_in(config)

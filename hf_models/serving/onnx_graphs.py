@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from hf_models.seams.grids import PatchGrid
 from hf_models.seams.images import PatchEmbeddings
+from hf_models.serving.known_inputs import first_outputs
 
 Axes = tuple[str | int, ...]
+COMMAND = "export onnx"  # in errors
 VIDEO_AXES = ("frames", "height", "width")
 LEFT, RIGHT = "left", "right"
 
@@ -154,8 +156,7 @@ def _one_graph(
 ) -> Graph:
     """A graph of a whole model, with all tensors that it returns."""
     values = draw(inputs, sample)
-    with torch.no_grad():
-        output = model(**dict(zip(inputs, values, strict=True)), return_dict=True)
+    output = first_outputs(model, dict(zip(inputs, values, strict=True)), COMMAND)
     outputs = [name for name, value in output.items() if isinstance(value, Tensor)]
     if not outputs:
         raise ValueError(
@@ -228,10 +229,10 @@ def video_graph(model: Any, seam: Any) -> Graph:
         seam: The module that encodes the positions of tubelets.
     """
     kernel = seam.kernel
-    whole = [cells * side for cells, side in zip(seam.grid, kernel, strict=True)]
+    number, _, *image = seam.shape_of_videos
+    whole = (number, *image)
     frames, *sides = _sides(model, **dict(zip(VIDEO_AXES, whole, strict=True)))
-    cut = next(part for part in model.modules() if isinstance(part, nn.Conv2d | nn.Conv3d))
-    axes = ("batch", frames, cut.in_channels, *sides)
+    axes = ("batch", frames, seam.channels, *sides)
     inputs = {model.main_input_name: Input(axes, normal_values)}
     # few tubelets, because large models compute the attention of thousands: the trained size of
     # images with one tubelet, and the trained number of frames with one

@@ -20,6 +20,7 @@ from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.seams.optional_grids import OptionalTable
 from hf_models.seams.rows import RowTable
+from hf_models.seams.video import VideoSeam
 from hf_models.switching.install import LearnedTable
 from hf_models.switching.modeling import embed_positions
 
@@ -77,12 +78,15 @@ def of_images(config: Any) -> Any:
 
 
 def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
-    """Shape of one image, recording or text."""
+    """Shape of one image, video, recording or text of a model of this package."""
     config = model.config
     if model.main_input_name == "input_ids":
         return (1, SHORTEST - 1)  # plus the hint
     if model.main_input_name == "input_values":
         return (1, config.max_length, config.num_mel_bins)
+    seams = (module for module in model.modules() if isinstance(module, VideoSeam))
+    if (seam := next(seams, None)) is not None:
+        return (1, *seam.shape_of_videos)
     if model.main_input_name == "pixel_values":
         return shape_of_images(model)
     if hasattr(config, "num_mel_bins"):
@@ -140,8 +144,8 @@ def _rows_of_grid(seam: TakesAnySize, table: Tensor) -> Tensor:
     """The rows in the shape of the stock table ``[..., special tokens + patches, C]``, at the size
     of inputs in the configuration."""
     grid = seam.patch_grid
-    if not seam.drops_table:
-        return getattr(seam, seam.table_name)
+    if not seam.drops_table:  # came with the weights
+        return table
     return grid.embedding(table)[0].expand_as(table)
 
 
@@ -172,7 +176,9 @@ def _refuse(part: Part, reason: str) -> None:
 
 def _embed_tokens(module: Any, length: int) -> Tensor:
     if isinstance(module, RowTable):
-        return module(torch.arange(module.first_row, module.first_row + length))
+        rows = torch.arange(module.first_row, module.first_row + length)
+        # some stock tables choose the rows themselves, from a mask or from the shape of the text
+        return RowTable.forward(module, rows)
     positions = token_positions(torch.ones(1, length, dtype=torch.bool))
     embedding = getattr(module, "embed_tokens", None) or module.word_embeddings
     table: nn.Module = getattr(module, "embed_positions", None) or module.position_embeddings
