@@ -35,6 +35,7 @@ from hf_models.storage.stock_model import (
     fill_table,
     of_images,
     parts_of,
+    refuse_random_positions,
     shape_of_inputs,
 )
 from hf_models.switching.install import stock_class
@@ -60,6 +61,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     with clear_errors(str(source)):
         cape, stock_type = _load(source)
     refuse_packed_patches(cape, COMMAND)
+    refuse_random_positions(cape)
     # both compute in float32, to compare without rounding; the file keeps the stored precision
     stored, cape = cape.dtype, cape.float()
     _refuse_in_attention(cape, stock_type)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from cape_plugins import PositionConfig, patch_positions, token_positions
+from cape_plugins import PositionConfig, PositionEncoder, patch_positions, token_positions
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.serving.command import SHORTEST
 from hf_models.calls import switching as switch_built
@@ -102,15 +102,24 @@ def shape_of_images(model: PreTrainedModel) -> tuple[int, ...]:
     return (1, config.num_channels, *sides)
 
 
+def refuse_random_positions(cape: PreTrainedModel) -> None:
+    """Refuses a model that draws positions in evaluation.
+
+    Raises:
+        ValueError: for such a model.
+    """
+    for module in cape.modules():
+        if isinstance(module, PositionEncoder) and module.draws:
+            _refuse(module.config, "random positions")
+
+
 @torch.no_grad()
 def fill_table(stock: PreTrainedModel, part: Part) -> None:
     """Writes the embeddings that the part adds to its first positions into the stock table.
 
     Raises:
-        ValueError: if the embeddings are random, or depend on the length of the text.
+        ValueError: if the embeddings depend on the length of the text.
     """
-    if part.module.positions is not None and part.module.positions.draws:
-        _refuse(part, "random positions")
     table = stock.get_parameter(part.table)
     if isinstance(part.module, PatchEmbeddings):
         rows = _rows_of_patches(part.module, table)
@@ -160,12 +169,11 @@ def _rows_of_tokens(part: Part, rows: int) -> Tensor:
     """``[T, C]`` for a text of T tokens."""
     values, shorter = (_embed_tokens(part.module, length) for length in (rows, rows // 3))
     if not torch.allclose(values[: len(shorter)], shorter, atol=1e-5):
-        _refuse(part, "other positions in texts of other lengths")
+        _refuse(part.config, "other positions in texts of other lengths")
     return values
 
 
-def _refuse(part: Part, reason: str) -> None:
-    config = part.config
+def _refuse(config: PositionConfig, reason: str) -> None:
     raise ValueError(
         f"position embedding {config.type!r} with random_evaluation={config.random_evaluation}, "
         f"mean_normalize={config.mean_normalize} has {reason}, which no table can hold; allowed: "
