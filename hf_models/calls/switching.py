@@ -227,11 +227,9 @@ def build_stock(model: PreTrainedModel, stock: Any, **fields: Any) -> PreTrained
     twin = stock(stock.config_class(**settings)).to(model.dtype).eval()
     if model.can_generate():
         twin.generation_config = model.generation_config
-    names = {
-        module.stock_table(path)
-        for path, module in model.named_modules()
-        if isinstance(module, Seam)
-    }
+    seams = [(path, part) for path, part in model.named_modules() if isinstance(part, Seam)]
+    names = {seam.stock_table(path) for path, seam in seams}
+    names |= {name for path, seam in seams for name in seam.other_stock_tables(path)}
     tables = {
         name: table
         for name, table in twin.state_dict().items()

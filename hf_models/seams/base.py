@@ -40,6 +40,8 @@ class Seam(Bound):
         adds: Whether the stock model adds positions to the content, so that positions in attention
             are new to its layers; see :mod:`hf_models.seams.stack_attention`.
         stack_positions: What computes positions in attention; None if nothing has to be computed.
+        without_table: What the stock model does instead of adding a table that could hold what is
+            added, for errors.
         layer_key: Key under which the layers find the positions in the scope; None if the type
             does not act in attention.
     """
@@ -48,6 +50,7 @@ class Seam(Bound):
     side: str
     adds: ClassVar[bool] = False
     stack_positions: StackPositions | None  # no default: it would hide the submodule
+    without_table: ClassVar[str] = "computes its positions and ignores tables in its file"
     layer_key: str | None = None
     recipe: ClassVar[tuple[Any, ...]]
 
@@ -89,6 +92,11 @@ class Seam(Bound):
             path: Path of this module in the outermost model.
         """
         return None
+
+    def other_stock_tables(self, path: str) -> tuple[str, ...]:
+        """Names of further stock tables in which the stock model keeps positions, and which this
+        module may have dropped. For `path` see :meth:`stock_table`."""
+        return ()
 
     def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
         """Changes the arguments of a model around this seam, in place.

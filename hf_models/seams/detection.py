@@ -42,6 +42,8 @@ class DetectionPositions(Seam):
 class DetectionGrid(ParameterOwner):
     """Base of the modules with a table ``[..., class token + patches + detections, C]``."""
 
+    resizes_table = True
+
     def patch_sizes(self, owner: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See :class:`~hf_models.seams.grids.PatchGrid`."""
         size = as_pair(owner.config.patch_size)

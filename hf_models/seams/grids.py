@@ -51,9 +51,11 @@ class PatchGrid(Seam):
         tokens_behind: Number of special tokens behind the patches; the others are before them.
         width: C.
         keeps_table: Whether the stock table stays, with all that stock code does with it.
+        resizes_table: Whether a table that stays serves inputs of any size.
     """
 
     adds = True
+    resizes_table: ClassVar[bool] = False
     convolution: ClassVar[type[nn.Module]] = nn.Conv2d
     kernel: tuple[int, ...]
     stride: tuple[int, ...]

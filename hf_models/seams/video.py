@@ -63,7 +63,28 @@ class VideoPositions(Seam):
                 yield path, module, {"part": TimedLayer}
 
 
-class TubeletGrid(PatchGrid):
+class VideoSeam(Seam):
+    """Base of the seams that know the sizes of the videos that a model is made for.
+
+    Attributes:
+        kernel: Frames, height and width of a tubelet.
+        grid: Frames, rows and columns of the tubelets of a video in the configuration.
+        channels: Of a frame.
+    """
+
+    kernel: tuple[int, ...]
+    grid: tuple[int, ...]
+    channels: int
+
+    @property
+    def shape_of_videos(self) -> tuple[int, int, int, int]:
+        """Frames, channels, height and width of the videos in the configuration."""
+        cells = zip(self.grid, self.kernel, strict=True)
+        frames, height, width = (number * side for number, side in cells)
+        return frames, self.channels, height, width
+
+
+class TubeletGrid(PatchGrid, VideoSeam):
     """Base of the modules that give the embeddings of tubelets, frame by frame.
 
     Attributes:
@@ -77,6 +98,11 @@ class TubeletGrid(PatchGrid):
     def trained_size(self, owner: nn.Module, config: Any) -> tuple[int, ...]:
         """Frames, height and width of the videos that the stock table is for."""
         return config.num_frames, *super().trained_size(owner, config)
+
+    def measure(self, owner: nn.Module, table: Tensor, config: Any) -> None:
+        """See :class:`~hf_models.seams.grids.PatchGrid`."""
+        super().measure(owner, table, config)
+        self.channels = config.num_channels
 
     def input_size(self, scope: Scope) -> tuple[int, ...] | None:
         """Number, frames, height and width of the videos of a forward; None without videos."""
@@ -133,6 +159,7 @@ class FrameTable(TubeletGrid, ParameterOwner):
     all frames ``[B * frames, special tokens + patches, C]``, and another for the frames."""
 
     convolution = nn.Conv2d
+    without_table = "adds a row for the patch to a row for the frame"
 
     @classmethod
     def bases_and_attributes(
@@ -143,6 +170,14 @@ class FrameTable(TubeletGrid, ParameterOwner):
         time_name = keywords["time_name"]
         attributes |= {"time_name": time_name, time_name: _parameter_or_nothing(time_name)}
         return bases, attributes
+
+    def stock_table(self, path: str) -> str | None:
+        """See :class:`~hf_models.seams.base.Seam`. Other positions are no sum of two tables."""
+        return None
+
+    def other_stock_tables(self, path: str) -> tuple[str, ...]:
+        """See :class:`~hf_models.seams.base.Seam`."""
+        return (f"{path}.{self.time_name}",)
 
     @property
     def grid_of_table(self) -> tuple[int, ...]:
@@ -185,6 +220,7 @@ class FixedTable(TubeletGrid, nn.Module):
         table: The rows, which the stock type resizes to the video.
     """
 
+    resizes_table = True
     table: Tensor
 
     @classmethod

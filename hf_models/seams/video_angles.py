@@ -14,14 +14,14 @@ from hf_models.seams.base import Seam, seam_class
 from hf_models.seams.informed import InformedLayer
 from hf_models.seams.rotary import refuse_unknown_layers
 from hf_models.seams.scope import Scope
-from hf_models.seams.video import video_size
+from hf_models.seams.video import VideoSeam, video_size
 from hf_models.switching.modeling import build_positions, process_generator
 
 _METHODS = ("get_position_ids", "apply_rotary_embeddings")
 _PLACES = "places"  # key of the places of a forward
 
 
-class VideoAngles(InformedLayer, Seam):
+class VideoAngles(InformedLayer, VideoSeam):
     """Takes the place of a stock layer with an attention that numbers its tokens by the sizes of
     the configuration. All layers of a forward see the same places."""
 
@@ -38,8 +38,10 @@ class VideoAngles(InformedLayer, Seam):
     def prepare(self, owner: nn.Module, path: str, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.seams.base.Seam`."""
         self.positions = build_positions(config, self.side)
-        self.patch = config.tubelet_size, config.patch_size, config.patch_size
-        self.trained_sides = (config.crop_size // config.patch_size,) * 2
+        self.kernel = config.tubelet_size, config.patch_size, config.patch_size
+        self.channels = config.in_chans
+        sides = (config.crop_size // config.patch_size,) * 2
+        self.grid = (config.frames_per_clip // config.tubelet_size, *sides)
         settings = self.settings_in(config)
         refuse_unknown_layers(owner, settings, config.num_hidden_layers)
         attention: Any = self._modules[self.attention_name]
@@ -64,10 +66,11 @@ class VideoAngles(InformedLayer, Seam):
         if (size := video_size(scope)) is None or not self.positions.config.encoding.turns:
             return None
         # stock code repeats the frame of a video that is shorter than a tubelet
-        grid = tuple(max(1, n // side) for n, side in zip(size[1:], self.patch, strict=True))
+        cells = zip(size[1:], self.kernel, strict=True)
+        grid = tuple(torch.sym_max(1, length // side) for length, side in cells)
         device = next(self.parameters()).device
         draw = scope.draw(self.positions, size[0], device)
-        if draw is None and grid[1:] == self.trained_sides:
+        if draw is None and grid[1:] == self.grid[1:]:
             return None
         positions = patch_positions(*grid, device=device, seconds=1.0)
         coords = self.positions.coordinates(

@@ -24,8 +24,11 @@ from cape_plugins.serving.output import Exported
 from cape_plugins.texts import first_line
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.seams.packed_grids import refuse_packed_patches
+from hf_models.seams.video import VideoSeam
+from hf_models.serving.known_inputs import known_inputs
 from hf_models.serving.onnx_generation import generation_graphs, language_model_graph
 from hf_models.serving.onnx_graphs import (
+    COMMAND,
     Graph,
     draw,
     frames_graph,
@@ -33,6 +36,7 @@ from hf_models.serving.onnx_graphs import (
     spectrogram_graph,
     text_and_image_graph,
     tokens_graph,
+    video_graph,
 )
 from hf_models.serving.onnx_readme import Described, readme
 from hf_models.storage.loading import clear_errors, load_whole
@@ -113,7 +117,15 @@ def graphs(model: Any) -> list[Graph]:
     Raises:
         ValueError: for a model that no graph fits.
     """
-    refuse_packed_patches(model, "export onnx")
+    refuse_packed_patches(model, COMMAND)
+    with known_inputs(model, COMMAND):
+        return _graphs(model)
+
+
+def _graphs(model: Any) -> list[Graph]:
+    video_seams = (module for module in model.modules() if isinstance(module, VideoSeam))
+    if (seam := next(video_seams, None)) is not None:
+        return [video_graph(model, seam)]
     generates = model.can_generate()
     if generates and model.config.is_encoder_decoder:
         return generation_graphs(model)
@@ -123,8 +135,8 @@ def graphs(model: Any) -> list[Graph]:
         return [language_model_graph(model)]
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"export onnx has no graph for {type(model).__name__}; allowed: models that classify "
-            "or read images, texts or recordings, and models that generate. "
+            f"{COMMAND} has no graph for {type(model).__name__}; allowed: models that classify or "
+            "read images, videos, texts or recordings, and models that generate. "
             "transformers.exporters.OnnxExporter exports others."
         )
     if model.main_input_name == "input_features":

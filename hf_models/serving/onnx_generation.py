@@ -14,7 +14,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from hf_models.host import cache_name
 from hf_models.seams.bos_hint import place_hint, with_hint
 from hf_models.seams.natural_length import NaturalLengthEncoder
+from hf_models.serving.known_inputs import known_inputs
 from hf_models.serving.onnx_graphs import (
+    COMMAND,
     LEFT,
     RIGHT,
     SIZES,
@@ -198,7 +200,8 @@ def language_model_graph(model: Any) -> Graph:
 def _keys_of_layers(model: Any) -> list[Tensor]:
     """Keys ``[B, H, T, D]`` in the cache after a short text, by layer."""
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
-    cache = model(input_ids=tokens, use_cache=True, return_dict=True).past_key_values
+    with known_inputs(model, COMMAND, (Exception,)):  # stock code raises any error
+        cache = model(input_ids=tokens, use_cache=True, return_dict=True).get("past_key_values")
     keys = [getattr(layer, "keys", None) for layer in getattr(cache, "layers", ())]
     is_plain = all(isinstance(key, Tensor) and key.dim() == 4 for key in keys)
     if not keys or not is_plain:

@@ -13,9 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_models.seams.grids import PatchGrid
 from hf_models.seams.images import PatchEmbeddings
+from hf_models.serving.known_inputs import first_outputs
 
 Axes = tuple[str | int, ...]
+COMMAND = "export onnx"  # in errors
+VIDEO_AXES = ("frames", "height", "width")
 LEFT, RIGHT = "left", "right"
 
 
@@ -152,8 +156,7 @@ def _one_graph(
 ) -> Graph:
     """A graph of a whole model, with all tensors that it returns."""
     values = draw(inputs, sample)
-    with torch.no_grad():
-        output = model(**dict(zip(inputs, values, strict=True)), return_dict=True)
+    output = first_outputs(model, dict(zip(inputs, values, strict=True)), COMMAND)
     outputs = [name for name, value in output.items() if isinstance(value, Tensor)]
     if not outputs:
         raise ValueError(
@@ -186,14 +189,8 @@ def image_graph(model: Any) -> Graph:
                 "and ONNX Runtime smooths differently at some sizes; allowed for export onnx: "
                 "types without a table, such as cape. Convert the model to one and fine-tune it."
             )
-    sizes = getattr(model.config, "vision_config", model.config)
-    patch, whole = (
-        size if isinstance(size, int) else max(size)
-        for size in (sizes.patch_size, sizes.image_size)
-    )
-    inputs = {
-        "pixel_values": Input(("batch", sizes.num_channels, "height", "width"), normal_values)
-    }
+    pixels, patch, whole = _images(model)
+    inputs = {"pixel_values": pixels}
     other = whole + patch  # another size than the table has, so that tracing sees a resized table
     shapes = (
         *((1, patch, patch), (3, patch, 3 * patch), (1, 2 * patch, patch)),
@@ -212,7 +209,45 @@ def _images(model: Any, batch: str = "batch") -> tuple[Input, int, int]:
         size if isinstance(size, int) else max(size)
         for size in (sizes.patch_size, sizes.image_size)
     )
-    return Input((batch, sizes.num_channels, "height", "width"), normal_values), patch, whole
+    sides = _sides(model, height=whole, width=whole)
+    return Input((batch, sizes.num_channels, *sides), normal_values), patch, whole
+
+
+def _sides(model: Any, **trained: int) -> Axes:
+    """Axes of images, videos or sounds: their names, or the trained sizes if a stock table stays
+    that serves one size alone."""
+    grids = (module for module in model.modules() if isinstance(module, PatchGrid))
+    is_fixed = any(grid.keeps_table and not grid.resizes_table for grid in grids)
+    return tuple(trained.values() if is_fixed else trained)
+
+
+def video_graph(model: Any, seam: Any) -> Graph:
+    """Videos of any number of frames, height and width.
+
+    Args:
+        model: The model.
+        seam: The module that encodes the positions of tubelets.
+    """
+    kernel = seam.kernel
+    number, _, *image = seam.shape_of_videos
+    whole = (number, *image)
+    frames, *sides = _sides(model, **dict(zip(VIDEO_AXES, whole, strict=True)))
+    axes = ("batch", frames, seam.channels, *sides)
+    inputs = {model.main_input_name: Input(axes, normal_values)}
+    # few tubelets, because large models compute the attention of thousands: the trained size of
+    # images with one tubelet, and the trained number of frames with one
+    shapes = [
+        (1, *kernel),
+        (2, 2 * kernel[0] + 1, kernel[1], 3 * kernel[2] - 1),
+        (3, kernel[0], *whole[1:]),
+        (1, whole[0], *kernel[1:]),
+    ]
+    # tracing sees another grid than the trained one, for which some stock code takes a branch
+    cells = (2, 3, 4) if tuple(seam.grid[1:]) != (3, 4) else (2, 4, 3)
+    sample = [cells * side for cells, side in zip(cells, kernel, strict=True)]
+    names = ("batch", *VIDEO_AXES)
+    sizes = [dict(zip(names, shape, strict=True)) for shape in ((2, *sample), *shapes)]
+    return _one_graph(model, inputs, sizes[0], sizes[1:])
 
 
 def text_and_image_graph(model: Any) -> Graph:
@@ -236,7 +271,8 @@ def spectrogram_graph(model: Any) -> Graph:
     """Sounds of any duration, with an output for each patch or for the sound."""
     config = model.config
     bins, patch = config.num_mel_bins, config.patch_size
-    inputs = {"input_values": Input(("batch", "frames", bins), normal_values)}
+    (frames,) = _sides(model, frames=config.max_length)
+    inputs = {"input_values": Input(("batch", frames, bins), normal_values)}
     lengths = (patch, 2 * patch + 1, config.max_length, 2 * config.max_length)
     others = [{"batch": batch, "frames": frames} for batch in (1, 3) for frames in lengths]
     return _one_graph(model, inputs, {"batch": 2, "frames": config.max_length + patch}, others)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from cape_plugins.serving.templates import fill
 from hf_models.seams.natural_length import NaturalLengthEncoder
+from hf_models.seams.video import VideoSeam
 from hf_models.serving.source_folder import banned_tokens, listed
 
 TEMPLATE = Path(__file__).with_name("onnx.md")
@@ -45,22 +46,28 @@ def readme(model: Any, files: Sequence[Described], opset: int) -> str:
     )
     first, *others = files
     generates = "cache_mask" in first.names or bool(others)
-    names = {*first.names}
-    images, recordings = "pixel_values" in names, "input_features" in names
+    names, axes = {*first.names}, {name: axes for name, _, axes in first.inputs}
+    # [batch, frames, channels, height, width]
+    video = next((name for name, sizes in axes.items() if len(sizes) == 5), None)
+    images, recordings = "pixel_values" in names and not video, "input_features" in names
     texts, sounds = "input_ids" in names and not generates, "input_values" in names
     values = {
         "images": images and not texts,
+        "video": video,
         "ctc": recordings and not generates,
         "texts": texts and not images,
         "texts_and_images": texts and images,
         "sounds": sounds,
         "generates": generates,
     }
-    axes = {name: axes for name, _, axes in first.inputs}
     if images:
-        values["channels"] = axes["pixel_values"][1]
+        values |= _of_example(axes["pixel_values"])
+    if video:
+        values |= _of_example(axes[video], frames=16)
+        (seam, *_) = (module for module in model.modules() if isinstance(module, VideoSeam))
+        values["tubelet"] = " x ".join(map(str, seam.kernel))
     if sounds:
-        values["bins"] = axes["input_values"][2]
+        values |= _of_example(axes["input_values"], frames=300)
     if recordings:
         values |= _of_frames(model, first)
     if generates:
@@ -92,6 +99,14 @@ def _table(description: Described) -> str:
                 shown_name += " of layer N = 0, 1, ..."
             rows.append(f"| {direction} | {shown_name} | {dtype} | [{', '.join(map(str, axes))}] |")
     return "\n".join(rows)
+
+
+def _of_example(axes: Sequence[Any], **sizes: int) -> dict[str, Any]:
+    """An image, video or sound for the program: its axes in words, and a shape that the graph
+    takes."""
+    sizes |= {"height": 96, "width": 128}
+    shape = tuple(sizes.get(axis, axis) for axis in axes[1:])
+    return {"shape": ", ".join(map(str, axes[1:])), "example": shape}
 
 
 def _of_frames(model: Any, file: Described) -> dict[str, Any]:

@@ -4,23 +4,19 @@ position embeddings in the stock tables. Such checkpoints do not need this packa
 from __future__ import annotations
 
 import argparse
-import inspect
 import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from cape_plugins.checkpoints.families import find_family, width_of
 from cape_plugins.files import editing_json
 from cape_plugins.serving.checks import refuse_large_table
-from cape_plugins.serving.command import SHORTEST
 from cape_plugins.serving.output import Exported
 from cape_plugins.serving.templates import fill
 from cape_plugins.settings.arguments import HUGGING_FACE
-from cape_plugins.texts import first_line
 from hf_models.convert import own_class
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.processors.limits import follow_in_folder, set_limit
@@ -30,6 +26,7 @@ from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.seams.packed_grids import refuse_packed_patches
 from hf_models.seams.rows import RowTable
 from hf_models.serving.source_folder import refuse_data
+from hf_models.serving.stock_samples import COMMAND, compare, hint_of, samples_of
 from hf_models.storage.loading import clear_errors, load_whole
 from hf_models.storage.other_files import copy_other_files
 from hf_models.storage.stock_model import (
@@ -38,13 +35,13 @@ from hf_models.storage.stock_model import (
     fill_table,
     of_images,
     parts_of,
-    shape_of_images,
+    refuse_random_positions,
     shape_of_inputs,
 )
 from hf_models.switching.install import stock_class
 
 TEMPLATE = Path(__file__).with_name("stock_folder.md")
-CLOSE = 1e-3  # difference of outputs, more than the rounding of float32 in many layers
+_COMPUTES = "computes its positions and ignores tables in its file"
 _TOKEN_LIMITS = ("max_target_positions", "max_position_embeddings")  # fields of configurations
 
 
@@ -63,11 +60,13 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     _check_arguments(args)
     with clear_errors(str(source)):
         cape, stock_type = _load(source)
-    refuse_packed_patches(cape, "export stock")
+    refuse_packed_patches(cape, COMMAND)
+    refuse_random_positions(cape)
     # both compute in float32, to compare without rounding; the file keeps the stored precision
     stored, cape = cape.dtype, cape.float()
     _refuse_in_attention(cape, stock_type)
     limit = _set_size(cape, args)
+    inputs, expected = samples_of(cape)
     stock = build_stock(cape, stock_type)
     parts = parts_of(cape, stock)
     if args.max_tokens and not any(part.table for part in parts):
@@ -80,7 +79,7 @@ def export(source: Path, folder: Path, args: argparse.Namespace) -> Exported:
     for part in parts:
         if part.table:
             fill_table(stock, part)
-    difference = _compare(cape, stock)
+    difference = compare(cape, stock, inputs, expected)
     copy_other_files(str(source), folder)
     choose_extractor(folder, False)
     if args.image_size:
@@ -176,7 +175,8 @@ def _set_image_size(cape: PreTrainedModel, height: int, width: int) -> None:
                 "`python -m hf_models.convert SOURCE NEW --position-table-size "
                 f"{height}x{width} --position-table-extension stretch`."
             )
-        grid.grid = grid.patches(height, width)
+        sides = zip(grid.grid[:-2], grid.kernel[:-2], strict=True)  # none, or frames
+        grid.grid = grid.patches(*(cells * side for cells, side in sides), height, width)
         refuse_large_table("--image-size", math.prod(grid.grid), grid.width)
     is_pair = isinstance(sizes.image_size, list | tuple)
     sizes.image_size = (height, width) if is_pair or height != width else height
@@ -202,73 +202,15 @@ def _check(part: Part, stock: PreTrainedModel) -> None:
     changes = part.config.changes(part.stock)
     differences = sorted(changes.keys() - {"source_bos"})
     if part.table is None and differences:
-        option = differences[0]
+        option = min(differences, key=lambda name: (name != "type", name))
         value, of_stock = changes[option]
+        reason = getattr(part.module, "without_table", _COMPUTES)
         raise ValueError(
-            f"{option}={value!r} is impossible in a {type(stock).__name__}, which computes its "
-            f"positions ({option}={of_stock!r}) and ignores tables in its file; allowed: settings "
-            "with the outputs of the stock model. See whether `cape-plugins export ctranslate2` or "
-            "`onnx` takes the model; `hf_models.convert --self-contained` writes its code beside "
-            "the weights."
+            f"{option}={value!r} is impossible in a {type(stock).__name__}, which {reason}; "
+            f"allowed: settings with the outputs of the stock model ({option}={of_stock!r}). See "
+            "whether `cape-plugins export ctranslate2` or `onnx` takes the model; "
+            "`hf_models.convert --self-contained` writes its code beside the weights."
         )
-
-
-@torch.no_grad()
-def _compare(cape: PreTrainedModel, stock: PreTrainedModel) -> float:
-    """Largest difference of the outputs of both models on random inputs.
-
-    Raises:
-        ValueError: if the stock model computes something else.
-    """
-    generator = torch.Generator().manual_seed(1)
-    shape = shape_of_inputs(stock)
-    if stock.main_input_name == "input_ids":
-        inputs = torch.randint(_vocabulary_size(stock), shape, generator=generator)
-        inputs[:, -1] = _eos(stock)  # some models classify the state of this token
-    else:
-        inputs = torch.rand(shape, generator=generator)
-    other_inputs = {}
-    parameters = inspect.signature(stock.forward).parameters
-    if stock.main_input_name == "input_ids" and "pixel_values" in parameters:
-        other_inputs["pixel_values"] = torch.rand(shape_of_images(stock), generator=generator)
-    if "decoder_input_ids" in parameters:
-        other_inputs["decoder_input_ids"] = torch.randint(
-            _vocabulary_size(stock), (1, SHORTEST - 1), generator=generator
-        )
-    with_hint, hint = inputs, hint_of(cape)
-    if hint is not None:
-        with_hint = torch.cat((inputs.new_full((1, 1), hint), inputs), dim=1)
-    expected = _first(cape(**{cape.main_input_name: inputs}, **other_inputs))
-    try:
-        actual = _first(stock(**{stock.main_input_name: with_hint}, **other_inputs))
-        difference = (expected - actual).abs().max().item()
-    except (IndexError, RuntimeError) as error:
-        difference, reason = math.inf, f" ({first_line(error)})"
-    else:
-        reason = f" (difference {difference:.3g})"
-    if not difference <= CLOSE * max(1.0, expected.abs().max().item()):
-        raise ValueError(
-            f"{type(stock).__name__} has other outputs for inputs of shape {shape}{reason}; "
-            "allowed: sizes that the stock class takes (some classes take square images only), and "
-            "heads that a caller can give the BOS hint to. Use another size, or serve the model by "
-            "`cape-plugins export onnx`."
-        )
-    return difference
-
-
-def _vocabulary_size(model: PreTrainedModel) -> int:
-    return model.config.get_text_config().vocab_size
-
-
-def _eos(model: PreTrainedModel) -> int:
-    eos = getattr(model.config.get_text_config(), "eos_token_id", None)
-    eos = eos[0] if isinstance(eos, list) else eos
-    return eos or 0
-
-
-def _first(output: Any) -> Tensor:
-    """Logits or states; the last of several feature maps."""
-    return output[0] if isinstance(output[0], Tensor) else output[0][-1]
 
 
 def _longest(stock: PreTrainedModel, parts: list[Part], limit: str) -> int:
@@ -277,13 +219,6 @@ def _longest(stock: PreTrainedModel, parts: list[Part], limit: str) -> int:
     if isinstance(part.module, RowTable):
         return len(stock.get_parameter(part.table)) - part.module.first_row
     return getattr(stock.config, limit)
-
-
-def hint_of(cape: PreTrainedModel) -> int | None:
-    """The token that the model puts before the source; None if there is none."""
-    stacks = (module for module in cape.modules() if getattr(module, "has_hint", False))
-    stack = next(stacks, None)
-    return None if stack is None else stack.bos_token
 
 
 def _resize_processor(folder: Path, height: int, width: int) -> None:
@@ -314,11 +249,13 @@ def _readme(
     """
     tables = [f"`{part.table}`" for part in parts if part.table]
     frames = any(isinstance(part.module, NaturalLengthEncoder) for part in parts)
-    hint, shape = hint_of(cape), shape_of_inputs(stock)
-    images, text = (stock.main_input_name == name for name in ("pixel_values", "input_ids"))
+    hint, shape = hint_of(cape), shape_of_inputs(cape)
+    pixels, text = (name in stock.main_input_name for name in ("pixel_values", "input_ids"))
+    video = pixels and len(shape) == 5  # [1, frames, channels, height, width]
+    sounds = stock.main_input_name == "input_values"
     generates = stock.can_generate()
     has_tokenizer = any(folder.glob("tokenizer*")) or any(folder.glob("*.spm"))
-    tokens = not (images or frames)
+    tokens = not (pixels or frames or sounds)
     # a prompt is padded on the left, because generation continues its last token
     pad_left = generates and not stock.config.is_encoder_decoder
     return fill(
@@ -326,7 +263,9 @@ def _readme(
         model=type(stock).__name__,
         trained=cape.config.position_embedding["type"],
         tables=", ".join(tables),
-        images=images,
+        images=pixels and not video,
+        video=video and bool(tables),
+        number=shape[1],
         height=shape[-2],
         width=shape[-1],
         frames=frames and STRIDE * stock.config.max_source_positions,

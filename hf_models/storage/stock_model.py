@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from cape_plugins import PositionConfig, patch_positions, token_positions
+from cape_plugins import PositionConfig, PositionEncoder, patch_positions, token_positions
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.serving.command import SHORTEST
 from hf_models.calls import switching as switch_built
@@ -20,6 +20,7 @@ from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.natural_length import STRIDE, NaturalLengthEncoder
 from hf_models.seams.optional_grids import OptionalTable
 from hf_models.seams.rows import RowTable
+from hf_models.seams.video import VideoSeam
 from hf_models.switching.install import LearnedTable
 from hf_models.switching.modeling import embed_positions
 
@@ -77,12 +78,15 @@ def of_images(config: Any) -> Any:
 
 
 def shape_of_inputs(model: PreTrainedModel) -> tuple[int, ...]:
-    """Shape of one image, recording or text."""
+    """Shape of one image, video, recording or text of a model of this package."""
     config = model.config
     if model.main_input_name == "input_ids":
         return (1, SHORTEST - 1)  # plus the hint
     if model.main_input_name == "input_values":
         return (1, config.max_length, config.num_mel_bins)
+    seams = (module for module in model.modules() if isinstance(module, VideoSeam))
+    if (seam := next(seams, None)) is not None:
+        return (1, *seam.shape_of_videos)
     if model.main_input_name == "pixel_values":
         return shape_of_images(model)
     if hasattr(config, "num_mel_bins"):
@@ -98,15 +102,24 @@ def shape_of_images(model: PreTrainedModel) -> tuple[int, ...]:
     return (1, config.num_channels, *sides)
 
 
+def refuse_random_positions(cape: PreTrainedModel) -> None:
+    """Refuses a model that draws positions in evaluation.
+
+    Raises:
+        ValueError: for such a model.
+    """
+    for module in cape.modules():
+        if isinstance(module, PositionEncoder) and module.draws:
+            _refuse(module.config, "random positions")
+
+
 @torch.no_grad()
 def fill_table(stock: PreTrainedModel, part: Part) -> None:
     """Writes the embeddings that the part adds to its first positions into the stock table.
 
     Raises:
-        ValueError: if the embeddings are random, or depend on the length of the text.
+        ValueError: if the embeddings depend on the length of the text.
     """
-    if part.module.positions is not None and part.module.positions.draws:
-        _refuse(part, "random positions")
     table = stock.get_parameter(part.table)
     if isinstance(part.module, PatchEmbeddings):
         rows = _rows_of_patches(part.module, table)
@@ -140,8 +153,8 @@ def _rows_of_grid(seam: TakesAnySize, table: Tensor) -> Tensor:
     """The rows in the shape of the stock table ``[..., special tokens + patches, C]``, at the size
     of inputs in the configuration."""
     grid = seam.patch_grid
-    if not seam.drops_table:
-        return getattr(seam, seam.table_name)
+    if not seam.drops_table:  # came with the weights
+        return table
     return grid.embedding(table)[0].expand_as(table)
 
 
@@ -156,12 +169,11 @@ def _rows_of_tokens(part: Part, rows: int) -> Tensor:
     """``[T, C]`` for a text of T tokens."""
     values, shorter = (_embed_tokens(part.module, length) for length in (rows, rows // 3))
     if not torch.allclose(values[: len(shorter)], shorter, atol=1e-5):
-        _refuse(part, "other positions in texts of other lengths")
+        _refuse(part.config, "other positions in texts of other lengths")
     return values
 
 
-def _refuse(part: Part, reason: str) -> None:
-    config = part.config
+def _refuse(config: PositionConfig, reason: str) -> None:
     raise ValueError(
         f"position embedding {config.type!r} with random_evaluation={config.random_evaluation}, "
         f"mean_normalize={config.mean_normalize} has {reason}, which no table can hold; allowed: "
@@ -172,7 +184,9 @@ def _refuse(part: Part, reason: str) -> None:
 
 def _embed_tokens(module: Any, length: int) -> Tensor:
     if isinstance(module, RowTable):
-        return module(torch.arange(module.first_row, module.first_row + length))
+        rows = torch.arange(module.first_row, module.first_row + length)
+        # some stock tables choose the rows themselves, from a mask or from the shape of the text
+        return RowTable.forward(module, rows)
     positions = token_positions(torch.ones(1, length, dtype=torch.bool))
     embedding = getattr(module, "embed_tokens", None) or module.word_embeddings
     table: nn.Module = getattr(module, "embed_positions", None) or module.position_embeddings

@@ -1,17 +1,74 @@
 """Folders that carry their own code, loaded by processes that do not have the package."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
 import pytest
 import sentencepiece
 import torch
+import transformers
 from transformers import Wav2Vec2Processor
 
 import hf_models
 from hf_models.convert import main
 from hf_models.storage.self_contained import make_self_contained
+from tests.hf import test_rows, test_sinusoids, test_spectrograms, test_video
+from tests.support.generated import mistral
 from tests.support.hf import FAMILIES, STACKS, WITH_STOCK, batch, targets
 
+IDS = {"input_ids": torch.arange(5, 17).view(2, 6)}
+
+
+class Carried(NamedTuple):
+    """A stock model, the type that it is converted to, the Auto class that loads it, and inputs."""
+
+    stock: Callable[[], Any]
+    type: str
+    auto: str
+    inputs: Callable[[], dict[str, Any]]
+
+
+def inputs_of(family):
+    inputs = batch(family)
+    if inputs.pop("labels", None) is not None and "decoder_layers" in FAMILIES[family].sizes:
+        inputs["decoder_input_ids"] = targets() % 30 + 3
+    return inputs
+
+
 # each folder has the code of all families
-CARRIED = [name for name in WITH_STOCK if name in STACKS]
+CARRIED = {
+    name: Carried(
+        partial(row.build_stock, seed=1),
+        row.stock_type,
+        row.auto.__name__,
+        partial(inputs_of, name),
+    )
+    for name, row in FAMILIES.items()
+    if name in WITH_STOCK and name in STACKS
+}
+# generated families, each with another kind of seam
+CARRIED |= {
+    "mistral": Carried(mistral, "cape", "AutoModelForCausalLM", lambda: IDS),
+    "roberta": Carried(
+        partial(test_rows.build, "roberta"), "cape", "AutoModelForMaskedLM", lambda: IDS
+    ),
+    "xglm": Carried(
+        partial(test_sinusoids.build, "xglm"), "cape", "AutoModelForCausalLM", lambda: IDS
+    ),
+    "audio-spectrogram-transformer": Carried(
+        test_spectrograms.build,
+        "cape",
+        "AutoModelForAudioClassification",
+        lambda: {"input_values": torch.ones(2, test_spectrograms.FRAMES, test_spectrograms.BANDS)},
+    ),
+    "videomae": Carried(
+        partial(test_video.build, "videomae"),
+        "cape",
+        "AutoModelForVideoClassification",
+        lambda: {"pixel_values": test_video.videos()},
+    ),
+}
 LOADER = """
 import importlib.util, numpy, torch
 for name in ("cape_plugins", "hf_models"):
@@ -59,14 +116,11 @@ def carried(run_cli, tmp_path_factory, repo_root):
     root = tmp_path_factory.mktemp("carried")
     folders = {family: root / "elsewhere" / family for family in CARRIED}
     for family, folder in folders.items():
-        row = FAMILIES[family]
-        row.build_stock(seed=1).save_pretrained(root / family)
+        row = CARRIED[family]
+        row.stock().save_pretrained(root / family)
         words = [str(root / family), str(folder / "cape"), "--self-contained"]
-        assert main([*words, "--position-embedding", row.stock_type]) == 0
-        inputs = batch(family)
-        if inputs.pop("labels", None) is not None and "decoder_layers" in row.sizes:
-            inputs["decoder_input_ids"] = targets() % 30 + 3
-        torch.save(inputs, folder / "inputs.pt")
+        assert main([*words, "--position-embedding", row.type]) == 0
+        torch.save(row.inputs(), folder / "inputs.pt")
     script = root / "load.py"
     # the interpreter knows the package; hide it
     hide = "import sys\nsys.path = [p for p in sys.path if p not in ({root!r}, '')]\n"
@@ -74,7 +128,7 @@ def carried(run_cli, tmp_path_factory, repo_root):
     script.write_text(hide.format(root=str(repo_root)) + LOADER)
     done = run_cli(
         "python", script, make_recogniser(root / "recogniser"),
-        *(f"{folder}:{FAMILIES[family].auto.__name__}" for family, folder in folders.items()),
+        *(f"{folder}:{CARRIED[family].auto}" for family, folder in folders.items()),
         cwd=root, env={"HF_MODULES_CACHE": str(root / "modules"), "PYTHONPATH": ""},
     )  # fmt: skip
     return folders, done.stdout
@@ -84,7 +138,9 @@ def carried(run_cli, tmp_path_factory, repo_root):
 @pytest.mark.parametrize("family", CARRIED)
 def test_folder_with_its_own_code_computes_the_same(family, carried):
     folder = carried[0][family]
-    model = FAMILIES[family].model.from_pretrained(folder / "cape").eval()
+    auto = getattr(transformers, CARRIED[family].auto)
+    model = auto.from_pretrained(folder / "cape", trust_remote_code=False).eval()
+    assert type(model).__module__.startswith("hf_models.")
     with torch.no_grad():
         expected = model(**torch.load(folder / "inputs.pt"))[0]
     torch.testing.assert_close(torch.load(folder / "outputs.pt"), expected)

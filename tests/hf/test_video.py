@@ -32,15 +32,15 @@ DECODER = {
 
 
 def videomae(**fields):
-    return transformers.VideoMAEConfig(**SIZES, patch_size=PATCH, **DECODER, **fields)
+    return transformers.VideoMAEConfig(**{**SIZES, **fields}, patch_size=PATCH, **DECODER)
 
 
-def vivit():
-    return transformers.VivitConfig(**SIZES, tubelet_size=[2, PATCH, PATCH])
+def vivit(**fields):
+    return transformers.VivitConfig(**{**SIZES, **fields}, tubelet_size=[2, PATCH, PATCH])
 
 
 def timesformer(**fields):
-    return transformers.TimesformerConfig(**SIZES, patch_size=PATCH, **fields)
+    return transformers.TimesformerConfig(**{**SIZES, **fields}, patch_size=PATCH)
 
 
 # the class, its configuration, and the frames of a position

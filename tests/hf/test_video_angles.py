@@ -27,9 +27,9 @@ CAPE = {"type": "cape", "max_global_scale": 1.5}
 SCALE = Draw(scale=torch.tensor([1.0, 1.4]).view(2, 1, 1), batch_size=2)
 
 
-def build(model_class=transformers.VJEPA2Model, crop_size=16):
+def build(model_class=transformers.VJEPA2Model, crop_size=16, **fields):
     torch.manual_seed(0)
-    model = model_class(transformers.VJEPA2Config(**SIZES, crop_size=crop_size))
+    model = model_class(transformers.VJEPA2Config(**{**SIZES, **fields}, crop_size=crop_size))
     with torch.no_grad():  # positions must show
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -8,6 +8,9 @@ import torch
 import transformers
 
 import hf_models
+from hf_models.checks.stock_models import tiny_stock_models
+from hf_models.serving import onnx
+from hf_models.serving.onnx_readme import Described, readme
 from tests.hf import (
     test_detection,
     test_grids,
@@ -18,6 +21,8 @@ from tests.hf import (
     test_sinusoids,
     test_spectrograms,
     test_two_towers,
+    test_video,
+    test_video_angles,
 )
 from tests.support.engines import export, program_of, refusal, run_program
 from tests.support.generated import CAPE, mistral
@@ -67,6 +72,23 @@ SEAMS = {
         test_spectrograms.CAPE,
         {"input_values": (2, 2 * test_spectrograms.FRAMES, test_spectrograms.BANDS)},
     ),
+    "video": (
+        lambda: test_video.build("videomae", **ONE_LAYER),
+        test_video.CAPE,
+        {"pixel_values": (2, 7, 3, 24, 16)},
+    ),
+    "video with a table": (
+        lambda: test_video.build("vivit", **ONE_LAYER),
+        test_video.CAPE,
+        {"pixel_values": (2, 7, 3, 24, 16)},
+    ),
+    "video angles": (
+        lambda: test_video_angles.build(
+            transformers.VJEPA2ForVideoClassification, num_hidden_layers=1, pred_num_hidden_layers=1
+        ),
+        test_video_angles.CAPE,
+        {"pixel_values_videos": (2, 7, 3, 24, 16)},
+    ),
     "two towers": (
         lambda: test_two_towers.build(**ONE_LAYER),
         ADDED,
@@ -74,6 +96,11 @@ SEAMS = {
     ),
 }
 each = pytest.mark.parametrize("seam", SEAMS)
+WITHOUT_STOCK = ("video",)
+TABLES = {
+    "videomae": "which computes its positions and ignores tables in its file",
+    "timesformer": "which adds a row for the patch to a row for the frame",
+}
 GENERATES = {"angles", "causal rows", "sinusoids"}
 SIZES = {
     "rows": ("--max-tokens", LONG),
@@ -120,7 +147,30 @@ def test_graphs_compute_the_same_beyond_the_stock_size(seam, tmp_path):
     assert run_program(program_of(out), cwd=out)
 
 
-@each
+@pytest.mark.parametrize(
+    ("stock", "axes"),
+    [
+        (lambda: test_grids.build("vit_msn", **ONE_LAYER), ("batch", 3, 32, 32)),
+        (lambda: test_video.build("vivit", **ONE_LAYER), ("batch", 4, 3, 16, 16)),
+        (
+            lambda: test_spectrograms.build(**ONE_LAYER),
+            ("batch", test_spectrograms.FRAMES, test_spectrograms.BANDS),
+        ),
+        (lambda: test_video.build("videomae"), ("batch", "frames", 3, "height", "width")),
+        (lambda: test_detection.build(), ("batch", 3, "height", "width")),
+    ],
+)
+def test_a_stock_table_of_one_size_fixes_the_size_of_inputs(stock, axes):
+    model = hf_models.switch(stock(), {"type": "abspos"}).eval()
+    (graph,) = onnx.graphs(model)
+    ((name, given),) = graph.inputs.items()
+    assert given.axes == axes
+    text = readme(model, [Described("model.onnx", [(name, "float", axes)], [])], 20)
+    sizes = map({"frames": 16, "height": 96, "width": 128}.get, axes[1:], axes[1:])
+    assert f"np.zeros({tuple(sizes)})" in text
+
+
+@pytest.mark.parametrize("seam", [seam for seam in SEAMS if seam not in WITHOUT_STOCK])
 def test_stock_folders_compute_the_same(seam, tmp_path):
     """At the sizes that the stock class takes, or at the size that was asked for."""
     model, inputs = build(seam)
@@ -132,13 +182,44 @@ def test_stock_folders_compute_the_same(seam, tmp_path):
     if seam not in SIZES:
         sizes = {"input_ids": 12, "pixel_values": 32, "input_values": test_spectrograms.FRAMES}
         for key, value in inputs.items():
-            inputs[key] = (
-                value[:, :, : sizes[key], : sizes[key]]
-                if value.dim() > 3
-                else (value[:, : sizes[key]])
-            )
+            if value.dim() == 5:
+                side = test_video.SIZE
+                inputs[key] = value[:, : test_video.FRAMES, :, :side, :side]
+            elif value.dim() == 4:
+                inputs[key] = value[:, :, : sizes[key], : sizes[key]]
+            else:
+                inputs[key] = value[:, : sizes[key]]
     with torch.no_grad():
         assert_close(first(stock(**inputs)), first(model(**inputs)))
+
+
+@pytest.mark.parametrize(
+    "stock",
+    [
+        lambda: test_rows.build("opt", **ONE_LAYER),  # its class of tables chooses the rows
+        lambda: test_two_towers.build(**ONE_LAYER),  # the table of the images stays
+    ],
+)
+def test_stock_folders_have_the_table_of_a_text(stock, tmp_path):
+    model = hf_models.switch(stock(), ADDED).eval()
+    model.save_pretrained(tmp_path / "model")
+    out = export("stock", tmp_path / "model", tmp_path / "out")
+    (name,) = json.loads((out / "config.json").read_text())["architectures"]
+    loaded = getattr(transformers, name).from_pretrained(out).eval()
+    inputs = {"input_ids": torch.randint(5, 50, (2, 12))}
+    if not loaded.can_generate():
+        inputs["pixel_values"] = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert_close(first(loaded(**inputs)), first(model(**inputs)))
+
+
+def test_a_stock_folder_of_videos_has_another_size_of_frames(tmp_path):
+    build("video with a table")[0].save_pretrained(tmp_path / "model")
+    out = export("stock", tmp_path / "model", tmp_path / "out", "--image-size", 24, 24)
+    stock = transformers.VivitForVideoClassification.from_pretrained(out)
+    assert stock.config.image_size == 24
+    assert stock.vivit.embeddings.position_embeddings.shape[1] == 1 + 2 * 3 * 3
+    assert "Videos of 4 frames of 24 x 24 pixels" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -154,6 +235,35 @@ def test_stock_folders_are_refused_with_the_reason(seam, flags, message, tmp_pat
     model, _ = build(seam)
     model.save_pretrained(tmp_path / "model")
     assert message in refusal(capsys, "stock", tmp_path / "model", tmp_path / "out", *flags)
+
+
+@pytest.mark.parametrize("name", ["videomae", "timesformer"])
+def test_stock_folders_of_videos_are_refused_with_the_reason(name, tmp_path, capsys):
+    model = hf_models.switch(test_video.build(name, **ONE_LAYER), ADDED)
+    model.save_pretrained(tmp_path / "model")
+    error = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out")
+    assert TABLES[name] in error
+    assert "onnx" in error
+
+
+UNKNOWN = {
+    "moonshine": "whose forward takes input_values",
+    "layoutlmv3": "whose forward takes input_ids, bbox, pixel_values",
+    "clap": "whose forward takes input_ids, input_features, is_longer",
+    "vision-encoder-decoder": "whose forward takes pixel_values",
+    "vit_mae": "draws random numbers (such as masks) in evaluation",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_models_with_other_inputs_are_refused_in_one_sentence(name, tmp_path, capsys):
+    row = next(tiny_stock_models(name))
+    hf_models.switch(row.model, {"type": "cape"}).save_pretrained(tmp_path / "model")
+    for engine in ("stock", "onnx"):
+        error = refusal(capsys, engine, tmp_path / "model", tmp_path / "out")
+        assert UNKNOWN[name] in error
+        assert error.startswith(f"error: export {engine} ")
+        assert "hf_models.convert SOURCE NEW --self-contained" in error
 
 
 @pytest.mark.parametrize("engine", ["stock", "onnx"])
