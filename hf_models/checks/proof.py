@@ -62,7 +62,7 @@ _NEW_TABLES = 0.5  # standard deviation
 STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
 SEAM = "seam"  # check that is skipped where no seam is found
 _NO_POSITIONS = {"type": "nopos"}
-_UNKNOWN = "no module of the model is known to add or turn positions"
+_UNKNOWN = "No module of the model is known to add or turn positions."
 
 
 class Proof(NamedTuple):
@@ -179,7 +179,7 @@ def _proof(
     name = type(stock.model).__name__
     owner = type(stock.model).config_class.model_type
     if owner != model_type:  # another model type has the class
-        text = f"its {name} is the class of the model type {owner}"
+        text = f"Its {name} is the class of the model type {owner}."
         return Proof(model_type, None, name, [Check("class", SKIPPED, text)])
     if known_row is not None:
         checks = _checks(stock, _stock_type(stock.model), position_embedding)
@@ -188,7 +188,7 @@ def _proof(
         checks = _checks(stock, _stock_type(stock.model), position_embedding)
         return Proof(model_type, None, name, checks)
     if find_family(model_type) is not None:
-        return Proof(model_type, None, name, [_no_seam(f"its family has no class for {name}")])
+        return Proof(model_type, None, name, [_no_seam(f"Its family has no class for {name}.")])
     proofs = [Proof(model_type, None, name, [_no_seam(_UNKNOWN)])]
     for row in candidates(stock.model):
         add_generated_row(model_type, row)
@@ -265,7 +265,7 @@ def _stock_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
     row = check(f"{UPDATES} updates", partial(compare, twin))
     yield unless_stock_fails(row, partial(compare, model))
     samples = Samples([dict(inputs)], {})
-    loaders = [stock.auto, type(twin)]
+    loaders = [type(twin)] if stock.auto is None else [stock.auto, type(twin)]
     yield from storage_checks(model, twin, samples, {"type": stock_type}, loaders)
     bare = _switched(model, _NO_POSITIONS)  # without the stock table
     for row in storage_checks(model, bare, samples, _NO_POSITIONS, loaders[:1], False):
