@@ -35,6 +35,7 @@ from cape_plugins.doctor.check import (
     unless_stock_fails,
     wishes,
 )
+from cape_plugins.settings.registry import ROTARY
 from hf_models.calls.switching import switch
 from hf_models.checks.calls import SIDES, Batch, padded, unpadded
 from hf_models.checks.generation import from_padded, generate
@@ -240,7 +241,7 @@ def _checks(
         if not checks[0].failed:  # the model can be switched
             checks += _training_checks(stock, stock_type, position_embedding)
             twin = _switched(stock.model, {"type": stock_type})
-            if isinstance(twin, GeneratedModel) and any(seam.adds for seam in twin.seams()):
+            if isinstance(twin, GeneratedModel) and twin.config.position_fields[FIELD][1] != ROTARY:
                 checks += attention_checks(stock.model, stock.inputs, _switched, same_checkpointed)
     return checks
 

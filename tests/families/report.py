@@ -28,6 +28,7 @@ from tests.families.results import (
 
 DOCUMENT = ROOT / "docs" / "families.md"
 _REFUSED = re.compile(r"^.*? acts in attention, and ")  # the start of a refusal, alike for all
+_REMEDY = re.compile(r"(; allowed|\. ).*$")
 _RESULTS = (PROVED, NO_ROW, FAILS, NO_SEAM, PART, NOT_RUN)
 _SHOWN = {
     "outputs": "with the stock type all outputs equal the outputs of the stock class bit for bit",
@@ -146,7 +147,7 @@ def _last(releases: Mapping[str, Mapping[str, Row]], name: str) -> Row:
 def _in_attention(row: Row) -> str:
     """Types in attention that were shown beside the types that add, or why there are none."""
     if (refusal := row["skipped"].get(IN_ATTENTION)) is not None:
-        return f"none: {_REFUSED.sub('', refusal).partition('; allowed')[0]}"
+        return f"none: {_REMEDY.sub('', _REFUSED.sub('', refusal))}"
     return ", ".join(row.get("in_attention", ()))
 
 
