@@ -42,15 +42,11 @@ from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.processors.limits import follow_in_folder, follow_table_in_folder
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.storage.loading import clear_errors, load_whole, require_place
-from hf_models.storage.longer_tables import (
-    add_table_args,
-    difference,
-    extend_table,
-    given_table,
-)
+from hf_models.storage.longer_tables import difference, extend_table
 from hf_models.storage.other_files import copy_other_files, forget_code
 from hf_models.storage.self_contained import make_self_contained
 from hf_models.storage.stock_model import build_stock, fill_table, parts_of
+from hf_models.storage.table_flags import add_table_args, given_table
 from hf_models.switching.install import stock_class
 from hf_models.switching.settings import FIELD
 
@@ -188,9 +184,12 @@ def _cape_model(
         shorter, model = model, extend_table(model, *table)
         if change := difference(shorter, model, table[1]):
             if neutral:
+                remedy = "Choose --position-table-extension copy"
+                if difference(shorter, model, "copy"):  # a grid, which no extension keeps
+                    remedy = "Leave out --position-table-size, so that the table stays"
                 raise ValueError(
-                    f"--neutral cannot keep the outputs of {source}: {change}. Choose "
-                    "--position-table-extension copy, or leave out --neutral and fine-tune."
+                    f"--neutral cannot keep the outputs of {source}: {change}. {remedy}, or leave "
+                    "out --neutral and fine-tune."
                 )
             changes["table"] = change
     if neutral:

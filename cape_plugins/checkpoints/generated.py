@@ -152,7 +152,12 @@ _IMAGES = """
     aimv2_vision_model chinese_clip_vision_model clip_vision_model dpt ijepa internvl_vision
     mgp-str pixio qianfan_ocr_vision tipsv2_vision_model vision-encoder-decoder vit_msn
 """
-# The same with images of different sizes in a batch.
+# Parts of models of texts and images, which a pipeline may use alone. Most have no Auto class.
+_IMAGE_PARTS = """
+    altclip_vision_model clipseg_vision_model flava_image_model git_vision_model
+    groupvit_vision_model metaclip_2_vision_model owlv2_vision_model owlvit_vision_model
+"""
+# Models of images of different sizes in a batch.
 _PACKED_IMAGES = "siglip2_vision_model"
 # The same with tokens of detections behind the patches, and a table behind each layer.
 _DETECTORS = "yolos"
@@ -169,10 +174,17 @@ _ENCODERS_OF_ROWS = """
     aimv2 albert big_bird bros camembert clap clip_text_model convbert data2vec-text deberta
     deberta-v2 distilbert dpr electra ernie flava fnet imagegpt layoutlm layoutlmv3 lilt
     longformer luke lxmert markuplm megatron-bert mobilebert mpnet mra pp_formulanet rembert
-    roberta roberta-prelayernorm roc_bert splinter squeezebert tapas vilt vision-text-dual-encoder
-    visual_bert xclip xlm-roberta xlm-roberta-xl yoso
+    roberta roberta-prelayernorm roc_bert sam3 splinter squeezebert tapas vilt
+    vision-text-dual-encoder visual_bert xclip xlm-roberta xlm-roberta-xl yoso
 """
-# The same, with a tower of images that has a table of patches.
+# Parts of models of texts beside images or sounds.
+_TEXT_PARTS = """
+    aimv2_text_model align_text_model altclip_text_model bridgetower_text_model
+    chinese_clip_text_model clap_text_model clipseg_text_model flava_text_model
+    groupvit_text_model metaclip_2_text_model owlv2_text_model owlvit_text_model
+    siglip2_text_model siglip_text_model xclip_text_model
+"""
+# Models of texts, with a tower of images that has a table of patches.
 _TEXTS_AND_IMAGES = "altclip chinese_clip clip clipseg groupvit metaclip_2 owlv2 owlvit siglip"
 # The same with images of different sizes in a batch.
 _TEXTS_AND_PACKED_IMAGES = "siglip2"
@@ -200,14 +212,14 @@ def _rows(fields: tuple[str, ...], model_types: str, **oddities: Any) -> dict[st
 GENERATED: dict[str, GeneratedRow] = {
     **_rows(_DECODER, _DECODERS),
     **_rows(_ENCODER, _ENCODERS),
-    **_rows(_IMAGE, _IMAGES),
+    **_rows(_IMAGE, _IMAGES + _IMAGE_PARTS),
     **_rows(_PACKED_IMAGE, _PACKED_IMAGES),
     **_rows(_DETECTOR, _DETECTORS),
     **_rows(_SPECTROGRAM, _SPECTROGRAMS),
     **_rows(_VIDEO, _VIDEOS),
     **_rows(_TURNED_VIDEO, _TURNED_VIDEOS),
     **_rows(_TURNED_IMAGE, _TURNED_IMAGES),
-    **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS),
+    **_rows(_ENCODER_OF_ROWS, _ENCODERS_OF_ROWS + _TEXT_PARTS),
     **_rows(_ENCODER_OF_ROWS, _TEXTS_AND_IMAGES, tower=_TOWER),
     **_rows(_ENCODER_OF_ROWS, _TEXTS_AND_PACKED_IMAGES, tower=_PACKED_TOWER),
     **_rows(_DECODER_OF_ROWS, _DECODERS_OF_ROWS),

@@ -35,6 +35,7 @@ from cape_plugins.doctor.check import (
     unless_stock_fails,
     wishes,
 )
+from cape_plugins.settings.registry import ROTARY
 from hf_models.calls.switching import switch
 from hf_models.checks.calls import SIDES, Batch, padded, unpadded
 from hf_models.checks.generation import from_padded, generate
@@ -62,7 +63,7 @@ _NEW_TABLES = 0.5  # standard deviation
 STOCK_MODEL = "stock model"  # check that is skipped where no tiny stock model runs
 SEAM = "seam"  # check that is skipped where no seam is found
 _NO_POSITIONS = {"type": "nopos"}
-_UNKNOWN = "no module of the model is known to add or turn positions"
+_UNKNOWN = "No module of the model is known to add or turn positions."
 
 
 class Proof(NamedTuple):
@@ -179,7 +180,7 @@ def _proof(
     name = type(stock.model).__name__
     owner = type(stock.model).config_class.model_type
     if owner != model_type:  # another model type has the class
-        text = f"its {name} is the class of the model type {owner}"
+        text = f"Its {name} is the class of the model type {owner}."
         return Proof(model_type, None, name, [Check("class", SKIPPED, text)])
     if known_row is not None:
         checks = _checks(stock, _stock_type(stock.model), position_embedding)
@@ -188,7 +189,7 @@ def _proof(
         checks = _checks(stock, _stock_type(stock.model), position_embedding)
         return Proof(model_type, None, name, checks)
     if find_family(model_type) is not None:
-        return Proof(model_type, None, name, [_no_seam(f"its family has no class for {name}")])
+        return Proof(model_type, None, name, [_no_seam(f"Its family has no class for {name}.")])
     proofs = [Proof(model_type, None, name, [_no_seam(_UNKNOWN)])]
     for row in candidates(stock.model):
         add_generated_row(model_type, row)
@@ -240,7 +241,7 @@ def _checks(
         if not checks[0].failed:  # the model can be switched
             checks += _training_checks(stock, stock_type, position_embedding)
             twin = _switched(stock.model, {"type": stock_type})
-            if isinstance(twin, GeneratedModel) and any(seam.adds for seam in twin.seams()):
+            if isinstance(twin, GeneratedModel) and twin.config.position_fields[FIELD][1] != ROTARY:
                 checks += attention_checks(stock.model, stock.inputs, _switched, same_checkpointed)
     return checks
 
@@ -265,7 +266,7 @@ def _stock_checks(stock: StockModel, stock_type: str) -> Iterator[Check]:
     row = check(f"{UPDATES} updates", partial(compare, twin))
     yield unless_stock_fails(row, partial(compare, model))
     samples = Samples([dict(inputs)], {})
-    loaders = [stock.auto, type(twin)]
+    loaders = [type(twin)] if stock.auto is None else [stock.auto, type(twin)]
     yield from storage_checks(model, twin, samples, {"type": stock_type}, loaders)
     bare = _switched(model, _NO_POSITIONS)  # without the stock table
     for row in storage_checks(model, bare, samples, _NO_POSITIONS, loaders[:1], False):

@@ -117,9 +117,9 @@ BY_TYPE: dict[str, dict[str, Any]] = {
     "granitemoehybrid": _MAMBA,
     "informer": _SERIES,
     "layoutlmv3": {
-        "hidden_size": 36,
-        "coordinate_size": 6,
-        "shape_size": 6,
+        "hidden_size": 48,  # four coordinates and two sizes of boxes, side by side
+        "coordinate_size": 8,
+        "shape_size": 8,
         "input_size": 32,
         "patch_size": 8,
     },

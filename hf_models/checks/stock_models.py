@@ -10,10 +10,12 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
+from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.checks.calls import calls_of
 from hf_models.checks.outputs import outputs_of
 from hf_models.checks.small import small_configs
 from hf_models.checks.tiny import fill_zeros
+from hf_models.generated.families import stock_models
 
 _LARGEST = 60_000_000  # parameters; a larger model has a size without a rule
 # Auto classes in the order in which their models are tried, "" for AutoModel.
@@ -48,7 +50,7 @@ class StockModel(NamedTuple):
     Attributes:
         model: The model, in evaluation mode, with random weights.
         inputs: Inputs of its forward, without padding.
-        auto: Auto class that loads it.
+        auto: Auto class that loads it; None for a part of other models, which its own class loads.
         step: How its configuration was made: see :func:`~hf_models.checks.small.small_configs`.
     """
 
@@ -68,7 +70,9 @@ def stock_types() -> list[str]:
 def tiny_stock_models(
     model_type: str, fields: Mapping[str, Any] | None = None
 ) -> Iterator[StockModel]:
-    """The models of a model type that run with a tiny configuration, one for each Auto class.
+    """The models of a model type that run with a tiny configuration, one for each Auto class. Parts
+    of other models, which no Auto class loads, are tried if the table of generated families has a
+    row for them.
 
     Args:
         model_type: Such as "mistral".
@@ -76,7 +80,8 @@ def tiny_stock_models(
 
     Raises:
         ValueError: if the installed transformers has no such model type.
-        NoModelType: if no Auto class loads a model of this type, or for another name of a type.
+        NoModelType: if no Auto class loads a model of this type and the table has no row, or for
+            another name of a type.
         NoStockModel: if no model runs.
     """
     if model_type not in CONFIG_MAPPING._mapping:
@@ -86,11 +91,14 @@ def tiny_stock_models(
         )
     config_class = CONFIG_MAPPING[model_type]
     if config_class.model_type != model_type:
-        raise NoModelType(f"another name of {config_class.model_type}")
+        raise NoModelType(f"The type is another name of {config_class.model_type}.")
     reasons: list[str] = []
     runs, heads = False, list(_heads(config_class))
+    if not heads and model_type in GENERATED:
+        # the last class of a file contains the others
+        heads = [(None, stock) for stock in reversed(stock_models(config_class))]
     if not heads:
-        raise NoModelType("a part of other models: no Auto class loads it")
+        raise NoModelType("The type is a part of other models, and no Auto class loads it.")
     for auto, stock in heads:
         with torch.random.fork_rng():
             model = _first_that_runs(stock, auto, fields or {}, reasons)

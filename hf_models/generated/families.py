@@ -121,7 +121,7 @@ def _make(stock_config: type) -> FamilyClasses:
     importlib.import_module(_MODULE)
     model_type = stock_config.model_type
     config = position_config_class(stock_config, _MODULE, stock_config.__doc__)
-    parts = [_part(stock, config) for stock in _stock_models(stock_config)]
+    parts = [_part(stock, config) for stock in stock_models(stock_config)]
     # weights that stock checkpoints hold in another form, such as experts one by one
     translate_older_names(model_type, config.model_type)
     family = FamilyClasses(config, tuple(parts))
@@ -129,7 +129,7 @@ def _make(stock_config: type) -> FamilyClasses:
     return family
 
 
-def _stock_models(config: type) -> list[type[nn.Module]]:
+def stock_models(config: type) -> list[type[nn.Module]]:
     """The stock models with this configuration class that have a forward."""
     package, _, name = config.__module__.rpartition(".")
     module = importlib.import_module(f"{package}.{name.replace('configuration', 'modeling', 1)}")

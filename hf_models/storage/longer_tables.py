@@ -3,7 +3,6 @@ images of another size. Models with such a table are fine-tuned afterwards."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ KEPT_ROWS = 20  # of Long-CLIP (arXiv 2403.15378, section 3.1): the rows that tr
 _FIELD = re.compile(r"position|image_size|max_length|num_frames|num_patches|^n_ctx$")
 _BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
 _SIZE = re.compile(r"(?:(?P<field>[\w.]+)=)?(?P<first>\d+)(?:x(?P<second>\d+))?")
-_ALLOWED = (
+ALLOWED_SIZES = (
     "N tokens or frames, N or HEIGHTxWIDTH pixels, or FIELD=N with the field of the configuration "
     "that holds the size, such as vision_config.image_size=336"
 )
@@ -99,15 +98,24 @@ def extend_table(
 
     Raises:
         ValueError: if the model has no learned table, if no field of its configuration sets the
-            size, if the size is no longer than before, or for other values of `extension`.
+            size, if the size is no longer than before, or for other values of `extension`;
+            ``stretch:K`` is for tables of tokens alone.
     """
-    kind, keep = _parse_extension(extension)
+    kind, number = parse_extension(extension)
+    keep = KEPT_ROWS if number is None else number
     growth = _growth(model, str(size))
+    tables = {table.name: table for table in _tables(model)}
+    grids = [grid for name in growth.new if (grid := tables[name].grid) is not None]
+    if number is not None and grids:
+        raise ValueError(
+            f"table extension {extension!r} is not allowed for {type(model).__name__}, whose table "
+            f"of {_by(grids[0])} patches is resized as a whole, so no rows can stay; allowed: "
+            f"copy, stretch. Leave out :{number}."
+        )
     config = _with_field(model.config, growth.field, growth.value)
     copy_implementations(model.config, config)
     longer = type(model)(config).to(device=model.device, dtype=model.dtype)
     weights = model.state_dict()
-    tables = {table.name: table for table in _tables(model)}
     with torch.no_grad():
         for name, new in growth.new.items():
             weights[name] = _extended(tables[name], new, kind, keep)
@@ -128,7 +136,8 @@ def difference(model: PreTrainedModel, longer: PreTrainedModel, extension: str) 
         longer: Model that :func:`extend_table` returned.
         extension: As for :func:`extend_table`.
     """
-    kind, keep = _parse_extension(extension)
+    kind, number = parse_extension(extension)
+    keep = KEPT_ROWS if number is None else number
     longer_tables = {table.name: table for table in _tables(longer)}
     pairs = [(table, longer_tables[table.name]) for table in _tables(model)]
     table, new = next((old, new) for old, new in pairs if old.weight.shape != new.weight.shape)
@@ -143,48 +152,12 @@ def difference(model: PreTrainedModel, longer: PreTrainedModel, extension: str) 
     )
 
 
-def add_table_args(parser: argparse._ActionsContainer) -> None:
-    """Adds ``--position-table-size`` and ``--position-table-extension``."""
-    parser.add_argument(
-        "--position-table-size",
-        metavar="N|HxW|FIELD=N",
-        help=f"new size of a learned position table: {_ALLOWED} (default: the size in SRC)",
-    )
-    parser.add_argument(
-        "--position-table-extension",
-        metavar="wrap|copy|stretch[:K]",
-        help="rows of a longer table. wrap: none, longer texts begin the table anew; copy: a "
-        "second copy of the trained rows, which learns for itself; stretch: the first K rows stay "
-        f"(default: {KEPT_ROWS}, as in Long-CLIP) and the others are interpolated; images and "
-        "spectrograms are resized (default: copy with --position-table-size, otherwise wrap)",
-    )
-
-
-def given_table(args: argparse.Namespace) -> tuple[str, str] | None:
-    """Size and extension from the flags; None if the table stays.
+def parse_extension(extension: str) -> tuple[str, int | None]:
+    """The kind of extension, and the number of rows that stay; None if `extension` has no number.
 
     Raises:
-        ValueError: if the flags contradict each other, or if a value is wrong.
+        ValueError: for another text.
     """
-    size, extension = args.position_table_size, args.position_table_extension
-    if extension is not None and extension != "wrap":
-        _parse_extension(extension)
-    if size is None and extension not in (None, "wrap"):
-        raise ValueError(
-            f"--position-table-extension {extension} needs the new size; give "
-            "--position-table-size N"
-        )
-    if size is not None and extension == "wrap":
-        raise ValueError(
-            f"--position-table-size {size} has no meaning with --position-table-extension wrap, "
-            "which adds no rows; allowed with a size: copy, stretch, stretch:K. Leave out the "
-            "size, or choose another extension"
-        )
-    return None if size is None else (size, extension or "copy")
-
-
-def _parse_extension(extension: str) -> tuple[str, int]:
-    """The kind of extension, and the number of rows that stay."""
     kind, colon, number = extension.partition(":")
     is_number = number.isdecimal() and kind == "stretch" if colon else True
     if kind not in EXTENSIONS[1:] or not is_number:
@@ -192,7 +165,7 @@ def _parse_extension(extension: str) -> tuple[str, int]:
             f"table extension {extension!r} is not allowed; allowed: copy, stretch, or "
             f"stretch:K with the number K of rows that stay (stretch alone keeps {KEPT_ROWS})."
         )
-    return kind, int(number) if colon else KEPT_ROWS
+    return kind, int(number) if colon else None
 
 
 def _tables(model: nn.Module) -> Iterator[_Table]:
@@ -226,7 +199,7 @@ def _growth(model: PreTrainedModel, size: str) -> _Growth:
     tables of positions get the new size and all other weights keep their shape."""
     match = _SIZE.fullmatch(size)
     if match is None:
-        raise ValueError(f"table size {size!r} is not allowed; allowed: {_ALLOWED}.")
+        raise ValueError(f"table size {size!r} is not allowed; allowed: {ALLOWED_SIZES}.")
     tables = list(_tables(model))
     if not tables:
         architectures = {name for _, name in model.config.position_fields.values()}
@@ -285,7 +258,7 @@ def _refusal(
     )
     return (
         f"{start}, whose tables are {sizes}; allowed: more tokens than now, or another size of "
-        f"images or sounds: {_ALLOWED}."
+        f"images or sounds: {ALLOWED_SIZES}."
     )
 
 

@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         "--sample",
         type=_count,
         metavar="N",
-        help="N families of the table, and all with an odd row",
+        help="N families of the table, all with an odd row, and one for each seam",
     )
     parser.add_argument(
         "--date", default=date.today().isoformat(), help="what draws the sample (default: today)"

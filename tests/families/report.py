@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 from packaging.version import Version
 
 from cape_plugins.files import writing
+from hf_models.checks.in_attention import IN_ATTENTION
 from hf_models.checks.packed import PACKED
+from tests.families.reasons import reason_of
 from tests.families.results import (
     FAILS,
     FOLDER,
@@ -24,8 +27,9 @@ from tests.families.results import (
 )
 
 DOCUMENT = ROOT / "docs" / "families.md"
+_REFUSED = re.compile(r"^.*? acts in attention, and ")  # the start of a refusal, alike for all
+_REMEDY = re.compile(r"(; allowed|\. ).*$")
 _RESULTS = (PROVED, NO_ROW, FAILS, NO_SEAM, PART, NOT_RUN)
-_WHY = 120  # characters of a reason
 _SHOWN = {
     "outputs": "with the stock type all outputs equal the outputs of the stock class bit for bit",
     "padding": "the same in batches with padding on the right and on the left, where the forward "
@@ -93,7 +97,8 @@ def page(releases: Mapping[str, Mapping[str, Row]], machine: str) -> Iterator[st
         for name in types
     }
     yield "\n## Families\n"
-    yield "Everything above was shown, except what the last column names.\n"
+    yield "Everything above was shown, except what the last column names. Where the cell of types"
+    yield "in attention is empty, the model turns queries and keys, or its family has a file.\n"
     yield "| model type | stock class | seam | in attention | transformers | not shown |"
     yield "|---|---|---|---|---|---|"
     for name in types:
@@ -140,7 +145,9 @@ def _last(releases: Mapping[str, Mapping[str, Row]], name: str) -> Row:
 
 
 def _in_attention(row: Row) -> str:
-    """Types in attention that were shown beside the types that add."""
+    """Types in attention that were shown beside the types that add, or why there are none."""
+    if (refusal := row["skipped"].get(IN_ATTENTION)) is not None:
+        return f"none: {_REMEDY.sub('', _REFUSED.sub('', refusal))}"
     return ", ".join(row.get("in_attention", ()))
 
 
@@ -155,18 +162,13 @@ def _out(rows: Mapping[str, Row]) -> Iterator[str]:
     yield "\n## Model types without a family\n"
     groups: dict[tuple[str, str], list[str]] = {}
     for name, row in rows.items():
-        groups.setdefault((row["result"], row["reason"]), []).append(name)
+        groups.setdefault((row["result"], reason_of(row)), []).append(name)
     yield "| result | why | model types |"
     yield "|---|---|---|"
     for (result, reason), names in sorted(groups.items(), key=_order):
-        yield f"| {result} | {_cell(reason)} | {' '.join(f'`{name}`' for name in names)} |"
+        yield f"| {result} | {reason} | {' '.join(f'`{name}`' for name in names)} |"
 
 
 def _order(group: tuple[tuple[str, str], Sequence[str]]) -> tuple[int, int, str]:
     (result, _), names = group
     return _RESULTS.index(result), -len(names), names[0]
-
-
-def _cell(text: str) -> str:
-    text = " ".join(text.replace("|", "/").split())
-    return text if len(text) <= _WHY else text[: _WHY - 3] + "..."

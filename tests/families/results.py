@@ -22,6 +22,8 @@ FOLDER = ROOT / "build" / "families"
 PROVED, NO_ROW, FAILS, NO_SEAM = "proved", "no row in the table", "fails", "no known seam"
 PART, NOT_RUN = "part or other name", "stock model not run"
 FILE = "file"  # seam of a family with a file
+# In each sample, although the row is like others: several thetas, positions of three coordinates.
+ALWAYS = ("gemma3_text", "qwen2_vl")
 
 Row = dict[str, Any]
 
@@ -77,7 +79,8 @@ def append(path: Path, row: Row) -> None:
 
 
 def sample(number: int, date: str, installed: Sequence[str]) -> list[str]:
-    """Families of the table: some that the date draws, and all with a row that is odd.
+    """Families of the table: some that the date draws, all with a row that is odd, one for each
+    seam, and those of :data:`ALWAYS`.
 
     Args:
         number: Families to draw.
@@ -85,5 +88,14 @@ def sample(number: int, date: str, installed: Sequence[str]) -> list[str]:
         installed: Model types that the installed transformers has.
     """
     known = sorted(GENERATED.keys() & {*installed})
-    drawn = random.Random(date).sample(known, min(number, len(known)))
-    return sorted({*drawn, *(name for name in known if GENERATED[name].oddities)})
+    draw = random.Random(date)
+    names = {*draw.sample(known, min(number, len(known)))}
+    names |= {name for name in known if GENERATED[name].oddities} | {*ALWAYS}.intersection(known)
+    by_seam: dict[str, list[str]] = {}
+    for name in known:
+        for seam in GENERATED[name].seams:
+            by_seam.setdefault(seam, []).append(name)
+    for _, those in sorted(by_seam.items()):
+        if names.isdisjoint(those):  # a seam of few families, which the date seldom draws
+            names.add(draw.choice(those))
+    return sorted(names)

@@ -209,6 +209,25 @@ def test_packed_texts_have_separate_scales():
     torch.testing.assert_close(moved[0], torch.cat((first * ids[0, :5], second * ids[0, 5:])))
 
 
+def test_moonshine_counts_frames_of_its_encoder_in_recordings_longer_than_in_training():
+    """Positions are counted, not in seconds: a frame has the same number in every recording."""
+    stock = next(tiny_stock_models("moonshine"))
+    waves = torch.randn(2, 4 * stock.inputs["input_values"].shape[1])
+    inputs = {**stock.inputs, "input_values": waves}
+    model = hf_models.switch(copy.deepcopy(stock.model), {**CAPE, "max_local_shift": 0}).eval()
+    assert torch.equal(logits(model, **inputs), logits(stock.model, **inputs))
+    frames = model.get_encoder()(waves).last_hidden_state.shape[1]
+    short = model.get_encoder()(stock.inputs["input_values"]).last_hidden_state.shape[1]
+    assert frames > 3 * short
+    of_frames = positions_of_angles(model, **inputs)[0]
+    torch.testing.assert_close(of_frames[0].float(), torch.arange(frames).float())
+    moved, *_, of_words = positions_of_angles(model.train(), **inputs)
+    scales = moved[:, 1]
+    assert scales[0] != scales[1]
+    torch.testing.assert_close(moved, scales[:, None] * torch.arange(frames))
+    torch.testing.assert_close(of_words[:, 1], scales)  # one draw for both sides
+
+
 def test_layers_without_angles():
     model = hf_models.switch(mistral(), {"type": "rope", "layers": "not:2"})
     names = [type(layer.self_attn).__name__ for layer in model.model.layers]

@@ -233,6 +233,21 @@ REFUSED = [
     ("text", "abspos", "vocab_size=50", "copy", "whose tables are"),
     ("vit", "abspos", "2", "copy", "whose tables are"),
     ("beit", "abspos", "32", "copy", "which are no position"),
+    (
+        "vit",
+        "abspos",
+        "32",
+        "stretch:3",
+        "'stretch:3'.*4 x 4 patches.*allowed: copy, stretch. Leave",
+    ),
+    (
+        "ast",
+        "abspos",
+        "48",
+        "stretch:0",
+        "'stretch:0'.*2 x 4 patches.*allowed: copy, stretch. Leave",
+    ),
+    ("siglip2", "abspos", "num_patches=64", "stretch:3", "'stretch:3'.*allowed: copy, stretch"),
     ("siglip2", "abspos", "num_patches=60", "copy", "of 4 x 4 patches; allowed"),
     ("siglip2", "abspos", "48x32", "copy", "of 4 x 4 patches; allowed"),
     ("text", "abspos", "max_position_embeddings=48x32", "copy", "whose tables are"),
@@ -244,6 +259,7 @@ REFUSED = [
 @pytest.mark.parametrize(("model", "name", "size", "extension", "message"), REFUSED)
 def test_other_sizes_and_extensions_are_refused(model, name, size, extension, message):
     stocks = {"text": lambda: build("roberta"), "vit": vit, "beit": beit, "siglip2": siglip2}
+    stocks["ast"] = spectrograms
     stocks["llama"] = FAMILIES["llama"].build_stock
     stock = stocks[model]()
     with pytest.raises(ValueError, match=message):
@@ -296,3 +312,18 @@ def test_convert_refuses_flags_that_do_not_fit(folder, capsys, flags, message):
     assert main([*place, "--position-embedding", "abspos", *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "cape").exists()
+
+
+@pytest.mark.parametrize("extension", ["copy", "stretch"])
+def test_a_neutral_grid_of_another_size_has_a_remedy_that_was_not_given(
+    tmp_path, capsys, extension
+):
+    """The outputs of ViT change with each extension, so only the size can be left out."""
+    vit().save_pretrained(tmp_path / "stock")
+    argv = [str(tmp_path / "stock"), str(tmp_path / "cape"), "--position-embedding", "abspos"]
+    size = ["--position-table-size", "32", "--position-table-extension", extension]
+    assert main([*argv, "--neutral", *size]) == 2
+    error = capsys.readouterr().err
+    assert "Leave out --position-table-size" in error
+    assert "Choose" not in error
+    assert main([*argv, "--neutral"]) == 0

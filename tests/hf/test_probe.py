@@ -15,8 +15,9 @@ from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.doctor.check import Check
 from hf_models.checks.proof import Proof, prove
 from hf_models.checks.stock_models import stock_types
+from hf_models.generated.kinds import SEAMS
 from tests.families import __main__ as command
-from tests.families import report, results
+from tests.families import reasons, report, results
 from tests.families.children import Died, in_children
 
 DRAWN = 12
@@ -42,12 +43,15 @@ def test_families_that_the_date_draws_and_all_odd_ones_are_proved():
     assert not wrong
 
 
-def test_a_sample_depends_on_the_date_alone_and_has_all_odd_rows():
+def test_a_sample_depends_on_the_date_alone_and_has_all_odd_rows_and_each_seam():
     installed = stock_types()
     names = results.sample(3, "2026-01-01", installed)
     assert names == results.sample(3, "2026-01-01", installed)
     samples = {tuple(results.sample(3, f"2026-01-{day:02d}", installed)) for day in range(1, 9)}
     assert len(samples) > 1
+    for each_sample in samples:
+        assert {seam for name in each_sample for seam in GENERATED[name].seams} == {*SEAMS}
+        assert {*results.ALWAYS} <= {*each_sample}
     odd = {name for name, row in GENERATED.items() if row.oddities}
     assert odd
     assert odd <= {*names} <= {*GENERATED}
@@ -83,6 +87,11 @@ def proof_of(model_type, *checks, row=ROW, stock="XModel"):
     return Proof(model_type, row, stock, [Check(*check) for check in checks])
 
 
+REFUSAL = (
+    "position embedding 'relpos' acts in attention, and XAttention computes scores; allowed: types "
+    "that add to the content. Choose one, such as 'cape'."
+)
+ERROR = "XModel, shrunk: ImportError: XModel requires the timm library but it was not found"
 PROOFS = {
     "right": proof_of(
         "right",
@@ -91,12 +100,14 @@ PROOFS = {
         ("rope: positions reach the output", "ok", ""),
         ("padding on the left", "skip", "the forward of the model takes no tokens with a mask"),
     ),
+    "refused": proof_of("refused", ("switch", "ok", ""), ("in attention", "skip", REFUSAL)),
     "wrong": proof_of("wrong", ("switch", "ok", ""), ("outputs", "FAIL", "logits by | 1")),
     "seamless": proof_of("seamless", ("seam", "skip", "by a convolution"), row=None),
-    "broken": proof_of("broken", ("stock model", "skip", "needs timm"), row=None, stock=""),
+    "broken": proof_of("broken", ("stock model", "skip", f"{ERROR}; {ERROR}"), row=None, stock=""),
     "still": proof_of("still", ("seam", "skip", "by a convolution"), row=None),
     "half": proof_of("half", ("model type", "skip", "part of x"), row=None, stock=""),
     "new": proof_of("new", ("switch", "ok", ""))._replace(is_new=True),
+    "zaya": proof_of("zaya", ("switch", "ok", ""), ("positions", "FAIL", "Error: x")),
     "dead": Died("no result after 1 s"),
 }
 
@@ -119,21 +130,35 @@ def test_the_page_has_a_row_for_each_type_with_what_was_shown_or_why_not(folder)
     lines = (folder / "families.md").read_text().splitlines()
     assert "Made on a machine." in lines
     assert "| model types | 5.9.0 | 5.10.0 |" in lines  # 5.10 is the newer release
-    assert "| proved, seam angles | 1 | 1 |" in lines
-    assert "| fails, seam angles | 1 | 0 |" in lines
-    assert "| **all proved** | **1** | **1** |" in lines
+    assert "| proved, seam angles | 2 | 1 |" in lines
+    assert "| fails, seam angles | 2 | 0 |" in lines
+    assert "| **all proved** | **2** | **1** |" in lines
+    assert "| `refused` | XModel | angles | none: XAttention computes scores | 5.9.0 |  |" in lines
     assert (
         "| `right` | XModel | angles | rope | 5.9.0, 5.10.0 | generation: the stock model fails |"
         in lines
     )
-    assert lines[-6:] == [
-        "| no row in the table | everything was shown | `new` |",
-        "| fails | no result after 1 s | `dead` |",
-        "| fails | outputs: logits by / 1 | `wrong` |",
-        "| no known seam | by a convolution | `seamless` `still` |",
-        "| part or other name | part of x | `half` |",
-        "| stock model not run | needs timm | `broken` |",
+    zaya = reasons.reason_of({"type": "zaya", "result": results.FAILS, "reason": ""})
+    timm = "The stock model needs the package timm, which is missing."
+    assert lines[-7:] == [
+        "| no row in the table | Everything was shown. | `new` |",
+        "| fails | The checks did not end within 1 s. | `dead` |",
+        "| fails | Outputs: logits by / 1. | `wrong` |",
+        f"| fails | {zaya} | `zaya` |",
+        "| no known seam | By a convolution. | `seamless` `still` |",
+        "| part or other name | Part of x. | `half` |",
+        f"| stock model not run | {timm} | `broken` |",
     ]
+
+
+def test_the_page_gives_its_reasons_in_whole_sentences():
+    lines = report.DOCUMENT.read_text().partition("## Model types without")[2].splitlines()[4:]
+    assert len(lines) > 10
+    for result, reason, _ in (line.strip("| ").split(" | ") for line in lines):
+        assert reason[0].isupper() or reason[0] == "`", (result, reason)
+        assert reason.endswith("."), (result, reason)
+        assert not reason.endswith("..."), (result, reason)
+        assert "Error:" not in reason, (result, reason)
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(folder, monkeypatch, capsys):

@@ -208,3 +208,45 @@ def test_positions_of_images_alone_leave_the_texts_as_they_were(tmp_path):
 def test_an_error_names_the_field_of_the_images():
     with pytest.raises(ValueError, match="vision_position_embedding='cpe' is unknown"):
         hf_models.switch(build(), STOCK, vision_position_embedding={"type": "cpe"})
+
+
+# ---- parts alone ---------------------------------------------------------------------------------
+
+PARTS = [
+    "MetaClip2TextModel",
+    "MetaClip2TextModelWithProjection",
+    "MetaClip2VisionModel",
+    "MetaClip2VisionModelWithProjection",
+    "ChineseCLIPTextModel",
+    "SiglipTextModel",
+    "Siglip2TextModel",
+    "ClapTextModel",
+    "ClapTextModelWithProjection",
+]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_alone_is_switched_and_loaded_by_its_class(name, tmp_path):
+    """A pipeline may have a part alone; no Auto class loads it. Texts are longer than the table,
+    images larger than in training."""
+    stock_class, is_text = getattr(transformers, name), "Text" in name
+    torch.manual_seed(0)
+    stock = stock_class(stock_class.config_class(**SMALL, **(TEXT if is_text else IMAGE))).eval()
+    main_input = "input_ids" if is_text else "pixel_values"
+    batch, larger = inputs(length=8)[main_input], inputs(48, 40, length=30)[main_input]
+    model = switched(stock)
+    for ours, theirs in zip(model(batch).values(), stock(batch).values(), strict=True):
+        assert torch.equal(ours, theirs)
+    model = switched(stock, {"type": "cape", "max_global_shift": 3.0})
+    stock.save_pretrained(tmp_path / "stock")
+    model.save_pretrained(tmp_path / "cape")
+    expected = model(larger)[0]
+    assert not torch.equal(model.train()(larger)[0], expected)
+    model.eval()
+    loaded = type(model).from_pretrained(tmp_path / "cape")
+    assert torch.equal(loaded.eval()(larger)[0], expected)
+    settings = model.config.position_embedding
+    loaded = stock_class.from_pretrained(tmp_path / "stock", position_embedding=settings)
+    assert type(loaded) is type(model)
+    # only switch adds the table's row of the class token to that token
+    assert not is_text or torch.equal(loaded.eval()(larger)[0], expected)
