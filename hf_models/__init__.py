@@ -35,7 +35,7 @@ from hf_models.processors.feature_extraction import (
     CapeSpeechFeatureExtractor,
     CapeWhisperFeatureExtractor,
 )
-from hf_models.processors.limits import let_tokenizers_follow
+from hf_models.processors.limits import let_pipelines_warn, let_tokenizers_follow
 from hf_models.processors.tokenization import CapeSpeechTokenizer
 from hf_models.releases import warn_if_untested
 from hf_models.storage.longer_tables import extend_table
@@ -63,6 +63,7 @@ _register_processors()
 let_transformers_make_families()
 accept_position_embeddings(AUTO_CLASSES.keys())
 let_tokenizers_follow()
+let_pipelines_warn()
 
 _configs = {family.config.__name__: family.config for family in FAMILIES}
 globals().update({**_configs, **MODELS})

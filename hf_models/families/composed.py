@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from hf_models.seams.bos_hint import Generates
 from hf_models.seams.drop_path import DropPathModel, DropPathSettings
+from hf_models.seams.image_sizes import SquareImages
 from hf_models.seams.images import ImageModel, PatchEmbeddings, PatchEmbeddingsWithModule
 from hf_models.seams.relative_biases import RelativeBiasModel
 from hf_models.seams.speech import (
@@ -14,7 +15,7 @@ from hf_models.seams.speech import (
     RecognitionSettings,
     TakesFrames,
 )
-from hf_models.seams.text import SourceStack, TargetStack, TranslationModel
+from hf_models.seams.text import DecoderAlone, SourceStack, TargetStack, TranslationModel
 from hf_models.seams.tokens import TokenEmbeddings, TokenModel
 from hf_models.switching.install import LearnedTable
 from hf_models.switching.making import Families, Part, Row
@@ -27,6 +28,7 @@ _TARGET = Part("Target side; uses the draw of the source if the two are synchron
 _BOTH = Part(
     "Encoder and decoder; ``forward(..., draw=, decoder_draw=)``.", TranslationModel, Model
 )
+_ALONE = Part("The decoder as a language model; draws in training.", DecoderAlone, Model)
 _STACKS = {"Encoder": _SOURCE, "Decoder": _TARGET, "Model": _BOTH}
 _GENERATION = {
     "ForConditionalGeneration": Part(
@@ -39,7 +41,7 @@ _WITH_TABLE = {
     "LearnedPositionalEmbedding": Part("The stock table, if the type has a table.", LearnedTable),
     **_STACKS,
     **_GENERATION,
-    "ForSequenceClassification": Part("Classifier on the decoder's state at the last EOS.", Model),
+    "ForCausalLM": _ALONE,
 }
 _TWO_ROWS = "a learned table keeps the stock layout, with two rows before the first position."
 
@@ -48,10 +50,9 @@ _PATCHES = Part("Patches, special tokens and positions.", PatchEmbeddings)
 _IMAGE_MODEL = Part(
     "Patches to hidden states; images of any size, no flag needed.", ImageModel, Model
 )
-_IMAGES = {
-    "Embeddings": _PATCHES,
-    "Model": _IMAGE_MODEL,
-    "ForImageClassification": Part("Linear classifier.", Model),
+_IMAGES = {"Embeddings": _PATCHES, "Model": _IMAGE_MODEL}
+_MASKED_IMAGES = {
+    "ForMaskedImageModeling": Part("Pixels of masked patches, in squares.", SquareImages, Model)
 }
 _FEATURE_MAPS = "Feature maps for detection and segmentation."
 
@@ -63,6 +64,7 @@ ROWS = (
         "or `eos_token_id` for models without `bos_token_id` (Marian).",
         {
             **_STACKS,
+            "ForCausalLM": _ALONE,
             "MTModel": Part(
                 "Translation model; ``forward(..., draw=)`` and ``generate()`` as in the stock "
                 "class.",
@@ -102,7 +104,7 @@ ROWS = (
         "pegasus",
         "Pegasus",
         "Summarization. Positions count tokens from 0.",
-        {**_STACKS, **_GENERATION},
+        {**_STACKS, **_GENERATION, "ForCausalLM": _ALONE},
     ),
     Row(
         "bert",
@@ -111,10 +113,8 @@ ROWS = (
         {
             "Embeddings": Part("Tokens, their types and positions.", TokenEmbeddings),
             "Model": Part("Tokens to hidden states; ``forward(..., draw=)``.", TokenModel, Model),
-            "ForMaskedLM": Part("Predicts masked tokens.", Model),
-            "ForSequenceClassification": Part("Classifies texts.", Model),
-            "ForTokenClassification": Part("Classifies tokens.", Model),
-            "ForQuestionAnswering": Part("Finds the answer in a text.", Model),
+            # the stock forward hands the number of items on to its loss
+            "LMHeadModel": Part("Writes text, as a decoder.", Model, accepts_loss_kwargs=True),
         },
     ),
     Row(
@@ -133,7 +133,7 @@ ROWS = (
                 DropPathModel,
                 Model,
             ),
-            "ForImageClassification": Part("Linear classifier on the class token.", Model),
+            **_MASKED_IMAGES,
         },
         config_mixins=(DropPathSettings,),
     ),
@@ -144,9 +144,7 @@ ROWS = (
         {
             **_IMAGES,
             "Embeddings": _PATCHES.having(special_tokens=("cls_token", "distillation_token")),
-            "ForImageClassificationWithTeacher": Part(
-                "Two linear classifiers, on the class token and on the distillation token.", Model
-            ),
+            **_MASKED_IMAGES,
         },
     ),
     Row(
@@ -179,7 +177,6 @@ ROWS = (
             **_IMAGES,
             "Embeddings": _PATCHES.having(has_flag=False),
             "Model": Part(_IMAGE_MODEL.doc, RelativeBiasModel, Model),
-            "Backbone": Part(_FEATURE_MAPS, Model),
         },
     ),
     Row(

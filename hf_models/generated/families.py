@@ -27,6 +27,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from cape_plugins.checkpoints.families import OWN_PREFIX
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.model import GeneratedModel, how_to_check
+from hf_models.seams.image_sizes import size_mixins
 from hf_models.switching.configuration import position_config_class
 from hf_models.switching.install import PARTS, FamilyClasses, stock_class
 from hf_models.switching.registry import AUTO_CLASSES, MODELS, register_family
@@ -155,7 +156,7 @@ def _part(stock: Any, config: type) -> type:
     forward.__signature__ = signature.replace(parameters=parameters)
     return type(
         _PREFIX + stock.__name__,
-        (GeneratedModel, stock),
+        (*size_mixins(stock), GeneratedModel, stock),
         {
             "__module__": _MODULE,
             "__doc__": stock.__doc__,

@@ -3,19 +3,21 @@
 A tokenizer stores the length of the stock table. Pipelines, and callers who ask for truncation,
 would cut texts that the model can read. A tokenizer that is saved beside a model takes the limit of
 the model's position embedding, and the stock limit again beside a stock model. A limit that is not
-the length of the stock table is a choice of the user, and stays.
+the length of the stock table is a choice of the user, and stays. A tokenizer that is in use keeps
+its limit, because it belongs to the caller; a pipeline that would cut texts to it warns.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, Pipeline, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from cape_plugins.checkpoints.families import find_family
@@ -155,3 +157,32 @@ def _config_in(folder: Any) -> Any:
         return AutoConfig.from_pretrained(folder)
     except (OSError, ValueError):  # a folder of another library
         return None
+
+
+def let_pipelines_warn() -> None:
+    """Lets pipelines warn of a tokenizer with the stock limit, for the whole process."""
+    stock_init = Pipeline.__init__
+
+    @functools.wraps(stock_init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock_init(self, *args, **kwargs)
+        _warn_of_stock_limit(self.tokenizer, self.model.config)
+
+    Pipeline.__init__ = __init__
+
+
+def _warn_of_stock_limit(tokenizer: Any, config: Any) -> None:
+    """Warns if a tokenizer has the limit of the stock table, and the model reads longer texts."""
+    limit, stock_limit = limit_of(config), getattr(tokenizer, LIMIT, None)
+    if limit is not None and stock_limit in _lengths_of_table(config) and stock_limit < limit:
+        warnings.warn(
+            f"the tokenizer of this pipeline has {LIMIT}={stock_limit}, the limit of the stock "
+            f"model, so the pipeline may cut texts that the model can read; set tokenizer.{LIMIT} "
+            f"= {_in_words(limit)} if texts are longer.",
+            stacklevel=4,  # of the caller of the pipeline's class
+        )
+
+
+def _in_words(limit: int) -> str:
+    """A limit for a message: "int(1e30)" where only memory limits the length."""
+    return "int(1e30)" if limit == VERY_LARGE_INTEGER else str(limit)

@@ -23,6 +23,8 @@ from cape_plugins import (
     patch_positions,
 )
 from hf_models.seams.base import Seam, seam_class
+from hf_models.seams.grid_necks import GridNeck, is_neck
+from hf_models.seams.patch_counts import count_patches
 from hf_models.seams.rotary import arguments_of
 from hf_models.seams.rows import is_position_table
 from hf_models.seams.scope import Scope
@@ -68,13 +70,17 @@ class PatchGrid(Seam):
     @classmethod
     def find(cls, model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
         """See :class:`~hf_models.seams.base.Seam`: modules with a convolution over images and a
-        table with the name of positions."""
+        table with the name of positions, and behind them necks of heads that take the grid."""
+        found = False
         for path, module in model.named_modules():
+            if found and is_neck(model, path):
+                yield path, module, {"part": GridNeck}
             has_patches = any(isinstance(part, cls.convolution) for part in module.modules())
             if isinstance(module, Seam) or not has_patches:
                 continue
             for name, table in _tables(module):
                 yield path, module, {"name": name, "is_module": isinstance(table, nn.Module)}
+                found = True
                 break
 
     @classmethod
@@ -83,6 +89,8 @@ class PatchGrid(Seam):
     ) -> tuple[tuple[type, ...], dict[str, Any]]:
         """See :class:`~hf_models.seams.base.Seam`; `name` is the attribute of the table and
         `is_module` tells whether it is a module."""
+        if (part := keywords.get("part")) is not None:
+            return part.bases_and_attributes(stock)
         if keywords["is_module"]:
             return (TableOwner, stock), {"table_name": keywords["name"]}
         return ParameterOwner.bases_and_attributes(stock, **keywords)
@@ -356,39 +364,6 @@ def left_alone(tensor: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
         tensor._is_hf_initialized = True
     return tensor
-
-
-def count_patches(
-    height: int, width: int, kernel: tuple[int, int], stride: tuple[int, int]
-) -> tuple[int, int]:
-    """Rows and columns of the patches of an image, which may overlap.
-
-    Args:
-        height: Of the image, in pixels.
-        width: Of the image, in pixels.
-        kernel: Height and width of a patch.
-        stride: Distance of neighbouring patches, down and to the right.
-
-    Raises:
-        ValueError: if the image is smaller than a patch.
-    """
-    if height < kernel[0] or width < kernel[1]:
-        raise ValueError(
-            f"image of {height} x {width} pixels is smaller than a patch "
-            f"({kernel[0]} x {kernel[1]}); allowed: at least one patch. Resize the image, or "
-            "choose a smaller patch_size."
-        )
-    rows, columns = count_cells((height, width), kernel, stride)
-    return rows, columns
-
-
-def count_cells(
-    lengths: Sequence[int], kernel: Sequence[int], stride: Sequence[int]
-) -> tuple[int, ...]:
-    """Numbers of patches along axes of these lengths; for the other arguments see
-    :func:`count_patches`."""
-    axes = zip(lengths, kernel, stride, strict=True)
-    return tuple((length - patch) // step + 1 for length, patch, step in axes)
 
 
 def as_pair(size: Any) -> tuple[int, int]:

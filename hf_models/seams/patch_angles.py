@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from cape_plugins import Draw, patch_positions
 from hf_models.seams.base import Seam
-from hf_models.seams.grids import as_pair, count_patches
+from hf_models.seams.grids import as_pair
+from hf_models.seams.patch_counts import count_patches
 from hf_models.seams.rotary import arguments_of, leave_layers_unturned
 from hf_models.switching.modeling import build_positions, process_generator
 

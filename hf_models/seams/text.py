@@ -189,9 +189,14 @@ class SourceStack(TextStack):
 
 
 class TargetStack(TextStack):
-    """Mixin over a decoder of tokens."""
+    """Mixin over a decoder of tokens.
+
+    Attributes:
+        is_alone: Whether no model around the decoder draws, so that the decoder draws itself.
+    """
 
     side, limit = "decoder", "max_target_positions"
+    is_alone = False
 
     def forward(
         self,
@@ -215,6 +220,8 @@ class TargetStack(TextStack):
         by_id = self.padding_by_id and inputs_embeds is None
         if by_id and attention_mask is None and cache is None and ids is None:
             positions = token_positions(input_ids.ne(self.padding_idx))
+        if self.is_alone and draw is None and not is_generation_step(kwargs):
+            draw = draw_positions(self.positions, content)
         if self.stack_positions is not None:
             keys, queries = keys_and_queries(positions, length, past, cache)
             kwargs.update(self.positions_for_layers(keys, draw, queries))
@@ -227,6 +234,14 @@ class TargetStack(TextStack):
                 inputs_embeds=inputs_embeds,
                 **kwargs,
             )
+
+
+class DecoderAlone(PositionHost):
+    """Mixin over a stock model of a :class:`TargetStack` without an encoder (ForCausalLM)."""
+
+    def install_positions(self, config: Any, trained: bool) -> None:
+        """See :class:`~hf_models.switching.install.PositionHost`."""
+        self.model.decoder.is_alone = True
 
 
 class TranslationModel:

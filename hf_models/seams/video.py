@@ -20,10 +20,10 @@ from hf_models.seams.base import Seam
 from hf_models.seams.grids import (
     ParameterOwner,
     PatchGrid,
-    count_cells,
     left_alone,
 )
 from hf_models.seams.informed import InformedLayer
+from hf_models.seams.patch_counts import count_cells
 from hf_models.seams.rows import is_position_table
 from hf_models.seams.scope import Scope
 from hf_models.seams.stack_attention import leave_for_layers

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from hf_models.switching.configuration import position_config_class
 from hf_models.switching.install import FamilyClasses, add_parts
+from hf_models.switching.modeling import PositionModelMixin
 
 _PREFIX = "Cape"
 
@@ -23,7 +26,7 @@ class Part:
         attributes: Class attributes.
     """
 
-    def __init__(self, doc: str, *mixins: type, **attributes: Any) -> None:
+    def __init__(self, doc: str | None, *mixins: type, **attributes: Any) -> None:
         self.doc, self.mixins, self.attributes = doc, mixins, attributes
 
     def having(self, **attributes: Any) -> Part:
@@ -39,7 +42,9 @@ class Row:
         package: Package of transformers that has the stock classes, such as "bert".
         prefix: Beginning of the names of the stock classes, such as "Bert".
         doc: Docstring of the configuration.
-        parts: Parts by the rest of the name of their stock class, such as "ForMaskedLM".
+        parts: Parts by the rest of the name of their stock class, such as "Model". Public stock
+            models that are not among them, most of them heads, need no part: their classes are the
+            stock classes with :class:`~hf_models.switching.modeling.PositionModelMixin`.
         config_mixins: Bases of the configuration in front of all others.
     """
 
@@ -48,11 +53,6 @@ class Row:
     doc: str
     parts: Mapping[str, Part]
     config_mixins: Sequence[type] = ()
-
-    @property
-    def names(self) -> set[str]:
-        """Names of the classes."""
-        return {f"{_PREFIX}{self.prefix}{rest}" for rest in ("Config", *self.parts)}
 
 
 class Families:
@@ -86,23 +86,33 @@ class Families:
         Raises:
             AttributeError: if no row has a class of this name.
         """
-        for row in self.rows:
-            if name in row.names:
+        # longest first, because the names of another family may begin with a prefix
+        for row in sorted(self.rows, key=lambda row: -len(row.prefix)):
+            if name.startswith(_PREFIX + row.prefix):
                 family = self.of_package(row.package)
-                classes = (family.config, *family.parts)
-                return next(cls for cls in classes if cls.__name__ == name)
+                for cls in (family.config, *family.parts):
+                    if cls.__name__ == name:
+                        return cls
         raise AttributeError(f"module {self.module!r} has no attribute {name!r}")
 
     def _make(self, row: Row) -> FamilyClasses:
         stock = importlib.import_module(f"transformers.models.{row.package}.modeling_{row.package}")
-        config = position_config_class(
-            getattr(stock, f"{row.prefix}Config"), self.module, row.doc, row.config_mixins
-        )
-        parts = [
-            self._part(getattr(stock, row.prefix + rest), part) for rest, part in row.parts.items()
-        ]
-        return add_parts(FamilyClasses(config, parts))
+        stock_config = getattr(stock, f"{row.prefix}Config")
+        config = position_config_class(stock_config, self.module, row.doc, row.config_mixins)
+        parts = {getattr(stock, row.prefix + rest): part for rest, part in row.parts.items()}
+        for head in _public_models(stock, stock_config):
+            parts.setdefault(head, Part(head.__doc__, PositionModelMixin))
+        classes = [self._part(stock_class, part) for stock_class, part in parts.items()]
+        return add_parts(FamilyClasses(config, classes))
 
     def _part(self, stock: type, part: Part) -> type:
         namespace = {"__module__": self.module, "__doc__": part.doc, **part.attributes}
         return type(_PREFIX + stock.__name__, (*part.mixins, stock), namespace)
+
+
+def _public_models(module: Any, config: type) -> list[type]:
+    """The stock models that a module of transformers offers for a configuration class, without
+    their base, which has no forward."""
+    values = (getattr(module, name) for name in module.__all__)
+    models = (value for value in values if getattr(value, "config_class", None) is config)
+    return [model for model in models if model.forward is not nn.Module.forward]

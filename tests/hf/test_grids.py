@@ -120,3 +120,73 @@ def test_the_class_token_gets_its_row():
         stock.vision_model.embeddings.position_embedding.weight[1:].zero_()
     model = switched(stock, "nopos")
     torch.testing.assert_close(output(model, pixels), output(stock, pixels))
+
+
+# ---- heads that put patches back into a grid -----------------------------------------------------
+
+DPT = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "backbone_out_indices": [0, 1, 2, 3],
+    "neck_hidden_sizes": [8, 8, 8, 8],
+    "fusion_hidden_size": 8,
+    "num_labels": 3,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("height", "width"), [(96, 48), (48, 144), (16, 64)])
+@pytest.mark.parametrize(
+    "head", [transformers.DPTForDepthEstimation, transformers.DPTForSemanticSegmentation]
+)
+def test_necks_get_the_grid_of_any_image(head, height, width, tmp_path):
+    """As the stock neck does where a caller gives it the rows and columns; 16 x 64 pixels have as
+    many patches as a square."""
+    torch.manual_seed(0)
+    stock, pixels = head(head.config_class(**DPT)).eval(), images(height, width)
+    # a copy, because calls for hidden states leave hooks that pickle refuses
+    states = copy.deepcopy(stock).dpt(pixels, output_hidden_states=True).hidden_states[1:]
+    expected = stock.head(stock.neck(states, height // 8, width // 8))
+    model = hf_models.switch(stock, {"type": "abspos"})
+    pickled = pickle.loads(pickle.dumps(model))
+    model.save_pretrained(tmp_path)
+    for other in (model, pickled, copy.deepcopy(model), type(model).from_pretrained(tmp_path)):
+        assert torch.equal(other.eval()(pixels)[0], expected)
+    for name in ("cape", "relpos"):  # a second and a third switch
+        assert hf_models.switch(model, {"type": name})(pixels)[0].shape == expected.shape
+
+
+TEXT = {
+    name: SIZES[name]
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+}
+SQUARES = {
+    transformers.ViTForMaskedImageModeling: SIZES,
+    transformers.DeiTForMaskedImageModeling: SIZES,
+    transformers.CLIPSegForImageSegmentation: {
+        "text_config": {**TEXT, "vocab_size": 20, "max_position_embeddings": 9},
+        "vision_config": SIZES, "projection_dim": 32, "extract_layers": [0, 1], "reduce_dim": 16,
+        "decoder_num_attention_heads": 2, "decoder_intermediate_size": 16,
+    },
+    transformers.Data2VecVisionForSemanticSegmentation: {
+        **SIZES, "num_hidden_layers": 4, "out_indices": [1, 2, 3, 4],
+        "pool_scales": [1], "auxiliary_num_convs": 1,
+    },
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", SQUARES, ids=lambda head: head.__name__)
+def test_heads_that_make_squares_refuse_other_images(head):
+    """Also with as many patches as the square, which the stock head would mix up."""
+    torch.manual_seed(0)
+    stock = head(head.config_class(**SQUARES[head])).eval()
+    text = {"input_ids": torch.full((2, 5), 7)} if "text_config" in SQUARES[head] else {}
+    pixels = images()
+    expected = stock(pixel_values=pixels, **text)[0]
+    fields = {"vision_position_embedding": {"type": "abspos"}} if text else {}
+    stock_type = "nopos" if hasattr(stock.config, "use_relative_position_bias") else "abspos"
+    model = hf_models.switch(stock, {"type": stock_type}, **fields)
+    assert torch.equal(model(pixel_values=pixels, **text)[0], expected)
+    with pytest.raises(ValueError, match=r"16 x 64 pixels.*allowed: .*Resize"):
+        model(pixel_values=images(16, 64), **text)

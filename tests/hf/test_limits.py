@@ -1,6 +1,8 @@
 """The length to which a tokenizer cuts follows the position embedding of the model beside it."""
 
 import json
+import re
+import warnings
 
 import pytest
 import transformers
@@ -88,6 +90,43 @@ def test_pipelines_do_not_cut(name, tmp_path):
         words[type_name] = len(labels(TEXT))
     special_tokens = 2
     assert words == {"abspos": ROWS - special_tokens, "cape": len(TEXT.split())}
+
+
+def labels_of(model, each_tokenizer):
+    """The pipeline of labels for words, and the warnings of making it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        labels = transformers.pipeline(
+            "token-classification", model, tokenizer=each_tokenizer, ignore_labels=[]
+        )
+    return labels, [str(warning.message) for warning in caught]
+
+
+@each
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [({"type": "cape"}, "int(1e30)"), ({"type": "randpos", "max_position": 300}, "300")],
+)
+def test_pipelines_that_would_cut_say_what_to_do(name, settings, allowed):
+    """With a switched model and the stock tokenizer in memory, which keeps its limit."""
+    model, each_tokenizer = build(name, settings), tokenizer()
+    labels, (message,) = labels_of(model, each_tokenizer)
+    assert f"model_max_length={ROWS}, the limit of the stock model" in message
+    assert len(labels(TEXT)) < len(TEXT.split())
+    advised = re.search(r"set tokenizer\.model_max_length = (\S+) ", message)[1]
+    assert advised == allowed
+    each_tokenizer.model_max_length = 300 if advised == "300" else int(1e30)
+    labels, messages = labels_of(model, each_tokenizer)
+    assert (messages, len(labels(TEXT))) == ([], len(TEXT.split()))
+
+
+@each
+@pytest.mark.parametrize(
+    ("settings", "limit"), [(None, ROWS), ({"type": "abspos"}, ROWS), ({"type": "cape"}, CHOSEN)]
+)
+def test_pipelines_with_limits_that_hold_say_nothing(name, settings, limit):
+    _, messages = labels_of(build(name, settings), tokenizer(limit))
+    assert messages == []
 
 
 @each
