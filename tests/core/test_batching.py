@@ -144,7 +144,7 @@ def test_frames_are_skipped_uniformly():
 
 
 BAD = [
-    (lambda: PaddingFreeBatches([1.0, 0.0]), "seconds must be"),
+    (lambda: PaddingFreeBatches([1.0, 0.0]), "seconds must have the shape"),
     (lambda: PaddingFreeBatches([1.0, np.inf]), "finite"),
     (lambda: PaddingFreeBatches([1.0], 0), "max_seconds=0"),
     (lambda: PaddingFreeBatches([1.0], target_hop=0.7), "target_hop=0.7"),

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 import hf_models
 from hf_models.checks.tiny import fill_zeros
 from tests.support import whisper
-from tests.support.hf import EOS, FAMILIES, OF_FAMILY, STACKS, make
+from tests.support.hf import EOS, FAMILIES, OF_FAMILY, SIZES_OF_HEADS, STACKS, make
 
 
 def build(name):
@@ -27,6 +27,7 @@ def build(name):
         relative = family in STACKS and "cape+relative" in types
         settings = types["cape+relative" if relative else "cape"]
     torch.manual_seed(0)
+    sizes = {**sizes, **SIZES_OF_HEADS.get(name, {})}
     config = model.config_class(**sizes, position_embedding=settings)
     return fill_zeros(model(config).eval())
 

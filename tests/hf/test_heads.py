@@ -13,7 +13,7 @@ from hf_models.checks.tiny import fill_zeros
 from hf_models.families import FAMILIES as MODULES
 from hf_models.switching.install import auto_models
 from tests.support import whisper
-from tests.support.hf import FAMILIES, VARIANTS, loss, sentences, targets
+from tests.support.hf import FAMILIES, FOUR_LAYERS, VARIANTS, loss, sentences, targets
 
 PIXELS = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 CLASSES = {"labels": torch.tensor([0, 1, 1])}
@@ -25,7 +25,6 @@ CHOICES = {"input_ids": targets(6, 9).view(3, 2, 9), **CLASSES}
 ENDS = {"start_positions": torch.tensor([0, 2, 1]), "end_positions": torch.tensor([3, 4, 2])}
 HIDDEN = {"pixel_values": PIXELS, "bool_masked_pos": torch.arange(48).view(3, 16) % 3 == 0}
 AREAS = torch.arange(3 * 32 * 32).view(3, 32, 32) % 5
-FOUR_LAYERS = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "pool_scales": [1]}
 # Family, settings beside those of its row, and inputs.
 HEADS = {
     "BertForPreTraining": (

@@ -156,6 +156,9 @@ BEIT = {
     "use_relative_position_bias": True,
     "drop_path_rate": 0.0,
 }
+# heads of this family that read four layers
+FOUR_LAYERS = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "pool_scales": [1]}
+SIZES_OF_HEADS = {"CapeBeitForSemanticSegmentation": FOUR_LAYERS}
 FLAG = {"interpolate_pos_encoding": True}
 
 
