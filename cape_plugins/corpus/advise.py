@@ -9,8 +9,8 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
 * N > T, but N is at most the longest training input: the same type. Training has seen all positions
   in use, the far ones rarely, which is enough if long inputs are as rare in use. If long inputs are
   more frequent in use, the settings for longer inputs below.
-* N > T, sequences: `relpos` for text and speech with a decoder, directed `alibi` for speech with
-  CTC; or `cape`, for tasks that are solved by positions alone. Training with `cape` must see the
+* N > T, sequences: `relpos` for text, directed `alibi` for speech with CTC, `fire` or `relpos` for
+  speech with a decoder; or `cape`, for tasks that are solved by positions alone. Training with `cape` must see the
   positions of an input of length N, so the shift covers the difference (CAPE section 5.2: "covers
   60 s"; SHAPE section 2.3: offsets).
   Positions that are counted from 0 reach T + shift: shift = N - T. Mean-normalised positions lie
@@ -59,7 +59,7 @@ PAGE, SETTINGS = "docs/choosing.md", "docs/settings.md"
 FROM_SCRATCH: dict[str, str] = {"audio": "rope"}
 CARRIES_OVER: dict[str, dict[str, Any]] = {"audio": {"type": "alibi", "directed": True}}
 # The advice for recordings is for CTC; models that write text token by token need another type.
-WITH_DECODER = {"audio": " A model with a decoder of text takes relpos instead."}
+WITH_DECODER = {"audio": " A model with a decoder of text takes fire or relpos instead."}
 # Training after a switch, in percent of the updates of the first training: of models that are not
 # rotary, and of rotary models (docs/settings.md, A trained model)
 SHARE, ROTARY_SHARE = 25, 50
