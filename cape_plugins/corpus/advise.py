@@ -10,9 +10,9 @@ The rule. Let T be the length that one training input in twenty reaches, N the l
   in use, the far ones rarely, which is enough if long inputs are as rare in use. If long inputs are
   more frequent in use, the settings for longer inputs below.
 * N > T, sequences: `relpos` for text, directed `alibi` for speech with CTC, `fire` or `relpos` for
-  speech with a decoder; or `cape`, for tasks that are solved by positions alone. Training with `cape` must see the
-  positions of an input of length N, so the shift covers the difference (CAPE section 5.2: "covers
-  60 s"; SHAPE section 2.3: offsets).
+  speech with a decoder; or `cape`, for tasks that are solved by positions alone. Training with
+  `cape` must see the positions of an input of length N, so the shift covers the difference (CAPE
+  section 5.2: "covers 60 s"; SHAPE section 2.3: offsets).
   Positions that are counted from 0 reach T + shift: shift = N - T. Mean-normalised positions lie
   around 0: shift = (N - T) / 2. In text, a share of the samples stays unaugmented
   (docs/settings.md, Probability).

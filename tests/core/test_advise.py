@@ -66,7 +66,8 @@ def test_inputs_as_rarely_long_as_in_training_keep_the_type(advise):
 
 def test_speech_with_a_decoder_is_told_its_type(advise):
     for longest in (2, 64):
-        assert "with a decoder of text takes fire or relpos" in advise("audio", [2.5, 3, 4], longest)
+        lines = advise("audio", [2.5, 3, 4], longest)
+        assert "with a decoder of text takes fire or relpos" in lines
         assert "decoder" not in advise("text", [2, 3, 4], longest)
     kept = advise("audio", [3, 4], 2, "--train-lengths", "lengths", "--trained", "sinpos")
     assert "relpos" not in kept
