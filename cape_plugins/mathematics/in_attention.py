@@ -82,8 +82,8 @@ class AttentionPositions:
         *parts: Any,
     ) -> Tensor | None:
         """``combine(bias, *parts)``: the bias of a layer, see :meth:`bias_of`, together with the
-        masks of the host. Layers that share a bias, and get the same masks, share the result: a
-        stack then holds one tensor ``[B, H, T, S]``, and not one for each layer.
+        masks of the host. Layers without a learned bias that get the same masks share the result:
+        a stack then holds one tensor ``[B, H, T, S]``, and not one for each layer.
 
         Args:
             layer_bias: See :meth:`bias_of`.
@@ -93,7 +93,7 @@ class AttentionPositions:
             parts: Masks, and what else the result depends on.
         """
         # A compiler shares equal tensors itself, and may not see the attribute change.
-        if layer_bias is not None or self.bias is None or torch.compiler.is_compiling():
+        if layer_bias is not None or torch.compiler.is_compiling():
             return combine(self.bias_of(layer_bias, query, key), *parts)
         made_of = (query.dtype, query.device, query.shape[2], key.shape[2], *parts)
         if self._mask is None or not _are_same(self._mask[0], made_of):

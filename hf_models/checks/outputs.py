@@ -53,6 +53,7 @@ def largest(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> float:
 def equal(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> str:
     """Compares tensors bit for bit. NaN equals NaN: a query on padding without any key gives NaN in
     both models.
+
     Raises:
         Mismatch: if names, shapes or numbers differ.
     """

@@ -205,6 +205,7 @@ def keys_and_queries(
 
 def _check_attention(module: nn.Module, query: Tensor) -> str:
     """Name of the model's attention function.
+
     Raises:
         ValueError: for a function that :data:`ALLOWED` lacks, and for offloaded parameters.
     """

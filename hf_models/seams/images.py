@@ -110,6 +110,7 @@ class PatchEmbeddings(Bound, PositionHost):
 
     def patches(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of patches of an image of `height` x `width` pixels.
+
         Raises:
             ValueError: if the image is smaller than a patch.
         """

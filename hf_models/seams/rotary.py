@@ -247,6 +247,7 @@ def sample_texts(encoder: PositionEncoder, position_ids: Tensor) -> Tensor:
     are worse: :func:`draw_texts` repeats a draw at each token, and an order for each token would
     not fit into memory; sorted gaps or one shared permutation would change the distribution of the
     draws, or could not raise the error for texts that are too long.
+
     Raises:
         ValueError: for a text with more positions than the settings allow.
     """

@@ -92,6 +92,7 @@ def write_recognition(
         rows: Positions in the table of each side, "source" and "target"; a source position takes 20
             ms.
         quantization: Precision of the weights; None for float32.
+
     Raises:
         ValueError: for positions that the engine cannot hold, and for too many rows.
     """

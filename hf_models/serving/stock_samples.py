@@ -66,11 +66,11 @@ def compare(
         ValueError: if the stock model computes something else.
     """
     name = cape.main_input_name
-    shape, given = tuple(inputs[name].shape), dict(inputs)
+    shape, stock_inputs = tuple(inputs[name].shape), dict(inputs)
     if (hint := hint_of(cape)) is not None:
-        given[name] = torch.cat((inputs[name].new_full((1, 1), hint), inputs[name]), dim=1)
+        stock_inputs[name] = torch.cat((inputs[name].new_full((1, 1), hint), inputs[name]), dim=1)
     try:
-        difference = (expected - _first(stock(**given))).abs().max().item()
+        difference = (expected - _first(stock(**stock_inputs))).abs().max().item()
     except (IndexError, RuntimeError, ValueError) as error:
         difference, reason = math.inf, f" ({first_line(error)})"
     else:

@@ -15,10 +15,8 @@ from fairseq_user_dir.host.errors import SettingsError
 from tests.support.fairseq_models import PAD, build
 
 IN_ATTENTION = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention]
-SHARED_BIAS = [
-    name
-    for name in IN_ATTENTION
-    if (encoding := ENCODINGS[TYPES[name].encoding]).biases and not encoding.learned
+WITHOUT_LEARNED_BIAS = [
+    name for name in IN_ATTENTION if not ENCODINGS[TYPES[name].encoding].learned
 ]
 AUGMENTED = {"position_max_local_shift": 0.5, "position_max_global_scale": 1.5}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
@@ -64,7 +62,7 @@ def test_weights_of_attention_equal_the_fused_kernel(name):
     assert not weights[:, 0, :, :2].any()
 
 
-@pytest.mark.parametrize("name", SHARED_BIAS)
+@pytest.mark.parametrize("name", WITHOUT_LEARNED_BIAS)
 def test_the_layers_of_a_stack_share_one_mask(name, monkeypatch):
     """A mask for each layer would take as many times the memory."""
     masks, combine = [], fairseq_attention._combined_mask
