@@ -31,7 +31,7 @@ from hf_models.seams.natural_length import (
     join_mask,
 )
 from hf_models.seams.speech import takes_frames
-from hf_models.seams.text import DecoderAlone, TargetStack
+from hf_models.seams.text import TargetStack
 from hf_models.switching.configuration import PositionEmbeddingMixin
 from hf_models.switching.install import FamilyClasses, LearnedTable, add_parts
 from hf_models.switching.modeling import PositionModelMixin
@@ -217,11 +217,6 @@ class CapeWhisperForAudioClassification(
     time."""
 
 
-class CapeWhisperForCausalLM(DecoderAlone, PositionModelMixin, stock.WhisperForCausalLM):
-    """The decoder as a language model, an assistant of generation; it has the positions of
-    `decoder_position_embedding`."""
-
-
 recognise_as(CapeWhisperConfig.model_type, "seq2seq_whisper", BinsFirstPipeline)
 FAMILY = add_parts(
     FamilyClasses(
@@ -234,7 +229,6 @@ FAMILY = add_parts(
             CapeWhisperModel,
             CapeWhisperForConditionalGeneration,
             CapeWhisperForAudioClassification,
-            CapeWhisperForCausalLM,
         ),
     )
 )

@@ -12,7 +12,6 @@ from hf_models.checks.samples import Samples
 from hf_models.checks.tiny import fill_zeros
 from hf_models.families import FAMILIES as MODULES
 from hf_models.switching.install import auto_models
-from tests.support import whisper
 from tests.support.hf import FAMILIES, FOUR_LAYERS, VARIANTS, loss, sentences, targets
 
 PIXELS = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -45,17 +44,17 @@ HEADS = {
         "beit", {"vocab_size": 7, "use_mask_token": True}, {**HIDDEN, "labels": AREAS[0, 0, :16]}
     ),
     "BeitForSemanticSegmentation": ("beit", FOUR_LAYERS, {"pixel_values": PIXELS, "labels": AREAS}),
-    "WhisperForCausalLM": ("whisper", {}, WRITTEN),
 }  # fmt: skip
-WHISPER = {**whisper.SIZES, "dropout": 0.1}
+# The main position embedding of Whisper belongs to an encoder that this head lacks.
+REFUSED = ("WhisperForCausalLM",)
 each = pytest.mark.parametrize("name", HEADS)
 
 
 def build(name, **more):
     """A stock model in evaluation mode."""
     family, fields, _ = HEADS[name]
-    row, config = FAMILIES.get(family), CONFIG_MAPPING[family]
-    sizes = {**row.sizes, **row.noise} if row else WHISPER
+    row, config = FAMILIES[family], CONFIG_MAPPING[family]
+    sizes = {**row.sizes, **row.noise}
     torch.manual_seed(1)
     config = config(**{**sizes, "attn_implementation": "eager", **fields, **more})
     return fill_zeros(getattr(transformers, name)(config).eval())
@@ -64,11 +63,8 @@ def build(name, **more):
 def switched(name, stock, type_name=None):
     """A copy with another position embedding, or with that of the stock model."""
     family, stock = HEADS[name][0], copy.deepcopy(stock)
-    if family in FAMILIES:
-        main = {"type": FAMILIES[family].stock_type}
-        return hf_models.switch(stock, VARIANTS[family][type_name] if type_name else main)
-    decoder = {"type": type_name or "abspos"}
-    return hf_models.switch(stock, {"type": "sinpos"}, decoder_position_embedding=decoder)
+    settings = VARIANTS[family][type_name] if type_name else {"type": FAMILIES[family].stock_type}
+    return hf_models.switch(stock, settings)
 
 
 def outputs(model, inputs):
@@ -83,6 +79,7 @@ def test_auto_classes_find_every_head_of_the_stock_model_type(family):
     for model_type in family.config.model_types()[1:]:
         found = auto_models(family.config)
         stock = auto_models(CONFIG_MAPPING[model_type])
+        stock = {auto: head for auto, head in stock.items() if head.__name__ not in REFUSED}
         assert stock
         assert {auto: head.__bases__[-1] for auto, head in found.items()} == stock
 
@@ -107,8 +104,8 @@ def test_stock_type_equals_the_stock_model_bit_for_bit(name):
 
 @each
 def test_heads_draw_in_training_and_load_by_their_auto_class(name, tmp_path):
-    row, inputs = FAMILIES.get(HEADS[name][0]), HEADS[name][2]
-    no_dropout = dict.fromkeys(row.noise if row else ("dropout",), 0.0)
+    row, inputs = FAMILIES[HEADS[name][0]], HEADS[name][2]
+    no_dropout = dict.fromkeys(row.noise, 0.0)
     model = switched(name, build(name, **no_dropout), "cape").train()
     losses = [loss(model(**inputs)) for _ in range(2)]
     assert not torch.equal(*losses)
@@ -136,7 +133,7 @@ def test_trainer_is_told_whether_the_loss_counts_items(name):
     assert model.accepts_loss_kwargs == (not torch.equal(few, default))
 
 
-@pytest.mark.parametrize("name", ["BertLMHeadModel", "MarianForCausalLM", "WhisperForCausalLM"])
+@pytest.mark.parametrize("name", ["BertLMHeadModel", "MarianForCausalLM"])
 def test_decoders_alone_pass_the_check_of_a_family(name):
     """Each step of generation too, with caches and padding."""
     rows = hf_models.check_family(build(name))
