@@ -5,7 +5,7 @@ fixed penalty (ALiBi, Press et al., ICLR 2022) and a learned function (FIRE, Li 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,20 +83,22 @@ class FireBias(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor([SHARPNESS]))
         self.threshold = nn.Parameter(torch.ones(1))  # times THRESHOLD, as in the paper's code
 
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        """Coordinates ``[B or 1, T, D]`` and ``[B or 1, S, D]`` to ``[B or 1, H, T, S]`` float32,
-        whatever the precision of the parameters."""
-        difference = (key[:, None] - query[:, :, None]) / self.unit
-        limit = (self.threshold.float() * THRESHOLD).abs()
-        if self.causal:
-            limit = torch.maximum(limit, (query / self.unit)[:, :, None])
-        ratio = self._squash(difference) / (self._squash(limit) + 1e-6)
-        if ratio.shape[-1] == 1:
-            return self._by_pieces(ratio[..., 0])
-        with torch.autocast(ratio.device.type, enabled=False):
-            hidden = F.linear(ratio, self.hidden.weight.float(), self.hidden.bias.float()).relu()
-            bias = F.linear(hidden, self.output.weight.float(), self.output.bias.float())
-        return bias.permute(0, 3, 1, 2)
+    def forward(self, query: Tensor, key: Tensor, axes: tuple[int, ...] | None = None) -> Tensor:
+        """The bias ``[B or 1, H, T, S]`` float32, whatever the precision of the parameters.
+
+        Args:
+            query: Coordinates ``[B or 1, T, D]``.
+            key: Coordinates ``[B or 1, S, D]``.
+            axes: Sizes of the axes, the slowest first, if queries and keys are the cells of one
+                evenly spaced grid. f is then computed once for each distance: for 27 x 27 distances
+                instead of 196 x 196 pairs on a grid of 14 x 14.
+        """
+        if axes is None or self.causal:  # the denominators of causal queries differ
+            difference = key[:, None] - query[:, :, None]
+            limit = (query / self.unit)[:, :, None]
+            return self._function(difference, limit if self.causal else None).movedim(-1, 1)
+        bias = self._function(grid_differences(key, axes)).movedim(-1, 1)
+        return pairs_of_cells(bias, axes)
 
     def bounds(self) -> Iterator[tuple[nn.Parameter, float]]:
         """Parameters of f, with the bound of their uniform initial values, which is torch's bound
@@ -106,27 +108,81 @@ class FireBias(nn.Module):
             for parameter in layer.parameters():
                 yield parameter, layer.in_features**-0.5
 
+    def _function(self, difference: Tensor, limit: Tensor | None = None) -> Tensor:
+        """f of differences ``[..., D]``: ``[..., H]``.
+
+        Args:
+            difference: Key minus query.
+            limit: Lower bound of L, in steps; broadcasts to `difference`.
+        """
+        threshold = (self.threshold.float() * THRESHOLD).abs()
+        limit = threshold if limit is None else torch.maximum(threshold, limit)
+        ratio = self._squash(difference / self.unit) / (self._squash(limit) + 1e-6)
+        # the products need float32
+        with torch.autocast(ratio.device.type, enabled=False):
+            if ratio.shape[-1] == 1:
+                return self._by_pieces(ratio[..., 0])
+            hidden = F.linear(ratio, self.hidden.weight.float(), self.hidden.bias.float()).relu()
+            return F.linear(hidden, self.output.weight.float(), self.output.bias.float())
+
     def _squash(self, x: Tensor) -> Tensor:
         return x.sign() * torch.log1p(self.sharpness.float().abs() * x.abs())
 
     def _by_pieces(self, ratio: Tensor) -> Tensor:
-        """f of one number for each pair, ``[B, T, S]``. f is piecewise linear, with at most
-        :data:`HIDDEN` knots. Looking up the linear piece of each pair needs no tensor
-        ``[B, T, S, HIDDEN]`` of hidden channels."""
-        with torch.autocast(ratio.device.type, enabled=False):
-            weight, bias = self.hidden.weight.float()[:, 0], self.hidden.bias.float()
-            with torch.no_grad():
-                far = torch.finfo(torch.float32).max / 8  # a flat unit has no knot
-                knots = (-bias / weight).nan_to_num(far, far, -far).clamp(-far, far).sort().values
-                # one number inside each piece, at which the signs of the hidden units are those
-                # of the whole piece
-                first, last = knots[:1], knots[-1:]
-                between = knots[1:] / 2 + knots[:-1] / 2
-                within = torch.cat((first - first.abs() - 1, between, last + last.abs() + 1))
-                is_on = (within[:, None] * weight + bias > 0).float()  # [pieces, hidden]
-            output = self.output.weight.float().t()
-            slopes = (is_on * weight) @ output  # [pieces, H]
-            offsets = (is_on * bias) @ output + self.output.bias.float()
-            piece = torch.bucketize(ratio.detach(), knots)
-            bias = F.embedding(piece, slopes) * ratio[..., None] + F.embedding(piece, offsets)
-        return bias.permute(0, 3, 1, 2)
+        """f of one number for each pair. f is piecewise linear, with at most :data:`HIDDEN` knots.
+        Looking up the linear piece of each pair needs no tensor ``[..., HIDDEN]`` of hidden
+        channels."""
+        weight, bias = self.hidden.weight.float()[:, 0], self.hidden.bias.float()
+        with torch.no_grad():
+            far = torch.finfo(torch.float32).max / 8  # a flat unit has no knot
+            knots = (-bias / weight).nan_to_num(far, far, -far).clamp(-far, far).sort().values
+            # one number inside each piece, at which the signs of the hidden units are those of the
+            # whole piece
+            first, last = knots[:1], knots[-1:]
+            between = knots[1:] / 2 + knots[:-1] / 2
+            within = torch.cat((first - first.abs() - 1, between, last + last.abs() + 1))
+            is_on = (within[:, None] * weight + bias > 0).float()  # [pieces, hidden]
+        output = self.output.weight.float().t()
+        slopes = (is_on * weight) @ output  # [pieces, H]
+        offsets = (is_on * bias) @ output + self.output.bias.float()
+        piece = torch.bucketize(ratio.detach(), knots)
+        return F.embedding(piece, slopes) * ratio[..., None] + F.embedding(piece, offsets)
+
+
+def grid_differences(coords: Tensor, axes: Sequence[int]) -> Tensor:
+    """Differences between cells of an evenly spaced grid, each of them once.
+
+    Args:
+        coords: ``[B, T, D]``, the coordinate of the fastest axis first.
+        axes: Sizes of the D axes, the slowest first; their product is T.
+
+    Returns:
+        ``[B, 2 n - 1, ..., D]`` with an axis for each n of `axes`; entry ``n - 1 + i`` is the
+        difference to the cell i steps further.
+    """
+    lines = []
+    for axis, size in enumerate(axes):
+        stride = math.prod(axes[axis + 1 :])
+        line = coords[:, : size * stride : stride, -1 - axis]
+        steps = line - line[:, :1]
+        line = torch.cat((-steps[:, 1:].flip(1), steps), dim=1)
+        lines.append(
+            line.view(-1, *(2 * size - 1 if other == axis else 1 for other in range(len(axes))))
+        )
+    return torch.stack(torch.broadcast_tensors(*reversed(lines)), dim=-1)
+
+
+def pairs_of_cells(values: Tensor, axes: Sequence[int]) -> Tensor:
+    """Values of all pairs of cells, from the values of their differences.
+
+    Args:
+        values: ``[B, H, 2 n - 1, ...]``, with the axes of :func:`grid_differences`.
+        axes: Sizes of the axes.
+
+    Returns:
+        ``[B, H, T, T]``: queries, keys.
+    """
+    for axis, size in enumerate(axes):
+        values = values.unfold(2 + axis, size, 1)  # windows, which begin at their first key
+    # the first query has the last window
+    return values.flip(*range(2, 2 + len(axes))).flatten(2, 1 + len(axes)).flatten(3)

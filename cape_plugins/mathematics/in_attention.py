@@ -34,6 +34,10 @@ class AttentionPositions:
         query_angles: Angles of the queries, if queries and keys are turned.
         key_angles: Angles of the keys.
         bias: ``[B or 1, H, T, S]``, if all layers share a bias.
+        axes: Sizes of the axes, the slowest first, if queries and keys are the cells of one evenly
+            spaced grid.
+        pairs: ``[B, T, T]`` int64, if `query` and `key` are the same R rows and the elements of the
+            batch have some of these rows: ``R * row of the query + row of the key``.
     """
 
     def __init__(
@@ -43,10 +47,13 @@ class AttentionPositions:
         query_angles: Angles | None = None,
         key_angles: Angles | None = None,
         bias: Tensor | None = None,
+        axes: tuple[int, ...] | None = None,
+        pairs: Tensor | None = None,
     ) -> None:
         self.query, self.key = query, key
         self.query_angles, self.key_angles = query_angles, key_angles
         self.bias = bias
+        self.axes, self.pairs = axes, pairs
         self._mask: tuple[tuple[Any, ...], Tensor | None] | None = None  # of the last layer
 
     def turn(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,13 +72,20 @@ class AttentionPositions:
             query: ``[B, H, T, d]``.
             key: ``[B, H, S, d]``.
         """
-        bias = self.bias if layer_bias is None else layer_bias(self.query, self.key)
+        bias = self.bias if layer_bias is None else self._learned(layer_bias)
         if bias is None:
             return None
         front_query, front_key = query.shape[2] - bias.shape[2], key.shape[2] - bias.shape[3]
         if front_query or front_key:
             bias = F.pad(bias, (front_key, 0, front_query, 0))
         return bias.to(query.dtype)
+
+    def _learned(self, layer_bias: nn.Module) -> Tensor:
+        bias = layer_bias(self.query, self.key, self.axes)
+        if self.pairs is None:
+            return bias
+        elements = bias[0].flatten(1).index_select(1, self.pairs.flatten())
+        return elements.view(-1, *self.pairs.shape).transpose(0, 1)
 
     def mask_of(
         self,
@@ -104,7 +118,9 @@ class AttentionPositions:
         """The same positions on another device. accelerate calls this method, because it moves the
         arguments of layers that are distributed over devices."""
         parts = (self.query, self.key, self.query_angles, self.key_angles, self.bias)
-        return AttentionPositions(*(_moved(part, device, **options) for part in parts))
+        moved = (_moved(part, device, **options) for part in parts)
+        pairs = _moved(self.pairs, device, **options)
+        return AttentionPositions(*moved, axes=self.axes, pairs=pairs)
 
 
 def _are_same(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
@@ -146,10 +162,11 @@ class StackPositions(nn.Module):
         super().__init__()
         domain = DOMAINS[config.domain]
         self.rotation = self.bias = None
+        self.in_layers = config.encoding.biases and config.encoding.learned
         if config.encoding.turns:
             speed = domain.rotary_speed * unit
             self.rotation = Rotation(head_dim, domain.num_coords, config.rotary_base, speed)
-        elif not config.encoding.learned:
+        elif not self.in_layers:
             self.bias = LinearBias(num_heads, domain.bias_unit / unit, config.directed)
 
     def forward(
@@ -177,6 +194,17 @@ class StackPositions(nn.Module):
         """
         if random and draw is None:
             encoder.refuse_missing_draw()
+        axes = pairs = None
+        if self.in_layers and query_positions is None and not _is_uneven(encoder, draw, random):
+            axes, row_of = _known_axes(positions), positions.row_of
+            if axes is not None and row_of is not None and draw is None:
+                # each layer computes its bias for the rows, once for the batch
+                num_rows = positions.rows.shape[1]
+                row_of = row_of % num_rows  # padding, -1, has the last row, as in `elements`
+                pairs = num_rows * row_of[:, :, None] + row_of[:, None]
+                positions = positions._replace(row_of=None)
+            elif row_of is not None:
+                axes = None
         key = encoder.coordinates(positions, draw, generator=generator, random=random)
         query = key if query_positions is None else encoder.coordinates(query_positions)
         if self.rotation is not None:
@@ -184,7 +212,22 @@ class StackPositions(nn.Module):
             query_angles = key_angles if query is key else self.rotation(query)
             return AttentionPositions(query, key, query_angles, key_angles)
         bias = None if self.bias is None else self.bias(query, key)
-        return AttentionPositions(query, key, bias=bias)
+        return AttentionPositions(query, key, bias=bias, axes=axes, pairs=pairs)
+
+
+def _is_uneven(encoder: PositionEncoder, draw: Draw | None, random: bool) -> bool:
+    """Whether augmented positions are not evenly spaced: local shifts and drawn positions are not,
+    a global shift or scale is."""
+    return bool(random and encoder.max_local_shift) or (draw is not None and draw.order is not None)
+
+
+def _known_axes(positions: Positions) -> tuple[int, ...] | None:
+    """:attr:`Positions.axes`, but None in programs for inputs of any size, such as ONNX graphs,
+    which would become programs for the sizes of the example."""
+    axes = positions.axes
+    if axes is None or torch.jit.is_tracing() or any(type(size) is not int for size in axes):
+        return None
+    return axes
 
 
 def build_stack_positions(

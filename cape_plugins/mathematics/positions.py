@@ -56,6 +56,14 @@ class Positions(NamedTuple):
         return evenly_spaced and self.rows.shape[0] == 1
 
     @property
+    def axes(self) -> tuple[int, ...] | None:
+        """Sizes of the axes, the slowest first, if the rows are the cells of one evenly spaced
+        grid: an image, a clip, or a sequence that is counted."""
+        if self.rows.shape[0] > 1:
+            return None
+        return (self.rows.shape[1],) if self.in_steps else self.patches
+
+    @property
     def coords(self) -> Tensor:
         """Coordinates of all elements, ``[B, T, D]`` float32, or ``[1, T, D]`` if the batch shares
         its positions."""

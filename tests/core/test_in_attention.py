@@ -17,6 +17,7 @@ from cape_plugins import (
     build_position_encoder,
     build_stack_positions,
     coordinate_positions,
+    frame_positions,
     patch_positions,
     token_position_at,
     token_positions,
@@ -238,6 +239,45 @@ def test_fire_is_the_net_of_the_paper(num_coords, causal, reach):
         )
 
 
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_fire_of_evenly_spaced_positions_is_fire_of_each_pair(domain, causal, scale):
+    """Outputs and gradients: grids, frames, and tokens with and without padding; with a scale for
+    each sample."""
+    row = DOMAINS[domain]
+    encoder = build_position_encoder(PositionConfig("fire", domain, max_global_scale=scale), 8)
+    stack = build_stack_positions(encoder.config, HEAD_DIM, HEADS)
+    draw = encoder.train().draw(3)
+    valid = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 0]]).bool()
+    batches = [
+        token_position_at(0, length=5),
+        token_positions(valid),
+        frame_positions(valid.sum(1), 0.5, 5),
+    ]
+    if row.grid:
+        batches = [
+            patch_positions(*range(2, 2 + row.num_coords)),
+            patch_positions(*[1] * row.num_coords),
+        ]
+    for positions in batches:
+        attention = stack(encoder, positions, draw, random=encoder.draws)
+        coords = encoder.coordinates(positions, draw).expand(3, -1, -1)
+        module = build_layer_bias(encoder.config, HEADS, causal=causal)
+        double, expected = slow_fire(module, coords, coords)
+        x = torch.zeros(3, HEADS, coords.shape[1], HEAD_DIM)
+        actual = attention.bias_of(module, x, x).expand_as(expected)
+        shown = torch.ones(3, coords.shape[1]) if positions.valid is None else positions.valid
+        weights = torch.randn(expected.shape) * (shown[:, :, None] * shown[:, None])[:, None]
+        (actual * weights).sum().backward()
+        (expected * weights.double()).sum().backward()
+        torch.testing.assert_close(
+            actual * weights, (expected * weights).float(), rtol=1e-4, atol=1e-5
+        )
+        for ours, theirs in zip(module.parameters(), double.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad.float(), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
 def test_moving_all_positions_changes_nothing(name, domain):
     config = PositionConfig(name, domain)
@@ -260,12 +300,19 @@ def test_queries_at_the_end_see_what_they_see_among_all(name):
 @pytest.mark.parametrize("name", IN_ATTENTION)
 def test_padding_on_either_side_is_not_counted(name):
     config = PositionConfig(name, "text")
-    stack = build_stack_positions(config, HEAD_DIM, HEADS)
     encoder = build_position_encoder(config, 8).eval()
-    valid = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
-    left, right = stack(encoder, token_positions(valid)).key
-    assert torch.equal(left[2:], right[:3])
-    assert right[:3, 0].tolist() == [0, 1, 2]
+    valid = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 0]]).bool()
+    attention = build_stack_positions(config, HEAD_DIM, HEADS)(encoder, token_positions(valid))
+    x = torch.zeros(3, HEADS, 5, HEAD_DIM)
+    x.transpose(1, 2)[valid] = torch.randn(3, HEADS, HEAD_DIM).repeat(3, 1, 1)
+    query, key = attention.turn(x, x)
+    scores = query @ key.mT
+    if (bias := attention.bias_of(build_layer_bias(config, HEADS), x, x)) is not None:
+        scores = scores + bias
+    first, *others = (score[:, rows][:, :, rows] for score, rows in zip(scores, valid, strict=True))
+    for other in others:
+        torch.testing.assert_close(other, first)
+    assert not torch.allclose(first[:, 0, 1:2], first[:, 1, 2:])
 
 
 @pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
