@@ -303,6 +303,7 @@ def add_positions_to_attention(
     config: PositionConfig,
     encoder: PositionEncoder | None,
     padding_idx: int = 0,
+    causal: bool = False,
 ) -> StackAttention | None:
     """Adds positions to the self-attention of the layers that the settings name. Does nothing if no
     position acts in attention.
@@ -316,6 +317,7 @@ def add_positions_to_attention(
         config: Settings.
         encoder: Position encoder of the stack; None if the stack has a learned table.
         padding_idx: Index of padding, of a stack of tokens.
+        causal: Whether queries see earlier keys only.
 
     Returns:
         The module that computes and holds positions; None for relative keys, which need no such
@@ -344,9 +346,10 @@ def add_positions_to_attention(
             continue
         if stack_attention is None:
             with named_by_flags():
-                stack_positions = build_stack_positions(config, head_dim, heads, encoder.unit)
+                stack_positions = build_stack_positions(
+                    config, head_dim, heads, encoder.unit, causal
+                )
             stack_attention = StackAttention(encoder, stack_positions, padding_idx)
-        causal = encoder.side == "target"
         attention.layer_bias = build_layer_bias(config, heads, encoder.unit, causal)
         attention.__class__ = CoordinateSelfAttention
         layer.__class__ = _layer_class(type(layer))

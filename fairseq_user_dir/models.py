@@ -16,7 +16,7 @@ from fairseq.models import (
     register_model,
     register_model_architecture,
 )
-from fairseq.models.nat import FairseqNATModel
+from fairseq.models.nat import FairseqNATDecoder, FairseqNATModel
 from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.modules import LearnedPositionalEmbedding
@@ -184,8 +184,9 @@ def install(stack: nn.Module, mixin: type, config: PositionConfig, side: str) ->
             )
     if encoder is not None and stock is not None:
         stack.embed_positions = TokenPositionEmbedding(encoder, stack.padding_idx)
+    causal = side == "target" and not isinstance(stack, FairseqNATDecoder)
     stack.stack_attention = add_positions_to_attention(
-        stack.layers, config, encoder, stack.padding_idx
+        stack.layers, config, encoder, stack.padding_idx, causal
     )
     stack.position_config = config
     stack.__class__ = type(f"Cape{type(stack).__name__}", (mixin, type(stack)), {})

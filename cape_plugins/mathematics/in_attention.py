@@ -154,10 +154,16 @@ class StackPositions(nn.Module):
         head_dim: d.
         num_heads: H.
         unit: Unit of the stack's :class:`PositionEncoder`.
+        causal: Whether queries see earlier keys only; then no slope is directed.
     """
 
     def __init__(
-        self, config: PositionConfig, head_dim: int, num_heads: int, unit: float = 1.0
+        self,
+        config: PositionConfig,
+        head_dim: int,
+        num_heads: int,
+        unit: float = 1.0,
+        causal: bool = False,
     ) -> None:
         super().__init__()
         domain = DOMAINS[config.domain]
@@ -167,7 +173,8 @@ class StackPositions(nn.Module):
             speed = domain.rotary_speed * unit
             self.rotation = Rotation(head_dim, domain.num_coords, config.rotary_base, speed)
         elif not self.in_layers:
-            self.bias = LinearBias(num_heads, domain.bias_unit / unit, config.directed)
+            directed = config.directed and not causal
+            self.bias = LinearBias(num_heads, domain.bias_unit / unit, directed)
 
     def forward(
         self,
@@ -231,13 +238,17 @@ def _known_axes(positions: Positions) -> tuple[int, ...] | None:
 
 
 def build_stack_positions(
-    config: PositionConfig, head_dim: int, num_heads: int, unit: float = 1.0
+    config: PositionConfig,
+    head_dim: int,
+    num_heads: int,
+    unit: float = 1.0,
+    causal: bool = False,
 ) -> StackPositions | None:
     """The module with which a stack computes positions once for each forward. None if no positions
     act in attention, or only relative keys do. For the arguments see :class:`StackPositions`."""
     if not config.encoding.in_attention:
         return None
-    return StackPositions(config, head_dim, num_heads, unit)
+    return StackPositions(config, head_dim, num_heads, unit, causal)
 
 
 def build_layer_bias(

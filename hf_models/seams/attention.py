@@ -31,6 +31,7 @@ from cape_plugins import (
     token_position_at,
 )
 from cape_plugins.mathematics.binding import Bound
+from cape_plugins.settings.options import OptionError
 from hf_models.host import cached_tokens, find_cache
 
 NAME = "cape_positions"
@@ -135,14 +136,19 @@ def add_positions_to_attention(
     Returns:
         Module for :func:`positions_for_layers`, which the stack calls in each forward; None if the
         layers need nothing.
+
+    Raises:
+        OptionError: if the settings name no layer of the stack.
     """
     unit = 1.0 if encoder is None else encoder.unit
-    stack_positions = None
+    attentions, stack_positions = list(attentions), None
+    if config.in_attention and attentions:
+        refuse_unknown_layers(config, len(attentions), "a stack")
     for index, attention in enumerate(attentions):
         heads = _first_attribute(attention, *_HEADS)
         head_dim = _first_attribute(attention, *_HEAD_WIDTHS)
         if stack_positions is None:
-            stack_positions = build_stack_positions(config, head_dim, heads, unit)
+            stack_positions = build_stack_positions(config, head_dim, heads, unit, causal)
         if not config.in_layer(index):
             continue
         attention.relative = build_relative_positions(config, head_dim, heads)
@@ -150,6 +156,18 @@ def add_positions_to_attention(
         attention.config = _AttentionConfig(attention.config)
         attention.__class__ = mixed(PositionAttention, type(attention))
     return stack_positions
+
+
+def refuse_unknown_layers(config: PositionConfig, num_layers: int, owner: str) -> None:
+    """Raises an OptionError if the settings name none of the layers of `owner`."""
+    if not any(map(config.names_layer, range(num_layers))):
+        raise OptionError(
+            "layers",
+            config.layers,
+            f"names no layer of {owner}, which has {num_layers}",
+            allowed=f"'all', 'first', 'every:N' up to every:{num_layers}, 'not:N'",
+            remedy="Name layers that each stack of the model has, or choose the type 'nopos'.",
+        )
 
 
 def positions_for_layers(

@@ -26,7 +26,7 @@ from cape_plugins import (
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.augmentation import sorted_sample
 from cape_plugins.settings.options import OPTION_FIELDS
-from hf_models.seams.attention import RunTimeMixin, mixed
+from hf_models.seams.attention import RunTimeMixin, mixed, refuse_unknown_layers
 from hf_models.seams.base import Seam
 from hf_models.seams.packed import keep_borders, number_texts
 from hf_models.seams.scope import Scope
@@ -177,21 +177,11 @@ def leave_layers_unturned(owner: nn.Module, settings: PositionConfig) -> None:
             f"{all_layers!r}. Leave the option out."
         )
     (attentions,) = stacks
-    refuse_unknown_layers(owner, settings, len(attentions))
+    refuse_unknown_layers(settings, len(attentions), type(owner).__name__)
     for index, attention in enumerate(attentions):
         # an owner may hold several modules of angles
         if not (settings.names_layer(index) or isinstance(attention, UnturnedAttention)):
             attention.__class__ = mixed(UnturnedAttention, type(attention))
-
-
-def refuse_unknown_layers(owner: nn.Module, settings: PositionConfig, num_layers: int) -> None:
-    """Raises a ValueError if the settings name none of the layers of `owner`."""
-    if not any(map(settings.names_layer, range(num_layers))):
-        raise ValueError(
-            f"layers={settings.layers!r} names no layer of {type(owner).__name__}, which has "
-            f"{num_layers}; allowed: 'all', 'first', 'every:N' up to every:{num_layers}, 'not:N'. "
-            "Name layers that the model has, or choose the type 'nopos'."
-        )
 
 
 def _stacks_with_angles(owner: nn.Module) -> list[list[nn.Module]]:

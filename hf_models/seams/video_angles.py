@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from cape_plugins import patch_positions
+from hf_models.seams.attention import refuse_unknown_layers
 from hf_models.seams.base import Seam, seam_class
 from hf_models.seams.informed import InformedLayer
-from hf_models.seams.rotary import refuse_unknown_layers
 from hf_models.seams.scope import Scope
 from hf_models.seams.video import VideoSeam, video_size
 from hf_models.switching.modeling import build_positions, process_generator
@@ -43,7 +43,7 @@ class VideoAngles(InformedLayer, VideoSeam):
         sides = (config.crop_size // config.patch_size,) * 2
         self.grid = (config.frames_per_clip // config.tubelet_size, *sides)
         settings = self.settings_in(config)
-        refuse_unknown_layers(owner, settings, config.num_hidden_layers)
+        refuse_unknown_layers(settings, config.num_hidden_layers, type(owner).__name__)
         attention: Any = self._modules[self.attention_name]
         attention.__class__ = seam_class(TurnedAttention, type(attention))
         attention.side = self.side

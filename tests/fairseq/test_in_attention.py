@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from cape_plugins import ENCODINGS, TYPES
+from cape_plugins import ENCODINGS, TYPES, token_position_at
 from cape_plugins.mathematics.biases import alibi_slopes
 from fairseq_user_dir import attention as fairseq_attention
 from fairseq_user_dir.attention import CoordinateLayer, CoordinateSelfAttention
@@ -106,6 +106,31 @@ def test_alibi_has_the_gradients_of_its_formula(need_weights):
     ]
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arch", "is_causal", "options"),
+    [
+        ("cape_transformer", True, {}),
+        ("cape_levenshtein_transformer", False, {"share_all_embeddings": True}),
+    ],
+)
+def test_only_causal_decoders_have_causal_positions(arch, is_causal, options):
+    """A causal mask leaves directed slopes nothing to tell apart, and gives FIRE the longest
+    distance of each query; non-autoregressive decoders see all tokens."""
+    model = build(arch, **options, position_embedding="fire")
+    biases = [layer.self_attn.layer_bias for layer in model.decoder.layers]
+    assert [bias.causal for bias in biases] == [is_causal] * len(biases)
+    stacks = build(arch, **options, position_embedding="alibi", position_directed=True)
+    length = 4
+    encoder, decoder = (
+        stack.stack_attention.of(token_position_at(0, length=length), None).bias
+        for stack in (stacks.encoder.eval(), stacks.decoder.eval())
+    )
+    plain = build(arch, **options, position_embedding="alibi").decoder.eval()
+    undirected = plain.stack_attention.of(token_position_at(0, length=length), None).bias
+    assert torch.equal(decoder, undirected) == is_causal
+    assert torch.equal(decoder, encoder) != is_causal
 
 
 @pytest.mark.parametrize("name", IN_ATTENTION)

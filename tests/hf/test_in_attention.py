@@ -211,9 +211,44 @@ def test_rotary_models_leave_layers_unturned(family, tmp_path):
         assert torch.equal(answer(other(**batch(family))), expected)
 
 
-@pytest.mark.parametrize("family", ["llama", "modernbert", "vjepa2"])
-def test_layers_that_a_rotary_model_lacks_are_refused(family):
-    model = make(family, "rope") if family in FAMILIES else next(tiny_stock_models(family)).model
-    unknown = f"every:{model.config.num_hidden_layers + 1}"
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("llama", {}),
+        ("modernbert", {}),
+        ("vjepa2", {}),
+        ("vit", {}),
+        ("bert", {}),
+        # the encoder has the layer, and the decoder does not
+        ("marian", {"encoder_layers": 3, "decoder_layers": 2}),
+    ],
+)
+def test_layers_that_a_stack_lacks_are_refused(family, sizes):
+    if family in FAMILIES:
+        model = make(family, "rope", **sizes)
+    else:
+        model = next(tiny_stock_models(family)).model
+    unknown = f"every:{sizes.get('encoder_layers', model.config.num_hidden_layers + 1)}"
     with pytest.raises(ValueError, match=rf"layers='{unknown}' names no layer of .*allowed.*nopos"):
         switch(model, {"type": "rope", "layers": unknown})
+
+
+@pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
+def test_layers_that_a_stack_of_speech_lacks_are_refused(family):
+    with pytest.raises(ValueError, match=r"layers='every:9' names no layer of .*allowed.*nopos"):
+        FAMILIES[family].build({"type": "rope", "layers": "every:9"})
+
+
+def test_slopes_of_causal_stacks_are_not_directed():
+    """The mask of a decoder hides what follows; directed slopes would only be steeper there."""
+    plain, directed = (
+        switch(make("marian", "nopos"), {"type": "alibi", "directed": is_directed})
+        for is_directed in (False, True)
+    )
+    given = batch("marian")
+    encoded = given["input_ids"], given["attention_mask"]
+    assert not torch.equal(*(m.get_encoder()(*encoded)[0] for m in (plain, directed)))
+    states = plain.get_encoder()(*encoded)
+    inputs = {"attention_mask": encoded[1], "decoder_input_ids": given["labels"].clamp(min=0)}
+    outputs = [m(encoder_outputs=states, **inputs).logits for m in (plain, directed)]
+    assert torch.equal(*outputs)
