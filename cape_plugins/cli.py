@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cape_plugins.checkpoints.families import find_family
+from cape_plugins.checkpoints.families import FAIRSEQ_FAMILIES, find_family
 from cape_plugins.corpus.advise import add_advise_args, advice
 from cape_plugins.corpus.alpha import TokenCounts, by_tokenizer, count_binarized, count_text_files
 from cape_plugins.demo.command import add_demo_args, run_demo
@@ -107,7 +107,8 @@ def _parser() -> argparse.ArgumentParser:
 def _advice(args: argparse.Namespace) -> str:
     """See :func:`advice`; the folder of a tokenizer tells what kind of model it belongs to."""
     args.rotary = args.rotary or bool(args.tokenizer and _turns_queries(args.tokenizer))
-    return advice(args)
+    sides = [side for family in FAIRSEQ_FAMILIES for side in family.sides.values()]
+    return advice(args, not args.rotary and args.domain in {side.domain for side in sides})
 
 
 def _turns_queries(model: str) -> bool:

@@ -1,34 +1,20 @@
-"""The command ``cape-plugins advise``: the type and settings that docs/choosing.md recommends for
-the lengths of a corpus.
+"""The command ``cape-plugins advise``: the type that docs/choosing.md recommends for the lengths of
+a corpus, and the settings of `cape` that follow from these lengths. Rows of ``DOMAINS`` hold the
+recommended types; docs/settings.md (A trained model) says how a trained model goes on.
 
 The rule. Let T be the length that one training input in twenty reaches, N the longest input in use.
+If N is at most T, nothing is augmented. If N is at most the longest training input, training has
+seen all positions in use, the far ones rarely, which is enough if long inputs are as rare in use.
 
-* N <= T: no position is new, and nothing has to be augmented. `relpos` for text, `rope` for speech
-  and rotary models, for images `abspos` on coarse and `rope` on finer grids (docs/choosing.md,
-  Which type).
-* N > T, but N is at most the longest training input: the same type. Training has seen all positions
-  in use, the far ones rarely, which is enough if long inputs are as rare in use. If long inputs are
-  more frequent in use, the settings for longer inputs below.
-* N > T, sequences: `relpos` for text, directed `alibi` for speech with CTC, `fire` or `relpos` for
-  speech with a decoder; or `cape`, for tasks that are solved by positions alone. Training with
-  `cape` must see the positions of an input of length N, so the shift covers the difference (CAPE
-  section 5.2: "covers 60 s"; SHAPE section 2.3: offsets).
-  Positions that are counted from 0 reach T + shift: shift = N - T. Mean-normalised positions lie
-  around 0: shift = (N - T) / 2. In text, a share of the samples stays unaugmented
-  (docs/settings.md, Probability).
-* N > T, images: `abspos` on coarse grids, where many channels of sinusoids alias. On finer grids
-  `cape` with the shift of the paper, 0.5: images span [-1, 1] at any size, so no shift covers a
-  larger image. The scale of `cape` is 1 if training mixes sizes, as in UniViT (CAPE section 5.1).
-  After trainings on thousands of images `rope` is ahead with mixed sizes, and with one size up to
-  one and a half times this size; beyond, `sinpos` is (docs/results.md, CIFAR-10).
-* N > T, rotary models: `cape` with the scale N / T, so that training sees the distances within N
-  tokens. The shift is 0, because a shift does nothing if only distances count.
-* Global scale: the scale of the paper for the domain. Local shift: 0.5 steps, the largest shift
-  that keeps the order (CAPE section 5.2 and Appendix D.1).
+* Shift of `cape`: training must see the positions of an input of length N (CAPE section 5.2:
+  "covers 60 s"; SHAPE section 2.3: offsets). Positions that are counted from 0 reach T + shift:
+  shift = N - T. Mean-normalised positions lie around 0: shift = (N - T) / 2. Images span [-1, 1] at
+  any size, so no shift covers a larger image, and the shift of the paper remains.
+* Scale of `cape`: the scale of the paper for the domain; 1 if training mixes sizes of images, as in
+  UniViT (CAPE section 5.1). Rotary models have the scale N / T and no shift, because a shift does
+  nothing if only distances count.
 * Source scale: alpha, target tokens / source tokens (CAPE section 5.3). The length of a pair is
   then the larger of target length and source length times alpha.
-* A model that is trained already goes on with these settings (docs/settings.md, A trained model);
-  where nothing in use is longer, it keeps its type.
 """
 
 from __future__ import annotations
@@ -46,23 +32,16 @@ from cape_plugins.mathematics.encodings import Sinusoid
 from cape_plugins.settings.arguments import TYPE_ARG, option_flag
 from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.domains import DOMAINS, Domain
-from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY, TYPES
+from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY, TYPES
 from cape_plugins.texts import text_lines
 
 REACHED = 0.05  # share of the training inputs that have the length T or more
 LARGEST_SCALE = 4  # for rotary models; larger scales have not been measured
 COARSE = 0.25  # share of channels that alias, above which a grid is called coarse
-ROPE_REACHES = 1.5  # times the one size of training images: beyond, sinpos is ahead of rope
+TWICE = 2  # times the length of training, beyond which other types are ahead in translation
 AUGMENTED = 0.75  # share of samples that cape augments in text
+ROTARY_TYPE = "rope"  # of rotary models from scratch, if nothing in use is longer
 PAGE, SETTINGS = "docs/choosing.md", "docs/settings.md"
-# Types of domains whose type is not relpos: for a model from scratch, and for longer inputs
-FROM_SCRATCH: dict[str, str] = {"audio": "rope"}
-CARRIES_OVER: dict[str, dict[str, Any]] = {"audio": {"type": "alibi", "directed": True}}
-# The advice for recordings is for CTC; models that write text token by token need another type.
-WITH_DECODER = {"audio": " A model with a decoder of text takes fire or relpos instead."}
-# Training after a switch, in percent of the updates of the first training: of models that are not
-# rotary, and of rotary models (docs/settings.md, A trained model)
-SHARE, ROTARY_SHARE = 25, 50
 
 
 class Corpus(NamedTuple):
@@ -133,8 +112,9 @@ def add_advise_args(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def advice(args: argparse.Namespace) -> str:
+def advice(args: argparse.Namespace, in_fairseq: bool = True) -> str:
     """The printed advice: the corpus, the settings as flags and as a dictionary, and the reason.
+    `in_fairseq` tells whether fairseq has models of this kind.
 
     Raises:
         ValueError: names option, value, allowed range and remedy.
@@ -157,15 +137,16 @@ def advice(args: argparse.Namespace) -> str:
         f"{1 / REACHED:g} has {corpus.reached:g} or more, longest {corpus.lengths[-1]:g} {unit}; "
         f"in use up to {corpus.longest:g} {unit}"
     ]
-    settings, *alternatives, reason = choose(corpus, args.domain, args.rotary, args.trained)
+    *rows, reason = choose(corpus, args.domain, args.rotary, args.trained)
     architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
-    for prefix, row in (("", settings), *(("or ", row) for row in alternatives)):
+    for number, row in enumerate(rows):
+        prefix = "or " if number else ""
         PositionConfig.from_dict(row, args.domain, architecture)  # refuses wrong advice
         lines.append(f"{prefix + 'flags:':<10}{_flags(row)}")
         lines.append(f"{prefix + 'field:':<10}position_embedding={json.dumps(row)}")
     lines.append(f"note:     {reason}")
-    if args.trained and settings["type"] != args.trained:
-        lines.extend(_how_to_switch(args.trained, args.rotary))
+    if args.trained and any(row["type"] != args.trained for row in rows):
+        lines.extend(_how_to_switch(args.trained, args.rotary, in_fairseq))
     if corpus.counts and corpus.counts.doubt:
         lines.append(f"note:     warning: {corpus.counts.doubt}.")
     if args.train_text and not args.tokenizer:
@@ -182,18 +163,18 @@ def choose(
     """Returns settings ``{"type": ..., option: value}`` by the rule at the top of this file, then
     alternative settings for some tasks, and last the reason. `trained` is the type of a model that
     is trained already."""
-    longer = _choose_for_longer(corpus, domain_name, rotary)
+    if rotary:
+        longer = _choose_scale(corpus)
+    else:
+        longer = _choose_for_longer(corpus, domain_name, trained)
     if corpus.longest > corpus.lengths[-1]:
         return longer
-    if DOMAINS[domain_name].grid:
-        is_coarse = aliasing(domain_name, corpus.shortest_side) > COARSE
-        from_scratch = "abspos" if is_coarse else "rope"
-    else:
-        from_scratch = "rope" if rotary else FROM_SCRATCH.get(domain_name, "relpos")
-    settings = {"type": trained or from_scratch}
+    domain = DOMAINS[domain_name]
+    from_scratch = domain.coarse if _is_coarse(corpus, domain_name) else domain.from_scratch
+    settings = {"type": trained or (ROTARY_TYPE if rotary else from_scratch)}
     if corpus.longest <= corpus.reached:
         reason = "nothing in use is longer than what training sees often: no augmentation is needed"
-        with_decoder = "" if trained else WITH_DECODER.get(domain_name, "")
+        with_decoder = "" if trained else domain.with_decoder
         return settings, f"{reason} ({PAGE}, Which type).{with_decoder}"
     *alternatives, reason_for_longer = longer
     reason = (
@@ -204,48 +185,70 @@ def choose(
     return settings, *(row for row in alternatives if row != settings), reason
 
 
-def _choose_for_longer(corpus: Corpus, domain_name: str, rotary: bool) -> tuple[Any, ...]:
+def _choose_for_longer(corpus: Corpus, domain_name: str, trained: str | None) -> tuple[Any, ...]:
     """Settings and the reason for inputs in use that are longer than T, see :func:`choose`."""
-    if rotary:
-        return _choose_scale(corpus)
-    if DOMAINS[domain_name].grid:
-        return _choose_on_grid(corpus, domain_name)
-    default, added_length = (
-        PositionConfig(DEFAULT_TYPE, domain_name),
-        corpus.longest - corpus.reached,
-    )
-    cape = {
+    domain, cape = DOMAINS[domain_name], _cape(corpus, domain_name)
+    if _is_coarse(corpus, domain_name):
+        share = aliasing(domain_name, corpus.shortest_side)
+        reason = (
+            f"on {corpus.shortest_side} patches a side {100 * share:.0f} % of the channels of "
+            f"sinusoids turn by more than half a circle from patch to patch "
+            f"({SETTINGS}, When not to use cape)."
+        )
+        return {"type": domain.coarse}, reason
+    if trained and domain.keeps_type and not ENCODINGS[TYPES[trained].encoding].counts:
+        best: Sequence[Mapping[str, Any]] = ({"type": trained},)
+        where = "running text: no switch gained anything on longer captions"
+        page = f"{SETTINGS}, A trained model"
+    else:
+        pairs = domain.pairs if corpus.longest <= TWICE * corpus.reached else domain.longer_pairs
+        where, best = (corpus.counts and pairs) or domain.longer
+        page = f"{PAGE}, Which type"
+    reason = f"take {' or '.join(row['type'] for row in best)} for {where} ({page}). "
+    if domain.grid:
+        reason += f"With millions of training images take {cape['type']}."
+    else:
+        reason += (
+            f"If positions alone lead to the answer, as in lists of numbers, take {cape['type']}: "
+            f"its shift shows training the positions of inputs of {corpus.longest:g} ({SETTINGS}, "
+            f"Shift).{domain.with_decoder}"
+        )
+    return *best, cape, reason
+
+
+def _cape(corpus: Corpus, domain_name: str) -> dict[str, Any]:
+    """Settings of `cape` by the rule at the top of this file, for models that are not rotary."""
+    default = PositionConfig(DEFAULT_TYPE, domain_name)
+    settings = {
         "type": default.type,
-        "max_global_shift": float(
-            math.ceil(added_length / 2 if default.mean_normalize else added_length)
-        ),
+        "max_global_shift": default.max_global_shift,
         "max_local_shift": default.max_local_shift,
         "max_global_scale": default.max_global_scale,
-        **({} if default.mean_normalize else {"augment_probability": AUGMENTED}),
-        **({"source_scale": str(corpus.counts)} if corpus.counts else {}),
     }
-    best = CARRIES_OVER.get(domain_name, {"type": "relpos"})
-    reason = (
-        f"{best['type']} carries over to longer inputs in most tasks ({PAGE}, Which type). If "
-        f"positions alone lead to the answer, as in lists of numbers, take {default.type}: its "
-        f"shift shows training the positions of inputs of {corpus.longest:g} ({SETTINGS}, Shift)."
-        f"{WITH_DECODER.get(domain_name, '')}"
-    )
-    return best, cape, reason
+    if DOMAINS[domain_name].grid:
+        return settings if len(set(corpus.lengths)) == 1 else settings | {"max_global_scale": 1.0}
+    added_length = corpus.longest - corpus.reached
+    shift = added_length / 2 if default.mean_normalize else added_length
+    settings["max_global_shift"] = float(math.ceil(shift))
+    if not default.mean_normalize:
+        settings["augment_probability"] = AUGMENTED
+    if corpus.counts:
+        settings["source_scale"] = str(corpus.counts)
+    return settings
 
 
-def _how_to_switch(trained: str, is_rotary: bool) -> Iterator[str]:
-    # models of fairseq are not rotary
-    fairseq = "" if is_rotary else "fairseq: --finetune-from-model CHECKPOINT with these flags; "
-    share = ROTARY_SHARE if is_rotary else SHARE
+def _how_to_switch(trained: str, is_rotary: bool, in_fairseq: bool) -> Iterator[str]:
+    fairseq = "fairseq: --finetune-from-model CHECKPOINT with these flags; " if in_fairseq else ""
+    twice = f" ({DEFAULT_TYPE} at twice this rate, which helped in the control task)"
     yield (
         f"switch:   {fairseq}Hugging Face: from_pretrained(MODEL, position_embedding=...) or "
         "hf_models.switch(model, ...)"
     )
     yield (
-        f"note:     train for {share} % of the updates of the first training or more, at its "
-        f"highest learning rate or twice this rate, with warm-up and decay; train {trained} on for "
-        f"as long, and compare ({SETTINGS}, A trained model)."
+        "note:     after a switch train for 50 % of the updates of the first training, at its "
+        f"highest learning rate{'' if is_rotary else twice}, with warm-up and decay; train "
+        f"{trained} on for as long, and compare. Only a control task, number lists, captions and "
+        f"exercises of rotary models were measured ({SETTINGS}, A trained model)."
     )
 
 
@@ -259,27 +262,10 @@ def _choose_scale(corpus: Corpus) -> tuple[Any, ...]:
     return {"type": DEFAULT_TYPE, "max_global_scale": float(scale)}, f"{reason}."
 
 
-def _choose_on_grid(corpus: Corpus, domain_name: str) -> tuple[Any, ...]:
-    if (share := aliasing(domain_name, corpus.shortest_side)) > COARSE:
-        reason = (
-            f"on {corpus.shortest_side} patches a side {100 * share:.0f} % of the channels of "
-            f"sinusoids turn by more than half a circle from patch to patch "
-            f"({SETTINGS}, When not to use cape)."
-        )
-        return {"type": "abspos"}, reason
-    default, sizes_differ = PositionConfig(DEFAULT_TYPE, domain_name), len(set(corpus.lengths)) > 1
-    settings = {
-        "type": default.type,
-        "max_global_shift": default.max_global_shift,
-        "max_local_shift": default.max_local_shift,
-        "max_global_scale": 1.0 if sizes_differ else default.max_global_scale,
-    }
-    is_reached = corpus.longest <= ROPE_REACHES * corpus.reached
-    for_thousands = "rope" if sizes_differ or is_reached else "sinpos"
-    reason = f"cape is for millions of training images, {for_thousands} for thousands ({PAGE})."
-    if sizes_differ:
-        reason = f"training mixes sizes, so no scale is needed (CAPE section 5.1, UniViT); {reason}"
-    return settings, {"type": for_thousands}, reason
+def _is_coarse(corpus: Corpus, domain_name: str) -> bool:
+    """Whether many channels alias on the smallest grid of training."""
+    is_grid = bool(DOMAINS[domain_name].coarse)
+    return is_grid and aliasing(domain_name, corpus.shortest_side) > COARSE
 
 
 def aliasing(domain_name: str, side: int) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 # Defaults of log-mel frames (CAPE Appendix C).
 HOP_SECONDS = 0.01
@@ -20,6 +20,21 @@ WINDOW_SECONDS = 0.025
 _PAPER_SIZES = (160 / 224, 1, 384 / 224)  # pixels, CAPE Figure 9
 # VideoMAE and ViViT read clips of about 2 s: every fourth or second frame of 30 a second.
 _FRAME_SECONDS = 4 / 30
+
+
+class Recommended(NamedTuple):
+    """What docs/choosing.md recommends for longer inputs.
+
+    Attributes:
+        where: The inputs for which these settings are best.
+        settings: Types with their options, the best first.
+    """
+
+    where: str
+    settings: Sequence[Mapping[str, Any]]
+
+
+_RELPOS = Recommended("most tasks", ({"type": "relpos"},))
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,15 @@ class Domain:
         sizes: Maps the name of a picture, or "test", to the sizes of inputs shown by default:
             numbers of positions, lengths in `unit` if there is a `spacing`, for grids factors of
             the sides of `table_size`.
+        from_scratch: Type that docs/choosing.md recommends if nothing in use is longer than in
+            training.
+        coarse: Type for grids on which many channels of sinusoids alias; empty for sequences.
+        longer: What docs/choosing.md recommends for longer inputs, and for grids of other sizes.
+        pairs: The same for pairs of source and target, up to twice as long as in training.
+        longer_pairs: The same for pairs of source and target that are longer still.
+        with_decoder: Note on models that write text token by token.
+        keeps_type: Whether a trained model keeps its type for longer inputs (docs/settings.md, A
+            trained model).
     """
 
     frequencies: str | Callable[..., Any]
@@ -70,6 +94,13 @@ class Domain:
     dim: int = 512
     table_size: int | tuple[int, ...] = 1024
     sizes: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    from_scratch: str = "relpos"
+    coarse: str = ""
+    longer: Recommended = _RELPOS
+    pairs: Recommended | None = None
+    longer_pairs: Recommended | None = None
+    with_decoder: str = ""
+    keeps_type: bool = False
 
     def __post_init__(self) -> None:
         # neighbours on a grid have a fixed distance in time only, which is the option
@@ -100,6 +131,15 @@ class Domain:
         return self.sizes.get(picture, (1,) if self.grid else (20 * (self.spacing or 1),))
 
 
+_IMAGE_TYPES: dict[str, Any] = {
+    "from_scratch": "rope",
+    "coarse": "abspos",
+    "longer": Recommended(
+        "training at mixed sizes (UniViT); after training at one size, sinpos is ahead beyond 1.5 "
+        "times this size",
+        ({"type": "rope"},),
+    ),
+}
 DOMAINS: dict[str, Domain] = {
     "text": Domain(
         frequencies="text",
@@ -122,6 +162,12 @@ DOMAINS: dict[str, Domain] = {
             "coverage": (50,),
             "test": (50, 100, 200),
         },
+        pairs=Recommended("translation, up to twice the length of training", ({"type": "rope"},)),
+        longer_pairs=Recommended(
+            "translation, beyond twice the length of training",
+            ({"type": "relpos"}, {"type": "fire"}),
+        ),
+        keeps_type=True,
     ),
     "audio": Domain(
         frequencies="audio",
@@ -148,6 +194,9 @@ DOMAINS: dict[str, Domain] = {
             "coverage": (15,),
             "test": (15, 30, 60),
         },
+        from_scratch="rope",
+        longer=Recommended("speech with CTC", ({"type": "alibi", "directed": True},)),
+        with_decoder=" A model with a decoder of text takes fire or relpos instead.",
     ),
     "image": Domain(
         frequencies="image",
@@ -172,6 +221,7 @@ DOMAINS: dict[str, Domain] = {
             "coverage": (1,),
             "test": _PAPER_SIZES,
         },
+        **_IMAGE_TYPES,
     ),
     "video": Domain(
         frequencies="video",
@@ -193,6 +243,7 @@ DOMAINS: dict[str, Domain] = {
         dim=768,
         table_size=(8, 14, 14),
         sizes={"test": _PAPER_SIZES},
+        **_IMAGE_TYPES,
     ),
 }
 

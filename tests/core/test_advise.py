@@ -29,15 +29,26 @@ def advise(tmp_path, capsys, monkeypatch):
     return run
 
 
-def settings_of(text, label="field"):
-    """The dictionary that the command prints, to paste into a configuration."""
-    (field,) = re.findall(rf"^{label}: +position_embedding=(.*)$", text, re.MULTILINE)
-    return json.loads(field)
+def all_settings(text):
+    """The dictionaries that the command prints, to paste into a configuration."""
+    return list(
+        map(json.loads, re.findall(r"field: +position_embedding=(.*)$", text, re.MULTILINE))
+    )
+
+
+def settings_of(text):
+    """The first dictionary."""
+    return all_settings(text)[0]
 
 
 def cape_of(text):
-    """The second dictionary, for tasks that are solved by positions alone."""
-    return settings_of(text, "or field")
+    """The last of several dictionaries, for tasks that are solved by positions alone."""
+    *_, _, cape = all_settings(text)
+    return cape
+
+
+def types_of(text):
+    return [settings["type"] for settings in all_settings(text)]
 
 
 def test_shift_takes_counted_positions_to_the_longest_input(advise):
@@ -55,18 +66,16 @@ def test_shift_takes_counted_positions_to_the_longest_input(advise):
 def test_inputs_as_rarely_long_as_in_training_keep_the_type(advise):
     lengths = ("--train-lengths", "lengths", "--trained")
     trained = advise("audio", [*range(1, 100)], 99, *lengths, "sinpos")
-    assert settings_of(trained) == {"type": "sinpos"}
-    assert "switch:" not in trained
-    from_scratch = advise("audio", [*range(1, 100)], 99)
-    assert settings_of(from_scratch) == {"type": "rope"}
-    fields = re.findall("or field:.*?({.*})", from_scratch)
-    assert [json.loads(field)["type"] for field in fields] == ["alibi", "cape"]
+    assert types_of(trained) == ["sinpos", "alibi", "cape"]
+    assert "switch:" in trained  # to the types after "or"
+    assert types_of(advise("audio", [*range(1, 100)], 99)) == ["rope", "alibi", "cape"]
     assert settings_of(advise("text", [*range(1, 101)], 100, *ROTARY_CORPUS)) == {"type": "rope"}
 
 
 def test_speech_with_a_decoder_is_told_its_type(advise):
     for longest in (2, 64):
         lines = advise("audio", [2.5, 3, 4], longest)
+        assert ("take alibi for speech with CTC" in lines) == (longest > 4)
         assert "with a decoder of text takes fire or relpos" in lines
         assert "decoder" not in advise("text", [2, 3, 4], longest)
     kept = advise("audio", [3, 4], 2, "--train-lengths", "lengths", "--trained", "sinpos")
@@ -82,24 +91,28 @@ def test_shift_of_positions_around_zero_is_half_as_wide(advise):
     assert "augment_probability" not in settings
 
 
-def test_images_have_the_settings_of_the_paper(advise):
-    assert settings_of(advise("image", ["14"] * 3, 24)) == {
-        "type": "cape",
-        "max_global_shift": 0.5,
-        "max_local_shift": 0.5,
-        "max_global_scale": 1.4,
-    }
-    assert cape_of(advise("image", ["14"] * 3, 24)) == {"type": "sinpos"}
-    assert cape_of(advise("image", ["14"] * 3, 21)) == {"type": "rope"}
+def test_fine_grids_have_rope_or_the_settings_of_the_paper(advise):
+    assert all_settings(one_size := advise("image", ["14"] * 3, 24)) == [
+        {"type": "rope"},
+        {
+            "type": "cape",
+            "max_global_shift": 0.5,
+            "max_local_shift": 0.5,
+            "max_global_scale": 1.4,
+        },
+    ]
+    assert "mixed sizes (UniViT); after training at one size, sinpos" in one_size
+    assert "millions of training images take cape" in one_size
     mixed = advise("image", ["14x12", "16", "12"], "24x20")
-    assert settings_of(mixed)["max_global_scale"] == 1
-    assert cape_of(mixed) == {"type": "rope"}
-    assert "UniViT" in mixed
+    assert types_of(mixed) == ["rope", "cape"]
+    assert cape_of(mixed)["max_global_scale"] == 1
 
 
 def test_coarse_grids_have_a_table(advise):
     text = advise("image", [8], 16)
-    assert settings_of(text) == {"type": "abspos"}
+    assert all_settings(text) == [{"type": "abspos"}]
+    assert settings_of(advise("image", [11], 16)) == {"type": "abspos"}
+    assert settings_of(advise("image", [12], 16)) == {"type": "rope"}
     assert "41 % of the channels" in text
 
 
@@ -127,10 +140,33 @@ def test_a_trained_model_keeps_its_type_or_is_told_how_to_switch(advise):
     longer = advise("text", [10, 20], 60, *lengths, "abspos")
     assert settings_of(longer) == settings_of(advise("text", [10, 20], 60))
     assert re.search(r"^switch:.*--finetune-from-model.*position_embedding=", longer, re.MULTILINE)
-    assert re.search(r"25 % of the updates.*train abspos on for as long", longer)
+    assert re.search(r"50 % of the updates.*cape at twice.*train abspos on for as long", longer)
     rotary = advise("text", [10, 20], 60, *ROTARY_CORPUS, "--trained", "rope")
     assert "hf_models.switch" in rotary
-    assert "fairseq" not in rotary  # its models are not rotary
+    assert "50 % of the updates" in rotary
+    assert "at twice" not in rotary  # measured with sinusoids alone
+
+
+def test_a_model_of_running_text_keeps_its_type_and_lists_get_cape(advise, tmp_path):
+    lengths = ("--train-lengths", "lengths", "--trained", "sinpos")
+    (tmp_path / "text").write_text("a b c d\n")
+    pairs = ("--train-text", "text", "text", "--trained", "sinpos")
+    for words in (lengths, pairs):
+        text = advise("text", [4], 20, *words)
+        assert types_of(text) == ["sinpos", "cape"]
+        assert "take sinpos for running text" in text
+        assert "switch:" in text
+    assert types_of(advise("audio", [4], 20, *lengths)) == ["alibi", "cape"]
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_switch_in_fairseq_is_shown_where_fairseq_has_models(advise, domain):
+    lengths = ("--train-lengths", "lengths", "--trained", "nopos")
+    text = advise(domain, [14], 30, *lengths)
+    assert "hf_models.switch" in text
+    assert ("fairseq:" in text) == (domain in {"text", "audio"})
+    if domain == "text":  # models of fairseq are not rotary
+        assert "fairseq:" not in advise(domain, [14], 30, *lengths, "--rotary")
 
 
 def test_rotary_models_get_a_scale_and_no_shift(advise):
@@ -140,8 +176,6 @@ def test_rotary_models_get_a_scale_and_no_shift(advise):
     assert PositionConfig.from_dict(settings, "text", "rotary").max_global_scale == 3
     assert "up to 300 tokens" in text
     assert "compare" not in text
-    trained = advise("text", [100] * 20, 250, *ROTARY_CORPUS, "--trained", "rope")
-    assert "50 % of the updates" in trained
     longer = advise("text", [100] * 20, 450, *ROTARY_CORPUS)
     assert settings_of(longer) == {"type": "cape", "max_global_scale": 4}
     assert settings_of(advise("text", [100] * 20, 100, *ROTARY_CORPUS)) == {"type": "rope"}
@@ -162,10 +196,9 @@ def test_flags_and_dictionary_can_be_pasted_and_are_equal(advise, domain):
     text = advise(domain, [10, 12], 40)
     parser = Parser()
     add_position_args(parser, domain, architecture=DOMAINS[domain].architecture)
-    lines = re.findall(r"^(or |)flags: +(.*)$", text, re.MULTILINE)
-    for word, flags in lines:
+    lines = re.findall(r"flags: +(.*)$", text, re.MULTILINE)
+    for flags, settings in zip(lines, all_settings(text), strict=True):
         args = parser.parse_args(shlex.split(flags))
-        settings = settings_of(text, f"{word}field")
         assert {"type": args.position_embedding, **given_settings(args, domain)} == settings
         PositionConfig.from_dict(settings, domain)  # is not refused
     assert lines
@@ -186,6 +219,15 @@ def test_translations_get_alpha_and_lengths_of_the_target(advise, tmp_path):
     settings = cape_of(text)
     assert settings["source_scale"] == "14/8"  # with the end of each sentence, as fairseq counts
     assert settings["max_global_shift"] == math.ceil(20 * 14 / 8) - 7
+
+
+def test_translations_take_rope_up_to_twice_the_length(advise, tmp_path):
+    (tmp_path / "text").write_text("a b c d\n")
+    pairs = ("--train-text", "text", "text")
+    assert types_of(advise("text", [], 8, *pairs)) == ["rope", "cape"]
+    assert types_of(longer := advise("text", [], 9, *pairs)) == ["relpos", "fire", "cape"]
+    assert "take relpos or fire for translation, beyond twice" in longer
+    assert types_of(advise("text", [], 8, "--train-text", "text")) == ["relpos", "cape"]
 
 
 @pytest.mark.parametrize(
