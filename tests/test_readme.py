@@ -187,6 +187,7 @@ def test_every_row_of_the_results_has_a_page_with_its_command() -> None:
         with open(table, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         assert rows, table
+        assert not any(None in row for row in rows), f"{table}: more values than columns"
         named = {row["page"] for row in rows if "page" in row}
         assert bool(named) == (table.parent == results), table
         pages = [results / name for name in named] or list(table.parent.glob("*.md"))
