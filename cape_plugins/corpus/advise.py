@@ -176,13 +176,15 @@ def choose(
         reason = "nothing in use is longer than what training sees often: no augmentation is needed"
         with_decoder = "" if trained else domain.with_decoder
         return settings, f"{reason} ({PAGE}, Which type).{with_decoder}"
-    *alternatives, reason_for_longer = longer
-    reason = (
-        f"nothing in use is longer than the longest training input. If more than one in "
-        f"{1 / REACHED:g} inputs in use is longer than {corpus.reached:g}, take the settings after "
-        f'"or": {reason_for_longer}'
-    )
-    return settings, *(row for row in alternatives if row != settings), reason
+    *rows, reason_for_longer = longer
+    alternatives = [row for row in rows if row != settings]
+    reason = "nothing in use is longer than the longest training input."
+    if alternatives:
+        reason += (
+            f" If more than one in {1 / REACHED:g} inputs in use is longer than "
+            f'{corpus.reached:g}, take the settings after "or": {reason_for_longer}'
+        )
+    return settings, *alternatives, reason
 
 
 def _choose_for_longer(corpus: Corpus, domain_name: str, trained: str | None) -> tuple[Any, ...]:

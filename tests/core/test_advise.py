@@ -114,6 +114,9 @@ def test_coarse_grids_have_a_table(advise):
     assert settings_of(advise("image", [11], 16)) == {"type": "abspos"}
     assert settings_of(advise("image", [12], 16)) == {"type": "rope"}
     assert "41 % of the channels" in text
+    rarely_larger = advise("image", [8] * 30 + [9], 9)
+    assert all_settings(rarely_larger) == [{"type": "abspos"}]
+    assert '"or"' not in rarely_larger
 
 
 @pytest.mark.parametrize(
