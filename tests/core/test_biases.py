@@ -1,0 +1,183 @@
+"""Biases of the distance, ALiBi and FIRE, against slow computations."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from cape_plugins import (
+    DOMAINS,
+    PositionConfig,
+    build_layer_bias,
+    build_position_encoder,
+    build_stack_positions,
+    frame_positions,
+    patch_positions,
+    token_position_at,
+    token_positions,
+)
+from cape_plugins.mathematics.biases import STEEPER, FireBias, alibi_slopes
+
+HEAD_DIM, HEADS = 12, 3
+
+
+def coordinates(domain, samples=2, length=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(samples, length, DOMAINS[domain].num_coords, generator=generator)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 6, 8, 12])
+def test_slopes_are_the_geometric_sequence_of_the_paper(heads):
+    slopes = alibi_slopes(heads).tolist()
+    assert len(slopes) == heads
+    power = 2 ** int(math.log2(heads))
+    assert slopes[:power] == [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    assert slopes[power:] == alibi_slopes(2 * power)[0::2][: heads - power].tolist()
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("directed", [False, True])
+def test_alibi_is_minus_slope_times_distance(domain, directed):
+    if directed and DOMAINS[domain].grid:
+        with pytest.raises(ValueError, match=r"directed=True.*grid has no before"):
+            PositionConfig("alibi", domain, directed=True)
+        return
+    config = PositionConfig("alibi", domain, directed=directed)
+    stack = build_stack_positions(config, HEAD_DIM, HEADS, unit=0.5)
+    query, key = coordinates(domain), coordinates(domain, length=4, seed=1)
+    unit = DOMAINS[domain].bias_unit / 0.5
+    actual = stack.bias(query, key)
+    assert actual.shape == (2, HEADS, 6, 4)
+    for b, h, i, j in torch.cartesian_prod(*map(torch.arange, actual.shape)).tolist():
+        distance = math.dist(query[b, i].tolist(), key[b, j].tolist()) / unit
+        slope = alibi_slopes(HEADS)[h].item()
+        if directed and (key[b, j, 0] < query[b, i, 0]) == (h % 2 == 0):
+            slope *= STEEPER
+        assert actual[b, h, i, j].item() == pytest.approx(-slope * distance, rel=1e-4, abs=1e-6)
+
+
+def slow_attention(states, weights, config):
+    """ALiBi by its formula: in float64, one query after another, head by head."""
+    query, key, value = ((states @ w.mT).unflatten(-1, (HEADS, HEAD_DIM)) for w in weights)
+    slopes, length = alibi_slopes(HEADS).tolist(), states.shape[1]
+    outputs = []
+    for b, i, h in torch.cartesian_prod(*map(torch.arange, (2, length, HEADS))).tolist():
+        scores = []
+        for j in range(length):
+            steeper = STEEPER if config.directed and (j < i) == (h % 2 == 0) else 1.0
+            product = query[b, i, h] @ key[b, j, h] * HEAD_DIM**-0.5
+            scores.append(product - slopes[h] * steeper * abs(i - j))
+        outputs.append(torch.stack(scores).softmax(0) @ value[b, :, h])
+    return torch.stack(outputs).view(2, length, -1)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_attention_under_the_bias_of_alibi_has_the_gradients_of_its_formula(directed):
+    """Outputs, and gradients of the inputs and of the projections of queries, keys and values."""
+    config = PositionConfig("alibi", directed=directed)
+    encoder = build_position_encoder(config, 8).eval()
+    attention = build_stack_positions(config, HEAD_DIM, HEADS)(
+        encoder, token_positions(torch.ones(2, 5).bool())
+    )
+    width = HEADS * HEAD_DIM
+    drawn = torch.randn(2, 5, 7), *torch.randn(3, width, 7).div(3), torch.randn(2, 5, width)
+
+    def results(dtype, attend):
+        states, *weights, readout = (part.to(dtype, copy=True) for part in drawn)
+        leaves = [part.requires_grad_() for part in (states, *weights)]
+        output = attend(states, weights)
+        return [output, *torch.autograd.grad((output * readout).sum(), leaves)]
+
+    def attend(states, weights):
+        parts = ((states @ w.mT).unflatten(-1, (HEADS, HEAD_DIM)) for w in weights)
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        query, key = attention.turn(query, key)
+        bias = attention.bias_of(None, query, key)
+        return scaled_dot_product_attention(query, key, value, bias).transpose(1, 2).flatten(2)
+
+    actual = results(torch.float32, attend)
+    expected = results(torch.float64, lambda *parts: slow_attention(*parts, config))
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5)
+
+
+def slow_fire(module, query, key):
+    """FIRE as in the paper's equation, in float64, the net run on each pair."""
+    double = FireBias(HEADS, query.shape[-1], module.unit, module.causal).double()
+    double.load_state_dict(module.state_dict())
+
+    def squash(x):
+        return x.sign() * torch.log(1 + double.sharpness.abs() * x.abs())
+
+    query, key = query.double() / module.unit, key.double() / module.unit
+    limit = (double.threshold * 512).abs()
+    if module.causal:
+        limit = torch.maximum(limit, query[:, :, None])
+    ratio = squash(key[:, None] - query[:, :, None]) / (squash(limit) + 1e-6)
+    return double, double.output(double.hidden(ratio).relu()).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("num_coords", [1, 2])
+@pytest.mark.parametrize("reach", [5.0, 2000.0])
+def test_fire_is_the_net_of_the_paper(num_coords, causal, reach):
+    """Outputs and gradients, within and beyond the threshold."""
+    torch.manual_seed(3)
+    module = FireBias(HEADS, num_coords, 1.0, causal)
+    with torch.no_grad():
+        module.hidden.weight[0] = 0.0  # a unit without a knot
+        module.sharpness.fill_(-0.3)  # an optimizer may go below zero
+    query = reach * torch.rand(2, 7, num_coords)
+    key = reach * torch.rand(2, 5, num_coords)
+    actual = module(query, key)
+    double, expected = slow_fire(module, query, key)
+    torch.testing.assert_close(actual, expected.float(), rtol=1e-4, atol=1e-5)
+    weights = torch.randn(actual.shape)
+    (actual * weights).sum().backward()
+    (expected * weights.double()).sum().backward()
+    for (name, parameter), other in zip(
+        module.named_parameters(), double.parameters(), strict=True
+    ):
+        torch.testing.assert_close(
+            parameter.grad, other.grad.float(), rtol=1e-3, atol=1e-4, msg=name
+        )
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_fire_of_evenly_spaced_positions_is_fire_of_each_pair(domain, causal, scale):
+    """Outputs and gradients: grids, frames, and tokens with and without padding; with a scale for
+    each sample."""
+    row = DOMAINS[domain]
+    encoder = build_position_encoder(PositionConfig("fire", domain, max_global_scale=scale), 8)
+    stack = build_stack_positions(encoder.config, HEAD_DIM, HEADS)
+    draw = encoder.train().draw(3)
+    valid = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 0]]).bool()
+    batches = [
+        token_position_at(0, length=5),
+        token_positions(valid),
+        frame_positions(valid.sum(1), 0.5, 5),
+    ]
+    if row.grid:
+        batches = [
+            patch_positions(*range(2, 2 + row.num_coords)),
+            patch_positions(*[1] * row.num_coords),
+        ]
+    for positions in batches:
+        attention = stack(encoder, positions, draw, random=encoder.draws)
+        coords = encoder.coordinates(positions, draw).expand(3, -1, -1)
+        module = build_layer_bias(encoder.config, HEADS, causal=causal)
+        double, expected = slow_fire(module, coords, coords)
+        x = torch.zeros(3, HEADS, coords.shape[1], HEAD_DIM)
+        actual = attention.bias_of(module, x, x).expand_as(expected)
+        shown = torch.ones(3, coords.shape[1]) if positions.valid is None else positions.valid
+        weights = torch.randn(expected.shape) * (shown[:, :, None] * shown[:, None])[:, None]
+        (actual * weights).sum().backward()
+        (expected * weights.double()).sum().backward()
+        torch.testing.assert_close(
+            actual * weights, (expected * weights).float(), rtol=1e-4, atol=1e-5
+        )
+        for ours, theirs in zip(module.parameters(), double.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad.float(), rtol=1e-3, atol=1e-4)
