@@ -266,7 +266,7 @@ def test_model_trained_with_the_options_decodes(name, corpus, test_data, tmp_pat
             torch.testing.assert_close(forced, expected, atol=SHOWN, rtol=0)
         moved = forced_scores(model, task, reverse, hypothesis) - forced
         worst = max(worst, moved.abs().max())
-    assert worst > 60 * SHOWN  # the comparison notices positions
+    assert worst > 30 * SHOWN  # the comparison notices positions
     assert "loss nan" not in log
     assert ("| bleu " in log) == ("bleu" in name)
     state = torch.load(checkpoint, weights_only=True)
