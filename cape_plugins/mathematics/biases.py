@@ -67,6 +67,10 @@ class FireBias(nn.Module):
     Without a causal mask the denominator is ``psi(L)``, and the sign of a distance shows whether
     the key is before or after the query. On grids, f has one input for each coordinate.
 
+    The denominator of a causal model is ``psi(L)`` for all queries up to position L. There, as
+    without a causal mask, the bias depends on the distance alone: moving all positions changes
+    nothing. Beyond L the bias of a distance also depends on the position of the query.
+
     Args:
         num_heads: H.
         num_coords: D.

@@ -239,7 +239,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cape_univit": {"type": "cape", "domain": "image", "max_global_scale": 1.0},
     # DINOv3, as released: rescaled by up to 2, neither shifted nor jittered; docs/decisions.md
     "dinov3": {"type": "rope", "domain": "image", "max_global_scale": 2.0},
-    # Translation models switched from sinusoids (Gumma et al., arXiv 2408.11382)
+    # Translation models switched from sinusoids (Gumma et al., arXiv 2408.11382). The presets are
+    # the type only, with its defaults. The paper's fine-tuning is LoRA with some long-context data.
     "rope_indictrans": {"type": "rope", "architecture": "seq2seq"},
     "alibi_indictrans": {"type": "alibi", "architecture": "seq2seq"},
     # SmolLM3: no positions in every fourth layer, base 2 000 000

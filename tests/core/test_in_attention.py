@@ -39,7 +39,7 @@ def attend(config, positions, draw=None, query_positions=None, seed=0, encoder=N
     encoder = encoder or build_position_encoder(config, 8).eval()
     stack = build_stack_positions(config, HEAD_DIM, HEADS, encoder.unit)
     torch.manual_seed(seed)
-    bias = build_layer_bias(config, HEADS, encoder.unit)
+    bias = build_layer_bias(config, HEADS, encoder.unit, config.architecture == "decoder")
     attention = stack(encoder, positions, draw, query_positions, random=encoder.draws)
     samples, length = attention.key.shape[:2]
     shape = (max(samples, 2), HEADS, length, HEAD_DIM)
@@ -119,10 +119,11 @@ def test_angles_of_far_positions_are_exact_in_half_precision(dtype):
     assert len(turned[0, 0].unique(dim=0)) == len(numbers)
 
 
-@pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
-def test_moving_all_positions_changes_nothing(name, domain):
-    config = PositionConfig(name, domain)
-    coords = coordinates(domain)
+@pytest.mark.parametrize("where", [*EVERYWHERE, *((n, "text", "decoder") for n in IN_ATTENTION)])
+def test_moving_all_positions_changes_nothing(where):
+    """Of fire in a causal model up to its threshold, see FireBias."""
+    config = PositionConfig(*where)
+    coords = coordinates(config.domain)
     here, there = (attend(config, coordinate_positions(part)) for part in (coords, coords + 0.5))
     torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
     stretched = attend(config, coordinate_positions(2 * coords))

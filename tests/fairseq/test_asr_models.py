@@ -1,6 +1,7 @@
 """Speech models in fairseq: batches and their samples, times, stock checkpoints."""
 
 import argparse
+from operator import attrgetter
 
 import pytest
 
@@ -14,7 +15,8 @@ from fairseq_user_dir.asr.acoustic_encoder import add_encoder_args
 from fairseq_user_dir.asr.criterion import CapeCtcCriterion
 from fairseq_user_dir.asr.decoding import CtcGenerator
 from fairseq_user_dir.flags import decoder_config_from_args
-from tests.support.expected import IN_ATTENTION
+from tests.support.expected import IN_ATTENTION, types_whose
+from tests.support.fairseq_models import note_keys, step_by_step
 from tests.support.fairseq_speech import (
     CTC,
     S2T,
@@ -45,7 +47,8 @@ def batch(folder, *words):
 
 # The encoder is the same; a decoder reads what it gives.
 EACH = [(name, CTC) for name in TYPES]
-EACH += [(name, arch) for name in ("cape", *IN_ATTENTION) for arch in (S2T, SEQ2SEQ)]
+WITH_DECODER = [(name, arch) for name in ("cape", *IN_ATTENTION) for arch in (S2T, SEQ2SEQ)]
+EACH += WITH_DECODER
 
 
 @pytest.mark.parametrize("mode", [(), ("--padding-free",)], ids=["padded", "padding-free"])
@@ -76,6 +79,19 @@ def test_batch_equals_its_samples(folder, name, arch, mode):
     assert size == sum(row[1] for row in losses)
     assert log["letters"] == sum(len(text) for text in sample["texts"])
     assert (log["frames"] == log["padding"]) == bool(mode), "no padding frame"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "arch"), WITH_DECODER)
+def test_step_by_step_equals_one_pass(folder, name, arch):
+    task, sample = batch(folder)
+    model, inputs = make_model(task, arch, name).eval(), dict(sample["net_input"])
+    previous = inputs.pop("prev_output_tokens")[:2].repeat(1, 3)
+    words = previous.masked_fill(previous.eq(task.target_dictionary.pad()), 4)
+    encoded = model.encoder(**{key: value[:2] for key, value in inputs.items()})
+    whole, _ = model.decoder(words, encoder_out=encoded)
+    steps, _ = step_by_step(model.decoder, words, encoder_out=encoded)
+    torch.testing.assert_close(steps, whole, atol=2e-5, rtol=1e-4)
 
 
 def test_loss_is_ctc_without_eos(folder):
@@ -125,29 +141,40 @@ def test_batch_of_unreadable_recordings_counts_for_nothing(folder):
     assert CtcGenerator(task.target_dictionary).generate([model], empty)
 
 
-def seen_coordinates(model, inputs):
-    seen, encoding = [], model.encoder.positions.encoding
+def note_encoded(encoding):
+    """A list to which each forward appends the coordinates that the encoding takes."""
+    seen = []
     for method in ("forward", "grid"):
         stock = getattr(type(encoding), method)
         setattr(encoding, method, lambda c, stock=stock: (seen.append(c), stock(encoding, c))[1])
+    return seen
+
+
+def seen_coordinates(model, inputs):
+    """``[B or 1, T]``: what the encoding takes, or the attention of types that act there."""
+    encoder = model.encoder
+    in_attention = encoder.stack_attention is not None
+    seen = note_keys(encoder) if in_attention else note_encoded(encoder.positions.encoding)
     with torch.no_grad():
         model(**inputs)
     return seen[0].reshape(-1, seen[0].shape[-2]) if seen[0].dim() == 3 else seen[0].T
 
 
-def test_positions_are_true_times(folder):
+@pytest.mark.parametrize("name", ["sinpos", *types_whose(attrgetter("in_attention"))])
+def test_positions_are_true_times(folder, name):
     task, sample = batch(folder, "--padding-free")
     inputs = sample["net_input"]
-    model = make_model(task, CTC, "sinpos").eval()
-    times = inputs["frame_nanoseconds"][:, ::3] * 1e-9
+    model = make_model(task, CTC, name).eval()
+    first = 0.0125 if name == "sinpos" else 0.0  # in attention distances count, from 0
+    times = inputs["frame_nanoseconds"][:, ::3] * 1e-9 - 0.0125 + first
     torch.testing.assert_close(seen_coordinates(model, inputs), times.float())
     # 10 ms, without a word about it; then other hops
     plain = {key: inputs[key] for key in ("src_tokens", "src_lengths")}
-    regular = 0.0125 + 0.03 * torch.arange(times.shape[1])
+    regular = first + 0.03 * torch.arange(times.shape[1])
     torch.testing.assert_close(seen_coordinates(model, plain)[0], regular)
     hops = torch.full((4,), 20_000_000)
     slow = seen_coordinates(model, {**plain, "hop_nanoseconds": hops})
-    torch.testing.assert_close(slow[0], 0.0125 + 0.06 * torch.arange(times.shape[1]))
+    torch.testing.assert_close(slow[0], first + 0.06 * torch.arange(times.shape[1]))
 
 
 def test_half_precision_keeps_times(folder):

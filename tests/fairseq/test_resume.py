@@ -97,7 +97,8 @@ def test_killed_training_resumes_bit_for_bit(run_cli, corpus, spy, tmp_path, mon
         assert_same(killed, final_state(tmp_path / "again")[0])
 
 
-@pytest.mark.parametrize("name", [*MOVED_VARIANTS][:1])  # the same code draws for all of them
+# The same code draws for all of them: one without parameters, one with.
+@pytest.mark.parametrize("name", [next(iter(MOVED_VARIANTS)), "fire, moved"])
 def test_training_with_moved_distances_resumes_bit_for_bit(name, corpus, tmp_path, monkeypatch):
     drawn, draw = [], StackAttention.draw
 

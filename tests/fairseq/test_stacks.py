@@ -21,6 +21,7 @@ from tests.support.fairseq_models import (
     differences,
     pad,
     sentences,
+    step_by_step,
     train,
 )
 
@@ -66,17 +67,10 @@ def test_step_by_step_equals_one_pass_beyond_the_stock_tables(name):
     previous = pad(sentences(2, (length, length)), left=False)
     encoded = model.encoder(source, source.ne(PAD).sum(1))
     whole, extra = model.decoder(previous, encoder_out=encoded)
-    state, steps, attention = {}, [], []
-    for step in range(1, length + 1):
-        prefix = previous[:, :step]
-        logits, step_extra = model.decoder(prefix, encoder_out=encoded, incremental_state=state)
-        assert logits.shape[1] == 1
-        steps.append(logits)
-        attention.append(step_extra["attn"][0])
-    torch.testing.assert_close(torch.cat(steps, 1), whole[:, :length], atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(
-        torch.cat(attention, 1), extra["attn"][0][:, :length], atol=1e-5, rtol=1e-4
-    )
+    steps, extras = step_by_step(model.decoder, previous[:, :length], encoder_out=encoded)
+    torch.testing.assert_close(steps, whole[:, :length], atol=2e-5, rtol=1e-4)
+    attention = torch.cat([step["attn"][0] for step in extras], 1)
+    torch.testing.assert_close(attention, extra["attn"][0][:, :length], atol=1e-5, rtol=1e-4)
     if name != "nopos":  # each step is at a place of its own
         last, _ = model.decoder(previous[:, 1 : length + 1], encoder_out=encoded)
         assert not torch.allclose(last[:, -2], whole[:, length - 1], atol=1e-4)
@@ -94,11 +88,8 @@ def test_language_model_step_by_step_equals_one_pass(words):
     model = build_lm(*words).eval()
     previous = pad(sentences(2, (LIMIT + 10,) * 2), left=False)
     whole, _ = model(previous)
-    state = {}
-    steps = [
-        model.decoder(previous[:, : i + 1], incremental_state=state)[0] for i in range(LIMIT + 10)
-    ]
-    torch.testing.assert_close(torch.cat(steps, 1), whole[:, : LIMIT + 10], atol=2e-5, rtol=1e-4)
+    steps, _ = step_by_step(model.decoder, previous[:, : LIMIT + 10])
+    torch.testing.assert_close(steps, whole[:, : LIMIT + 10], atol=2e-5, rtol=1e-4)
 
 
 # -------------------------------------------------------------------------------- copies, casts

@@ -31,11 +31,13 @@ MODES = {
     "beam": {"num_beams": 3},
     "static cache": {"num_beams": 1, "cache_implementation": "static"},
 }
-# of families that do not share the code of a stack above, types in attention: each type greedily,
-# one with each other mode
-MORE = [(f, name, "greedy") for f in ("bart", *SPEECH) for name in IN_ATTENTION]
-MORE += [(f, IN_ATTENTION[at], mode) for f in ("bart", *SPEECH)
-         for at, mode in ((-1, "beam"), (1, "static cache"))]  # fmt: skip
+# of the other translators, types in attention: over the families each type meets each mode
+OTHERS = [name for name in TRANSLATORS if name not in dict(PAIRS)]
+MORE = [
+    (family, name, [*MODES][(row + column) % len(MODES)])
+    for row, family in enumerate(OTHERS)
+    for column, name in enumerate(IN_ATTENTION)
+]
 ENDLESS = {"do_sample": False, "eos_token_id": None, "forced_eos_token_id": None}
 ENDLESS |= {"no_repeat_ngram_size": 1, "suppress_tokens": [PAD]}
 

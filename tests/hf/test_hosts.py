@@ -1,6 +1,7 @@
 """With torch.compile, torch.export, peft, the Trainer and several processes."""
 
 import json
+from operator import attrgetter
 
 import pytest
 import torch
@@ -9,13 +10,13 @@ from packaging.version import Version
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from cape_plugins import ENCODINGS, TYPES
+from tests.support.expected import MOVED, types_whose
 from tests.support.hf import FAMILIES, OF_FAMILY, VARIANTS, answer, batch, loss, make, targets
 
 # What is resumed, and compiled: each type of random positions in some family.
 CHOSEN = {"marian": "rfs+table", "speech_ctc": "randpos", "bert": "rfs"}
 CHOSEN |= dict.fromkeys(("vit", "llama"), "cape")
-CHOSEN["bart"] = "rope, moved"
+CHOSEN["bart"] = "fire, moved"  # in attention: learned and drawn
 RESUMED = ("marian", "vit", "speech_ctc", "llama", "bart")
 HALVED = {family: {"augment_probability": 0.5} for family in ("vit", "bart")}
 
@@ -75,16 +76,16 @@ def test_compiles_to_one_graph_for_all_shapes(family):
     assert graphs["unique_graphs"] == 1
 
 
-# one family of each other kind of stack, and all types that act in attention; a decoder that draws
-# by its encoder is marian's
+IN_ATTENTION = types_whose(attrgetter("in_attention"))
+# one family of each other kind of stack; types that act in attention: all in images, one each in
+# texts and speech, one with its positions moved; a decoder that draws by its encoder is marian's
+COMPILED = [(family, CHOSEN[family]) for family in ("marian", "speech_ctc", "bert", "llama")]
+COMPILED += [("vit", name) for name in IN_ATTENTION]
+COMPILED += [("marian", [*MOVED][-1]), ("speech_ctc", IN_ATTENTION[1])]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        *((family, CHOSEN[family]) for family in ("marian", "speech_ctc", "bert", "llama")),
-        *(("vit", name) for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention),
-    ],
-)
+@pytest.mark.parametrize(("family", "name"), COMPILED)
 def test_compiles_without_graph_breaks(family, name):
     """In training, with augmentation."""
     skip_before_5_18(family)
@@ -193,8 +194,9 @@ class Stream(RankSeedCallback):
         common.append(torch.get_rng_state().sum().item())
 
 PositionEncoder.draw = noted
-settings = {**OF_FAMILY["marian"]["cape"], "augment_probability": 0.5}
-for folder, steps, resume, callback, compiled in map(str.split, sys.argv[1:]):
+for words in sys.argv[1:]:
+    folder, steps, resume, callback, compiled, family, name = words.split(maxsplit=6)
+    settings = {**OF_FAMILY[family][name], "augment_probability": 0.5}
     chances.clear()
     common.clear()
     # as in a compiled model, which cannot have a generator of its own
@@ -203,8 +205,8 @@ for folder, steps, resume, callback, compiled in map(str.split, sys.argv[1:]):
         folder, max_steps=int(steps), save_steps=2, use_cpu=True, report_to="none", seed=5,
         per_device_train_batch_size=3, disable_tqdm=True,
     )
-    model = FAMILIES["marian"].build(settings, attn_implementation="eager").train()
-    trainer = Trainer(model, training, train_dataset=Samples("marian"))
+    model = FAMILIES[family].build(settings, attn_implementation="eager").train()
+    trainer = Trainer(model, training, train_dataset=Samples(family))
     if callback == "yes":
         trainer.add_callback(Stream())
     trainer.train(resume_from_checkpoint=None if resume == "no" else resume)
@@ -220,10 +222,12 @@ def two_ranks(run_cli, tmp_path_factory):
     """The folder of what two processes have trained: sharded models, and models of the Trainer."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "script.py").write_text(TWO_RANKS)
-    # folder, steps, what to resume, and whether to use the callback and to be compiled
+    # folder, steps, what to resume, whether to use the callback and to be compiled, and the model
+    model, other = "marian cape", f"vit {next(iter(MOVED))}"
     trainings = (
-        *("without 2 no no yes", "whole 4 no yes yes", "eager 4 no no no"),
-        *("again 4 whole/checkpoint-2 yes yes", "again-eager 4 eager/checkpoint-2 no no"),
+        *(f"without 2 no no yes {model}", f"whole 4 no yes yes {model}"),
+        *(f"again 4 whole/checkpoint-2 yes yes {model}", f"eager 4 no no no {other}"),
+        f"again-eager 4 eager/checkpoint-2 no no {other}",
     )
     launch = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2)
     run_cli(*launch, folder / "script.py", *trainings, cwd=folder)

@@ -1,4 +1,4 @@
-"""Translation: padding, generation, alpha, the BOS hint and what is given back."""
+"""Translation: generation, alpha, the BOS hint and what is given back."""
 
 import copy
 from itertools import chain
@@ -7,30 +7,13 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from tests.support.hf import MARIAN, TEXT, make, sentences, targets
-
-NAMES = list(TEXT)
+from tests.support.hf import MARIAN, make, sentences, targets
 
 
 def logits(model, inputs, decoder_ids=None, **kwargs):
     ids = targets() if decoder_ids is None else decoder_ids
     with torch.no_grad():
         return model(**inputs, decoder_input_ids=ids, **kwargs).logits
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_padding_side_and_batch_mates_do_not_matter(name):
-    model = make("marian", name)
-    right, left = sentences(), sentences(left=True)
-    expected = logits(model, right)
-    torch.testing.assert_close(logits(model, left), expected, atol=1e-5, rtol=1e-5)
-    for row, length in enumerate((9, 6, 4)):
-        alone = {key: value[row : row + 1, :length] for key, value in right.items()}
-        single = logits(model, alone, targets()[row : row + 1])
-        torch.testing.assert_close(single[0], expected[row], atol=1e-5, rtol=1e-5)
-        del alone["attention_mask"]
-        single = logits(model, alone, targets()[row : row + 1])
-        torch.testing.assert_close(single[0], expected[row], atol=1e-5, rtol=1e-5)
 
 
 MODES = ({"num_beams": 1}, {"num_beams": 4}, {"num_beams": 1, "cache_implementation": "static"})

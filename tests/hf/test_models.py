@@ -1,5 +1,7 @@
 """Properties of the models of every family and type."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import AutoModel
@@ -119,6 +121,33 @@ def test_text_padded_on_the_left_differs_from_stock_in_the_families_that_the_doc
     difference = (ours - expected).abs().max().item()
     named = family in COUNT_FROM_THE_FIRST_TOKEN
     assert difference > 0.1 if named else difference == 0, "see docs/huggingface.md, exceptions"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("family", "name"), [pair for pair in ALL if pair[0] in TEXTS])
+def test_padding_side_and_batch_mates_do_not_matter(family, name):
+    model, inputs = make(family, name), batch(family)
+    if not model.config.is_encoder_decoder:
+        del inputs["labels"]  # of the same tokens
+    mask = inputs["attention_mask"]
+
+    def said(mask, inputs):
+        """Logits at the tokens of each sample."""
+        logits = answer(model(**inputs))
+        return [
+            at_tokens(logits[[row]], {"attention_mask": mask[[row]]}) for row in range(len(mask))
+        ]
+
+    expected, left = said(mask, inputs), sentences(left=True)
+    close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
+    close(said(left["attention_mask"], {**inputs, **left}), expected)
+    for row, length in enumerate(mask.sum(1).tolist()):
+        alone = {key: value[[row]] for key, value in inputs.items()}
+        alone |= {key: alone[key][:, :length] for key in left}
+        ones = alone["attention_mask"]
+        close(said(ones, alone), expected[row : row + 1])
+        del alone["attention_mask"]
+        close(said(ones, alone), expected[row : row + 1])
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from operator import attrgetter
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import WhisperForAudioClassification, WhisperModel
 
 import hf_models
 from cape_plugins import TYPES
-from tests.support.expected import IN_ATTENTION
+from tests.support.expected import IN_ATTENTION, types_whose
 from tests.support.whisper import (
     LABELS,
     LENGTHS,
@@ -148,14 +149,17 @@ def test_classifier_does_not_count_padding(layer_sum):
         torch.testing.assert_close(together[i], alone[0], rtol=0, atol=1e-5)
 
 
-def test_time_counts_not_frames():
-    model = switched("sinpos", natural_length=True)
-    encoder, added = model.get_encoder(), []
-    hook = encoder.positions.register_forward_hook(lambda *parts: added.append(parts[2]))
+@pytest.mark.parametrize("name", ["sinpos", *types_whose(attrgetter("in_attention"))])
+def test_time_counts_not_frames(name):
+    model = switched(name, natural_length=True)
+    encoder, computed = model.get_encoder(), []
+    source = encoder.stack_positions or encoder.positions
+    hook = source.register_forward_hook(lambda *parts: computed.append(parts[2]))
     encoder(WHOLE, hop_nanoseconds=5_000_000)  # the same time in half the steps
     encoder(WHOLE[:, :, : SEGMENT // 2])
     hook.remove()
-    torch.testing.assert_close(added[0][:, ::2], added[1])
+    fine, coarse = (getattr(positions, "key", positions) for positions in computed)
+    torch.testing.assert_close(fine[:, ::2], coarse)
     apart = model(WHOLE, hop_nanoseconds=torch.full((3,), 10_000_000), labels=LABELS).logits
     torch.testing.assert_close(apart, model(WHOLE, labels=LABELS).logits)
 

@@ -205,6 +205,13 @@ def train(model: Any, updates: int = 4, loss: Callable[..., Tensor] = loss_of) -
     return model
 
 
+def step_by_step(decoder: Any, previous: Tensor, **inputs: Any) -> tuple[Tensor, list[dict]]:
+    """Logits ``[B, T, V]`` of incremental decoding, and the other outputs of each step."""
+    steps, state = range(1, previous.shape[1] + 1), {}
+    outputs = [decoder(previous[:, :n], incremental_state=state, **inputs) for n in steps]
+    return torch.cat([logits for logits, _ in outputs], 1), [extra for _, extra in outputs]
+
+
 def note_keys(stack: Any) -> list[Tensor]:
     """A list to which each forward of a stack appends the coordinates that its attention takes."""
     seen: list[Tensor] = []

@@ -14,7 +14,7 @@ from cape_plugins import PositionConfig, PositionEncoder
 from cape_plugins.checkpoints.families import Side, find_family
 from cape_plugins.settings.registry import types_of
 from hf_models.checks.tiny import SIZES, fill_zeros
-from tests.support.expected import moved_types
+from tests.support.expected import IN_ATTENTION, moved_types
 
 PAD, EOS = 59, 0
 ALPHA = "11/10"
@@ -278,7 +278,7 @@ FAMILIES = {
         stock_call=FLAG,
     ),
 }
-# One family of each kind of stack has all types; the others, which share its code, have two.
+# One family of each kind of stack has all types; the others, which share its code, have a few.
 STACKS = ("marian", "vit", "speech_ctc", "speech_to_text", "bert", "llama", "modernbert")
 WITH_STOCK = [name for name, family in FAMILIES.items() if family.stock_model]
 
@@ -328,6 +328,8 @@ OF_SIDE = {
     ("text", "rotary"): ROTARY,
 }
 VARIANTS, OF_FAMILY, MOVED, _seen = {}, {}, [], set()
+# families with a part of the types: the stock type, cape, and one that acts in attention
+_some = [name for name in FAMILIES if name not in STACKS]
 for _name, _family in FAMILIES.items():
     _side = side_of(_name).domain, side_of(_name).architecture
     _types, _moved = OF_SIDE[_side], moved_types(_side[1])
@@ -338,7 +340,8 @@ for _name, _family in FAMILIES.items():
         MOVED += [(_name, name) for name in [*_moved][: 1 if _side in _seen else None]]
         _seen.add(_side)
     else:
-        VARIANTS[_name] = {key: _types[key] for key in (_family.stock_type, "cape")}
+        _chosen = _family.stock_type, "cape", IN_ATTENTION[_some.index(_name) % len(IN_ATTENTION)]
+        VARIANTS[_name] = {key: _types[key] for key in _chosen if key in _types}
 ALL = [(family, name) for family, variants in VARIANTS.items() for name in variants]
 
 
