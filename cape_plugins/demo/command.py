@@ -30,7 +30,12 @@ from cape_plugins.settings.arguments import (
     positive,
 )
 from cape_plugins.settings.registry import types_of
-from cape_plugins.settings.switching import Step, add_switch_args, plan_trainings
+from cape_plugins.settings.switching import (
+    Step,
+    add_switch_args,
+    gains_of_switches,
+    plan_trainings,
+)
 
 Rows = list[dict[str, Any]]
 
@@ -117,6 +122,8 @@ def run_demo(args: argparse.Namespace) -> str:
     order = [step.name for step in plan]
     rows.sort(key=lambda row: (order.index(row["type"]), args.seeds.index(row["seed"])))
     table = markdown_table(_cells(rows, task))
+    if gains := _gains(rows, plan, task):
+        table += ["", *gains]
     print("\n".join(table), flush=True)
     with writing(paths["csv"]) as file:
         _write_csv(file, rows, task)
@@ -220,16 +227,36 @@ def _plus_minus(values: Sequence[float]) -> str:
 def _cells(rows: Rows, task: Task) -> list[dict[str, str]]:
     """A line of the table for each type."""
     seeds = len({row["seed"] for row in rows})
+    heads = {
+        size: _size(task, size) + (" (training)" if size == task.train else "")
+        for size in task.tests
+    }
     corner = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
     return [
         {f"type ({corner})": name}
         | {
-            f"{task.shown(size):g}": _plus_minus([row["errors"][size] for row in group])
-            for size in task.tests
+            head: _plus_minus([row["errors"][size] for row in group])
+            for size, head in heads.items()
         }
         | {"training (CPU s)": f"{mean(row['train_seconds'] for row in group):.0f}"}
         for name, group in _by_type(rows).items()
     ]
+
+
+def _size(task: Task, size: Any) -> str:
+    return f"{task.shown(size):g}"
+
+
+def _gains(rows: Rows, plan: Sequence[Step], task: Task) -> list[str]:
+    """Lines on what switches of a trained model gain and lose."""
+    steps = {step.name: step for step in plan}
+    trainings = [(steps[row["type"]], row["train_seconds"]) for row in rows]
+    errors = {
+        name: {_size(task, size): [row["errors"][size] for row in group] for size in task.tests}
+        for name, group in _by_type(rows).items()
+    }
+    trained = (_size(task, task.train),)
+    return gains_of_switches(trainings, errors, trained, lower_is_better=True, digits=1)
 
 
 def _write_csv(file: Any, rows: Rows, task: Task) -> None:
@@ -237,9 +264,9 @@ def _write_csv(file: Any, rows: Rows, task: Task) -> None:
     table.writerow(["type", "seed", task.axis, "error_percent", "train_seconds"])
     for row in rows:
         for size, error in row["errors"].items():
-            size_text = f"{task.shown(size):g}"
             seconds = f"{row['train_seconds']:.1f}"
-            table.writerow([row["type"], row["seed"], size_text, f"{error:.3f}", seconds])
+            cells = [row["type"], row["seed"], _size(task, size), f"{error:.3f}", seconds]
+            table.writerow(cells)
 
 
 def _how_made(args: argparse.Namespace, plan: Sequence[Step]) -> list[str]:

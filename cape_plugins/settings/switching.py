@@ -1,12 +1,13 @@
 """Switching a trained model to another position embedding: options for programs that compare types,
-and the trainings that a fair comparison needs."""
+the trainings that a fair comparison needs, and what a switch gains and loses."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import mean
 from typing import Any, NamedTuple
 
 from cape_plugins.settings.arguments import TYPE_ARG, settings_to_compare
@@ -25,6 +26,8 @@ class Step(NamedTuple):
         continues: True if the training begins with the weights of the first training, except
             parameters of positions that its type does not have, or that are new in its type.
         rate: Highest learning rate, as a multiple of the first training's.
+        yardstick: Name of the training that goes on with the first type for as long; None if there
+            is none.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Step(NamedTuple):
     updates: int | None
     continues: bool = False
     rate: float = 1.0
+    yardstick: str | None = None
 
 
 def add_switch_args(parser: argparse.ArgumentParser) -> None:
@@ -102,16 +106,24 @@ def plan_trainings(
         )
     numbers = [number_of_updates(text, updates) for text in args.switch_updates]
     most = max(numbers)
-    continued = [(f"{first_name}, {most} more updates", first_settings, most)] if most else []
+    longer = f"{first_name}, {most} more updates" if most else first_name
+    after_switch = {"continues": True, "rate": args.switch_rate}
+    continued = [Step(longer, first_settings, most, **after_switch)] if most else []
     continued += [
-        (f"{name}, {n} updates after {first_name}", settings, n)
+        Step(
+            f"{name}, {n} updates after {first_name}",
+            settings,
+            n,
+            **after_switch,
+            yardstick=longer if n == most else None,
+        )
         for name, settings in compared.items()
         for n in numbers
     ]
     total = updates + most
     return [
         Step(first_name, first_settings, updates),
-        *(Step(*row, continues=True, rate=args.switch_rate) for row in continued),
+        *continued,
         *(
             Step(f"{name} from scratch, {total} updates", settings, total)
             for name, settings in compared.items()
@@ -143,3 +155,49 @@ def number_of_updates(text: str, first_updates: int) -> int:
         )
     number, percent = int(match[1]), match[2]
     return round(first_updates * number / 100) if percent else number
+
+
+def gains_of_switches(
+    trainings: Iterable[tuple[Step, float | None]],
+    scores: Mapping[str, Mapping[Any, Sequence[float]]],
+    trained: Collection[Any],
+    *,
+    lower_is_better: bool,
+    digits: int,
+) -> list[str]:
+    """A line for the longest training of each switched type: gains and losses at the lengths of
+    training and at other lengths, against the first type trained on for as long.
+
+    Args:
+        trainings: Trainings of all seeds, with their seconds; None for an unknown time.
+        scores: Scores of all seeds, by name of the training and by length.
+        trained: Lengths of training.
+        lower_is_better: Whether scores are errors.
+        digits: Decimal places of the scores.
+    """
+    seconds: dict[str, list[float | None]] = {}
+    steps: dict[str, Step] = {}
+    for step, time in trainings:
+        if step.yardstick in scores and step.name in scores:
+            steps[step.name] = step
+            seconds.setdefault(step.name, []).append(time)
+    most = max((step.updates or 0 for step in steps.values()), default=0)
+    lines = []
+    for name, step in steps.items():
+        if step.updates != most:
+            continue
+        after, before = ({n: mean(v) for n, v in scores[x].items()} for x in (name, step.yardstick))
+        shared = [length for length in after if length in before]
+        parts = []
+        for inside in (True, False):
+            lengths = [length for length in shared if (length in trained) == inside]
+            if lengths:
+                gain = mean(after[length] - before[length] for length in lengths)
+                gain = -gain if lower_is_better else gain
+                average = " on average" if len(lengths) > 1 else ""
+                change = f"{abs(gain):.{digits}f} {'gained' if gain > 0 else 'lost'}"
+                parts.append(f"{change} at {', '.join(map(str, lengths))}{average}")
+        line = f"* {name}: {'; '.join(parts)} (against {step.yardstick})"
+        known = [time for time in seconds[name] if time is not None]
+        lines.append(f"{line}, {mean(known):.0f} s of training" if known else line)
+    return lines

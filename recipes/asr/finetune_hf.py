@@ -392,7 +392,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             path = Path(trainer.args.output_dir, "hypotheses.tsv")
             write_lines(path, ["reference\thypothesis", *lines])
     trained = in_training(rows, SECONDS, max(train_set.seconds))
-    report(args.output, "Speech recognition", rows, "duration", METRICS, trained=trained)
+    report(args, "Speech recognition", rows, "duration", METRICS, trained=trained)
 
 
 if __name__ == "__main__":

@@ -245,14 +245,15 @@ def trainings(
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """Trains the compared types and the padded model; with ``--switch-updates`` also each type on
     the states of the padded model. See :func:`~recipes.lab.hf_training.train_all`."""
-    yield from train_all({**compared, PADDED: {}}, args, training, make_trainer, data)
+    more = {"data": data, "first_name": PADDED}
+    yield from train_all({**compared, PADDED: {}}, args, training, make_trainer, **more)
     updates = [text for text in args.switch_updates or () if text.strip("0%")]
     if updates:  # without updates nothing is distilled: the trainings above have this model
         changes = {"switch_updates": updates, "switch_scratch": False}
         args = argparse.Namespace(**{**vars(args), **changes})
         distilled = {f"{name} distilled": settings for name, settings in compared.items()}
         make_trainer = partial(make_trainer, distils=True)
-        yield from train_all(distilled, args, training, make_trainer, data)
+        yield from train_all(distilled, args, training, make_trainer, **more)
 
 
 def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: Joined) -> None:
@@ -272,7 +273,7 @@ def write_results(args: Any, rows: Sequence[Row], times: Sequence[Row], timed: J
     write_figure(args.output / "times.png", figure)
     trained = list(durations(*args.train_seconds))[1 : len(args.train_seconds)]
     title = "Whisper at natural length"
-    report(args.output, title, rows, "duration", METRICS, trained=trained, more=more)
+    report(args, title, rows, "duration", METRICS, trained=trained, more=more)
 
 
 def make_options() -> argparse.ArgumentParser:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedModel, Seq2SeqTrainingArguments
+from transformers import AutoConfig, PreTrainedModel, Seq2SeqTrainingArguments
 
+from cape_plugins.checkpoints.families import find_family
+from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.switching import Step, number_of_updates
 from recipes.lab.command_line import positive
 from recipes.lab.steps import CommandError
@@ -38,7 +40,9 @@ def add_switch_args(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --model: trains each type of --compare for each of these numbers of updates, "
         "such as 0 10%% 25%% 50%% of the updates of the model's training; 0 tests the model "
-        "without training. Default of --learning_rate: the highest rate of the model's training",
+        "without training. The type of the model is always compared as well: unchanged, and "
+        "trained on for as long. Default of --learning_rate: the highest rate of the model's "
+        "training",
     )
     parser.add_argument(
         "--lora",
@@ -51,8 +55,8 @@ def add_switch_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--switch-scratch",
         action="store_true",
-        help="with --switch-updates: also trains each type from scratch, for as long as the "
-        "model's training and the longest of --switch-updates together",
+        help="with --switch-updates: also trains each type of --compare from scratch, for as long "
+        "as the model's training and the longest of --switch-updates together",
     )
 
 
@@ -71,11 +75,39 @@ def first_training(path: str) -> FirstTraining | None:
     return FirstTraining(state["global_step"], max(rates, default=None))
 
 
+def positions_of_model(
+    path: str, compared: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, Mapping[str, Any]]:
+    """Name and settings of the position embedding of ``--model``: of the compared row that has the
+    same settings, or of a new row."""
+    config = AutoConfig.from_pretrained(path).to_dict()
+    family = find_family(config["model_type"], config)
+    side_name, side = next(iter(family.sides.items()))
+
+    def completed(settings: Mapping[str, Any]) -> PositionConfig:
+        return PositionConfig.from_dict(settings, side.domain, side.architecture)
+
+    settings = config.get(side.field) or {"type": family.stock_type(config, side_name)}
+    for name, row in compared.items():
+        if completed(row) == completed(settings):
+            return name, row
+    name = settings["type"]
+    return (f"{name} of the model" if name in compared else name), settings
+
+
 def plan_trainings(
-    compared: Mapping[str, Mapping[str, Any]], args: argparse.Namespace
+    compared: Mapping[str, Mapping[str, Any]],
+    args: argparse.Namespace,
+    first_name: str | None = None,
 ) -> list[Step]:
     """One training of each type, or the trainings of ``--switch-updates``. A
     training without a number of updates has the duration in the Trainer's arguments.
+
+    Args:
+        compared: Settings of the position embeddings by name.
+        args: Parsed options.
+        first_name: Name of the rows of the unchanged model; by default the name of its position
+            embedding, which is added to the compared ones.
 
     Raises:
         CommandError: if the updates are shares of a training that is not known.
@@ -103,11 +135,17 @@ def plan_trainings(
         numbers = [number_of_updates(text, first_updates) for text in args.switch_updates]
     except ValueError as error:
         raise CommandError(str(error)) from None
-    plan = [
-        Step(f"{name}, {updates} updates", settings, updates, continues=True)
-        for name, settings in compared.items()
-        for updates in numbers
-    ]
+    continued = compared
+    if first_name is None:
+        first_name, settings = positions_of_model(args.model, compared)
+        continued = compared if first_name in compared else {first_name: settings, **compared}
+    plan = []
+    for name, settings in continued.items():
+        is_first = name == first_name
+        for updates in dict.fromkeys((0, *numbers) if is_first else numbers):
+            yardstick = None if is_first else f"{first_name}, {updates} updates"
+            row = f"{name}, {updates} updates", settings, updates
+            plan.append(Step(*row, continues=True, yardstick=yardstick))
     total = first_updates + max(numbers)
     if args.switch_scratch:
         plan += [
@@ -119,13 +157,42 @@ def plan_trainings(
 
 def take_rate(
     args: argparse.Namespace, training: Seq2SeqTrainingArguments, flags: Sequence[str]
-) -> None:
-    """Sets the highest learning rate of the model's training, unless the command line has one."""
+) -> bool:
+    """Sets the highest learning rate of the model's training, unless the command line has one.
+    Returns whether the rate was set."""
     if not args.switch_updates or any(word.split("=")[0] == "--learning_rate" for word in flags):
-        return
+        return False
     first = first_training(args.model) if args.model else None
-    if first is not None and first.rate:
-        training.learning_rate = first.rate
+    if first is None or not first.rate:
+        return False
+    training.learning_rate = first.rate
+    return True
+
+
+def warn_of_default_rate(
+    compared: Mapping[str, Mapping[str, Any]],
+    args: argparse.Namespace,
+    training: Seq2SeqTrainingArguments,
+) -> None:
+    """Warns if a switched model is trained at the Trainer's default rate, which nobody asked
+    for."""
+    if not args.model or training.learning_rate != args.default_rate:
+        return
+    name, settings = positions_of_model(args.model, compared)
+    switched = [row for row in compared if row != name]
+    if not switched:
+        return
+    epochs = f"{training.num_train_epochs:g} epochs"
+    duration = f"{training.max_steps} updates" if training.max_steps > 0 else epochs
+    if args.switch_updates:
+        duration = f"{' '.join(args.switch_updates)} updates"
+    print(
+        f"warning: --model {args.model} has {settings['type']}; {', '.join(switched)}: trained for "
+        f"{duration} at the Trainer's default rate of {training.learning_rate:g}, which teaches a "
+        "switched model little. Give --learning_rate (the highest rate of the model's first "
+        "training), and --switch-updates (numbers of updates to compare)",
+        flush=True,
+    )
 
 
 def changed_arguments(row: Step, training: Seq2SeqTrainingArguments) -> dict[str, Any]:

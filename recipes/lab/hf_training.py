@@ -27,6 +27,7 @@ from recipes.lab.hf_switching import (
     changed_arguments,
     plan_trainings,
     take_rate,
+    warn_of_default_rate,
     with_adapters,
 )
 from recipes.lab.scores import write_scores
@@ -52,8 +53,8 @@ PACKAGES = ("torch", "transformers", "accelerate")
 # (types, presets, recipes and training data).
 UNRECORDED = """
     output compare seeds defaults recipe preset beam hop_seconds limit test_split test_file
-    switch_updates switch_scratch validation_file test_sizes test_lengths ctc_beam ctc_lm
-    ctc_lexicon ctc_lm_weight
+    switch_updates switch_scratch trainings default_rate validation_file test_sizes test_lengths
+    ctc_beam ctc_lm ctc_lexicon ctc_lm_weight
 """
 # Beginnings of more such options: position settings, which are recorded as one entry; options of
 # the Trainer for output, speed and devices; and options for the duration, because a finished
@@ -122,7 +123,10 @@ def parse(
     if args.seeds and any(word.split("=")[0] == "--seed" for word in rest):
         raise CommandError(f"--seeds {' '.join(map(str, args.seeds))}: leave --seed out")
     check_shared(args)
-    take_rate(args, training, rest)
+    has_rate = any(word.split("=")[0] == "--learning_rate" for word in (*defaults, *rest))
+    has_rate |= take_rate(args, training, rest)
+    args.default_rate = None if has_rate else Seq2SeqTrainingArguments.learning_rate
+    args.trainings = []
     (plain,) = trainer_parser.parse_args_into_dataclasses(
         args=recipe_flags, look_for_args_file=False
     )
@@ -183,6 +187,7 @@ def train_all(
     training: Seq2SeqTrainingArguments,
     make_trainer: Callable[[Mapping[str, Any], Seq2SeqTrainingArguments], Trainer],
     data: str,
+    first_name: str | None = None,
 ) -> Iterator[tuple[dict[str, Any], Trainer]]:
     """Trains each of the types that are compared, with each of ``--seeds``. An interrupted training
     goes on; a finished model is reused.
@@ -190,13 +195,19 @@ def train_all(
     Args:
         data: Fingerprint of the training data; a finished model is reused only for the data that it
             was trained on.
+        first_name: See :func:`~recipes.lab.hf_switching.plan_trainings`.
+
+    Notes each training with its seconds in ``args.trainings``.
 
     Yields:
         The first columns of the model's scores (variant and seed), and the trainer. The model of
         the trainer is loaded from the saved folder, complete on each process, even if it was
         sharded in training.
     """
-    for row, seed in product(plan_trainings(compared, args), args.seeds or [training.seed]):
+    plan = plan_trainings(compared, args, first_name)
+    if training.process_index == 0:
+        warn_of_default_rate(compared, args, training)
+    for row, seed in product(plan, args.seeds or [training.seed]):
         variant, settings = row.name, row.settings
         name = f"{variant}-seed{seed}" if args.seeds else variant
         folder = Path(training.output_dir) / folder_name(name)
@@ -221,6 +232,7 @@ def train_all(
             record(folder, made_with)
         rank = args.lora if row.continues else None
         train(trainer, folder, trains=row.updates != 0, rank=rank)
+        args.trainings.append((row, _seconds(folder) if row.updates != 0 else 0.0))
         yield {"variant": variant, "seed": seed}, trainer
 
 
@@ -247,7 +259,10 @@ def train(trainer: Trainer, folder: Path, trains: bool = True, rank: int | None 
             trainer.model = trainer.model_wrapped = merged
         trainer.save_model()
         trainer.save_state()  # says to a later --switch-updates how long the training was
-        trainer.save_metrics("train", {**result.metrics, **duration})
+        metrics = {**result.metrics, **duration}
+        if resume:
+            del metrics["train_runtime"]  # lacks the time before the interruption
+        trainer.save_metrics("train", metrics)
     trainer.accelerator.wait_for_everyone()
     saved = type(trainer.accelerator.unwrap_model(trainer.model)).from_pretrained(folder)
     trainer.model = trainer.model_wrapped = saved.to(run_args.device).eval()
@@ -270,6 +285,11 @@ def _finished(folder: Path, duration: Mapping[str, Any]) -> bool:
             "give as many or more, or another --output folder"
         )
     return duration.items() <= done.items()
+
+
+def _seconds(folder: Path) -> float | None:
+    """Seconds of a training; None for a training that was resumed."""
+    return json.loads((folder / "train_results.json").read_text("utf-8")).get("train_runtime")
 
 
 def _last_whole_checkpoint(folder: Path) -> str | None:
@@ -307,7 +327,7 @@ def batches(lengths: Sequence[float], batch_size: int) -> list[list[int]]:
 
 
 def report(
-    folder: Path,
+    args: argparse.Namespace,
     title: str,
     rows: Sequence[Row],
     group_column: str,
@@ -331,4 +351,5 @@ def report(
     if (processes := state.num_processes) > 1:
         program = f"torchrun --nproc_per_node {processes} {program.removeprefix('python ')}"
     facts = how_made(shown_command(program, sys.argv[1:]), PACKAGES, state.device)
-    write_scores(folder, title, rows, group_column, metrics, facts, **page_options)
+    how = {**page_options, "trainings": args.trainings}
+    write_scores(args.output, title, rows, group_column, metrics, facts, **how)

@@ -6,7 +6,7 @@ import contextlib
 import csv
 import platform
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import mean, stdev
@@ -89,15 +89,19 @@ def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], digits: int =
     return [line(header), "|---" * len(header) + "|", *map(line, rows)]
 
 
-def seed_table(cells: Cells, corner: str, digits: int = 2) -> list[str]:
-    """Lines of a table whose head describes the rows (`corner`) and the numbers."""
+def seed_table(
+    cells: Cells, corner: str, digits: int = 2, trained: Collection[Any] = ()
+) -> list[str]:
+    """Lines of a table whose head describes the rows (`corner`) and the numbers, and marks the
+    columns that occur in training."""
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     seeds = of_seeds(cells)
     rows = (
         [name, *(cell(row.get(column, ()), digits) for column in columns)]
         for name, row in cells.items()
     )
-    return markdown([corner if seeds == "one seed" else f"{corner} ({seeds})", *columns], rows)
+    head = [f"{column} (training)" if column in trained else column for column in columns]
+    return markdown([corner if seeds == "one seed" else f"{corner} ({seeds})", *head], rows)
 
 
 def flags_and_times(rows: Iterable[Row], flags: Mapping[str, str]) -> dict[str, list[str]]:

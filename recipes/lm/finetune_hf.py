@@ -268,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows += [{**columns, **scores} for scores in exam.measure(trainer.model)]
     _, _, group, *metrics = rows[0]
     titles = {metric: METRICS[metric] for metric in metrics}
-    report(args.output, f"Language model, {args.task}", rows, group, titles, trained=exam.trained)
+    report(args, f"Language model, {args.task}", rows, group, titles, trained=exam.trained)
 
 
 if __name__ == "__main__":

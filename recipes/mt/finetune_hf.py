@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for label, score in scored.items():
             rows.append({**columns, group: label, metric: score[metric]})
     trained = [str(n + 1) for n in range(MAX_TRAIN_LENGTH)] if lists else []
-    report(args.output, "Translation", rows, group, {metric: METRICS[metric]}, trained=trained)
+    report(args, "Translation", rows, group, {metric: METRICS[metric]}, trained=trained)
 
 
 if __name__ == "__main__":

@@ -266,6 +266,10 @@ class Comparison:
         flags = {self.rows[key][0]["variant"]: self.flags[key[0]] for key in finished_keys}
         rows = [row for key in finished_keys for row in self.rows[key]]
         how = {"groups_are": self.data.lengths, "trained": self.data.trained, "shown": shown}
+        steps = {step.name: step for step in self.args.plan}
+        how["trainings"] = [
+            (steps[key[0]], self.rows[key][0]["train_seconds"]) for key in finished_keys
+        ]
         more = flags_and_times(rows, flags)
         title, folder = "Quickstart: scores by length", self.args.output
         write_scores(folder, title, rows, "length", METRICS, self.facts, **how, more=more)

@@ -297,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             right = accuracy(trainer.model, test_set, side, normalised, training)
             rows.append({**columns, "image size": str(side), "accuracy": right})
     metrics, trained = {"accuracy": "Accuracy"}, list(map(str, trained))
-    report(args.output, "Image classification", rows, "image size", metrics, trained=trained)
+    report(args, "Image classification", rows, "image size", metrics, trained=trained)
 
 
 if __name__ == "__main__":

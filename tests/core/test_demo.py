@@ -19,6 +19,7 @@ from cape_plugins.demo.model import Labeller
 from cape_plugins.demo.tasks import CELLS, LAG, TASKS
 from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.registry import types_of
+from cape_plugins.settings.switching import Step, gains_of_switches
 from tests.support.expected import EXPECTED
 
 
@@ -139,6 +140,32 @@ def test_a_trained_model_is_switched_beside_its_yardsticks(tmp_path, monkeypatch
     assert errors[after[0], "1", "80"] != errors[after[1], "1", "80"]
     page = (tmp_path / "switched" / "scores.md").read_text()
     assert "**After sinpos**: weights of this model" in page
+    assert re.search(r"^\| type .* \| 40 \(training\) \| 80 \|", page, re.MULTILINE)
+    line = r"^\* (.*) \(against sinpos, 2 more updates\), \d+ s of training$"
+    lines = re.findall(line, page, re.MULTILINE)
+    assert [line.partition(":")[0] for line in lines] == [after[1], after[3]]
+
+
+def test_gains_of_a_switch_are_means_over_seeds_and_lengths():
+    """At the lengths of training and at others; against the first type trained on for as long."""
+    first = Step("first", {}, 9, True)
+    short, long = (Step(f"next {n}", {}, n, True, yardstick="first") for n in (3, 9))
+    trainings = [(first, 5.0), (short, 1.0), (long, 4.0), (long, None), (long, 8.0)]
+    scores = {
+        "first": {"1": [90], "2": [80, 90], "3": [10], "4": [0]},
+        "next 3": {"1": [90], "2": [80], "3": [10], "4": [0]},
+        "next 9": {"1": [89], "2": [84, 84], "3": [30], "4": [50, 60]},
+    }
+    how = {"trained": {"1", "2"}, "digits": 1}
+    said = "* next 9: 1.0 {} at 1, 2 on average; 37.5 {} at 3, 4 on average (against first), 6 s"
+    for lower_is_better, changes in ((False, ("lost", "gained")), (True, ("gained", "lost"))):
+        (line,) = gains_of_switches(trainings, scores, lower_is_better=lower_is_better, **how)
+        assert line == f"{said.format(*changes)} of training"
+    one = {name: {"2": rows["2"], "4": rows["4"]} for name, rows in scores.items()}
+    (line,) = gains_of_switches([(long, None)], one, lower_is_better=False, **how)
+    assert line == "* next 9: 1.0 lost at 2; 55.0 gained at 4 (against first)"
+    unfinished = {"next 9": scores["next 9"]}
+    assert gains_of_switches(trainings, unfinished, lower_is_better=False, **how) == []
 
 
 def test_other_options_of_a_type_are_a_switch_as_well(tmp_path, monkeypatch):

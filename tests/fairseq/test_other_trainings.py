@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fairseq_user_dir.host.errors import SettingsError
+from tests.fairseq.conftest import UPDATES
 from tests.support.command_lines import _warm_python, environment, kill
 from tests.support.fairseq_models import (
     ROOT,
@@ -20,6 +21,7 @@ from tests.support.fairseq_models import (
     holds,
     lines,
     load,
+    parameters,
     run_here,
 )
 from tests.support.warm_python import FAIRSEQ
@@ -158,16 +160,16 @@ def test_alpha_is_one_without_a_language_pair(task, corpus, test_data, tmp_path,
 # ------------------------------------------------------------------------------- the README
 
 
-def commands_of_the_readme():
-    """The words of each command line of the section."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    section = text.partition("\n## fairseq\n")[2].partition("\n## ")[0]
-    commands = re.findall(r"^ {4}(fairseq-.*)$", section, re.MULTILINE)
-    return [shlex.split(command.removesuffix("...")) for command in commands]
+def commands(page, start, end):
+    """The words of each command line of a page between two texts."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    section = text.partition(start)[2].partition(end)[0]
+    lines = re.findall(r"^ {4}((?:fairseq-|python).*)$", section, re.MULTILINE)
+    return [shlex.split(line.removesuffix("...")) for line in lines]
 
 
 def test_readme_trains_and_generates(run_cli, corpus, tmp_path):
-    train, generate = commands_of_the_readme()
+    train, generate = commands("README.md", "\n## fairseq\n", "\n## ")
     assert (train[0], generate[0]) == ("fairseq-train", "fairseq-generate")
     places = {
         "data-bin/iwslt14": corpus.binary,
@@ -180,3 +182,22 @@ def test_readme_trains_and_generates(run_cli, corpus, tmp_path):
     assert model.position_config.type == "cape"
     output = run_cli(*generate, "--cpu", "--max-len-b", 9, cwd=ROOT).stdout
     assert len(lines(output, "H")) == 24
+
+
+def test_docs_switch_a_stock_checkpoint(run_cli, corpus, trained, tmp_path):
+    """The first command prints how long and at which rate the stock model was trained."""
+    read, train = commands("docs/fairseq.md", "\n**Switching your own", "\n**")
+    stock = trained("stock")
+    read = [word.replace("stock.pt", str(stock)) for word in read]
+    updates, rates = run_cli(*read, cwd=ROOT).stdout.split(maxsplit=1)
+    assert (int(updates), float(rates.strip("[]\n"))) == (UPDATES, 0.005)
+    places = {"data-bin/iwslt14": corpus.binary, "stock.pt": stock}
+    train = [places.get(word, word) for word in train]
+    small = ["--save-dir", tmp_path, "--max-update", 2, "--cpu", *TINY_FLAGS, "--lr", 0]
+    small += ["--dropout", 0, "--warmup-updates", 1, "--total-num-update", 2, "--arch"]
+    run_cli(*train, *small, "cape_transformer_tiny", cwd=ROOT)
+    start, result = parameters(stock), parameters(tmp_path / "checkpoint_last.pt")
+    assert result.keys() == start.keys()
+    assert all(torch.equal(start[name], result[name]) for name in start)
+    model, _ = load(tmp_path / "checkpoint_last.pt", corpus.binary)
+    assert model.position_config.type == "cape"

@@ -20,6 +20,7 @@ from fairseq_user_dir.serving.source_checkpoint import load_trained
 from tests.fairseq.conftest import UPDATES
 from tests.fairseq.test_average import checkpoint
 from tests.support.fairseq_models import (
+    STOCK,
     USER_DIR,
     Task,
     build,
@@ -191,10 +192,18 @@ def test_learned_tables_give_way_to_the_biases_of_another_type(corpus, trained, 
 
 
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("trained_type", ["abspos", "relpos", "fire"])
-def test_every_type_takes_the_weights_of_another(trained_type, name):
-    """Only the loading; the test above trains."""
-    trained_model = build(position_embedding=trained_type)
+@pytest.mark.parametrize(
+    "trained_as",
+    [
+        *({"position_embedding": trained_type} for trained_type in ("abspos", "relpos", "fire")),
+        {"arch": "transformer_tiny", **STOCK["table"]},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_every_type_takes_the_weights_of_another(trained_as, name):
+    """Also the weights of a stock model with learned positions. Only the loading; the test above
+    trains."""
+    trained_model = build(**trained_as)
     model = build(seed=2, position_embedding=name)
     with _switched_positions(model):
         model.load_state_dict(trained_model.state_dict())

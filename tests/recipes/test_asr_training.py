@@ -3,6 +3,7 @@ models of the paper; a Whisper padded to 30 s and at natural length."""
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -226,6 +227,11 @@ def test_a_padded_model_is_distilled_from_its_own_states(folder, tmp_path, monke
         *names,
         "sinpos distilled, 2 updates",
     ]
+    page = (tmp_path / "b" / "scores.md").read_text()
+    for name in ("sinpos", "sinpos distilled"):
+        line = rf"^\* {name}, 2 updates: .* \(against padded, 2 updates\), \d+ s of training$"
+        assert re.search(line, page, re.MULTILINE)
+    assert "| 0.8-1.4 s (training) | 1.4-2 s (training) | 2-4 s |" in page
     load = transformers.AutoModelForSpeechSeq2Seq.from_pretrained
     (distilled,) = (tmp_path / "b").glob("sinpos*distilled*")
     before, after = load(tmp_path / "a" / "padded").state_dict(), load(distilled).state_dict()

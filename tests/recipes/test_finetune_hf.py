@@ -89,8 +89,13 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     second = ["--model", "first/sinpos", "--position-embedding", "cape", "--output", "second"]
     second += ["--switch-updates", "0", "50%", "--switch-scratch", "--seed", "7"]
     mt.main([*common, *second])
-    rows = ["cape, 0 updates", "cape, 2 updates", "cape from scratch, 6 updates"]
-    assert list(read_scores(tmp_path / "second", "bleu")) == rows
+    stock, rows = "sinpos, 2 updates", ["cape, 0 updates", "cape, 2 updates"]
+    rows += ["cape from scratch, 6 updates"]
+    all_rows = ["sinpos, 0 updates", stock, *rows]
+    assert list(read_scores(tmp_path / "second", "bleu")) == all_rows
+    page = (tmp_path / "second" / "scores.md").read_text()
+    (line,) = re.findall(r"^\* cape, .*$", page, re.MULTILINE)
+    assert re.fullmatch(rf"\* cape, 2 updates: .*\(against {stock}\), \d+ s of training", line)
     folders = ["first/sinpos", *(f"second/{hf_training.folder_name(row)}" for row in rows)]
     first_weight, *weights = (
         load_file(f"{folder}/model.safetensors")["model.encoder.layers.0.fc1.weight"]

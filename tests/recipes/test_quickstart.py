@@ -21,6 +21,7 @@ from recipes.mt.quickstart import (
     parse_arguments,
     read_splits,
 )
+from recipes.mt.scoring import METRICS
 from tests.support.command_lines import warm_fairseq
 from tests.support.plots import assert_lines
 from tests.support.tables import read_csv
@@ -149,6 +150,14 @@ def test_a_switched_model_begins_with_the_trained_one(tmp_path, monkeypatch):
     assert all(schedule in words for words in (more, switched))
     assert "--max-update 1 " in none
     assert "--lr 0 --finetune" in none
+
+    scores = dict.fromkeys(METRICS, 0.5)
+    for step in args.plan:
+        row = {"variant": step.name, "seed": 1, "length": "4", "train_seconds": 3.0, **scores}
+        comparison.rows[step.name, 1] = [row]
+    comparison.write()
+    line = "* cape, 10 updates after sinpos: 0.00 lost at 4 (against sinpos, 10 more updates), 3 s"
+    assert (tmp_path / "out" / "scores.md").read_text().count(line) == len(METRICS)
 
 
 @pytest.fixture
