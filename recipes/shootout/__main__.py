@@ -219,7 +219,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for task, seed, names in tqdm(jobs, "tasks and seeds", disable=None):
             tqdm.write(f"{task.name}, seed {seed}: {' '.join(names)}")
             try:
-                cells += make(task, names, seed, files.get(task.files, ()), args.work, args.jobs)
+                made = make(task, names, seed, files.get(task.files, ()), args.work, args.jobs)
+                machine, versions = facts["Machine"], facts["Versions"]
+                cells += [cell._replace(machine=machine, versions=versions) for cell in made]
             except ChildError as error:  # the other tasks go on
                 failures += 1
                 tqdm.write(f"error: {error}", file=sys.stderr)

@@ -3,7 +3,7 @@ cells are read from tables each time; trained cells are in a file, from which a 
 interrupted goes on."""
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,8 @@ PROGRAM = "python -m"  # how the source of a trained cell begins
 class Cell(NamedTuple):
     """The score of one type, trained with one seed, on one group of tests. `train_seconds` is None
     if the published table has no training times; `source` is the path of the published page, or the
-    command that trains the type with this seed."""
+    command that trains the type with this seed. `machine` and `versions` are of this command; a
+    published page has them itself."""
 
     task: str
     type: str
@@ -27,6 +28,8 @@ class Cell(NamedTuple):
     value: float
     train_seconds: float | None
     source: str
+    machine: str = ""
+    versions: str = ""
 
 
 def published(task: Task, folder: Path) -> list[Cell]:
@@ -46,7 +49,7 @@ def published(task: Task, folder: Path) -> list[Cell]:
         source = (folder / page if page else path.with_suffix(".md")).as_posix()
         try:
             rows = [row for row in _rows(path) if not page or row["page"] == page]
-            of_page = _cells(task, rows, source)
+            of_page = _cells(task, rows, source, task.row)
             cells += [cell for cell in of_page if cell.type not in types_of_first_pages]
         except (KeyError, TypeError, ValueError) as error:
             why = (
@@ -61,9 +64,12 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _cells(task: Task, rows: Iterable[Mapping[str, str]], source: str) -> Iterator[Cell]:
-    """The cells of a table of a recipe, for types and groups of the task only."""
-    types = {_in_tables(task.word(name)): name for name in task.types()}
+def _cells(
+    task: Task, rows: Iterable[Mapping[str, str]], source: str, word: Callable[[str], str]
+) -> Iterator[Cell]:
+    """The cells of a table of a recipe, for types and groups of the task only. `word` is the word
+    of the table for a type."""
+    types = {_in_tables(word(name)): name for name in task.types()}
     groups = {group for groups in task.tests.values() for group in groups}
     for row in rows:
         group_column = next(filter(row.__contains__, task.group_column), task.group_column[0])
@@ -91,7 +97,8 @@ def read_trained(path: Path) -> list[Cell]:
         for row in _rows(path):
             seconds = float(row["train_seconds"]) if row["train_seconds"] else None
             value, seed = float(row["value"]), int(row["seed"])
-            cell = Cell(row["task"], row["type"], seed, row["group"], value, seconds, row["source"])
+            made = [row["source"], row.get("machine") or "", row.get("versions") or ""]
+            cell = Cell(row["task"], row["type"], seed, row["group"], value, seconds, *made)
             if not isfinite(value) or not cell.source:
                 raise ValueError(f"cut line: {', '.join(map(str, row.values()))}")
             # tasks and groups may have changed since
@@ -154,7 +161,7 @@ def make(
     # recipes.mt.analyze numbers the seeds that it was given: 1, whatever the seed
     cells = [
         cell._replace(seed=seed, source=source_of(task, cell.type, seed, options))
-        for cell in _cells(task, _rows(table), "")
+        for cell in _cells(task, _rows(table), "", task.word)
         if cell.type in types
     ]
     groups = {group for groups in task.tests.values() for group in groups}

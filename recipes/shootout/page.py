@@ -36,8 +36,10 @@ def sections(
         "First places": first_places(answers),
     }
     parts |= {question.capitalize(): _table(rows) for question, rows in answers.items() if rows}
-    parts["Tasks"] = _tasks([task for task in tasks if any(row.task == task.name for row in cells)])
-    parts["Seconds of training"] = costs(tasks, cells)
+    parts["Tasks"] = _tasks(tasks, cells)
+    parts["Seconds of training"] = costs(cells)
+    if machines := _machines(cells):
+        parts["Machines of cells that were trained here"] = machines
     one_seed = [
         f"- {answer.task.name}, {_names(names)}: one seed, so no rank"
         for answer in answers[QUESTIONS[0]]
@@ -58,6 +60,11 @@ def _introduction(answers: Answers) -> list[str]:
         "* The number in brackets is the rank of the type. Types that cannot be told apart have an "
         "interval: `2-4` means that one type is better, and that the type may be second, third or "
         "fourth. A wide interval means that the seeds differ much. **Bold**: no type is better.",
+        "* `First places` have the best value, then the type with this value, and types that are "
+        "level with it: no type is better than they are, and each is better than as many types as "
+        "the first. No type is better than the types after `perhaps` either, but they are better "
+        "than fewer types: they may be worse than the first, and the seeds cannot tell. The tables "
+        "below have the values.",
         "* A type is better than another if Welch's t-test of their seeds has p < 0.05. The page "
         f"compares {pairs} pairs, and nothing is corrected for their number: pairs without a "
         f"difference would give about {pairs * 0.05:.0f} differences by chance.",
@@ -65,13 +72,15 @@ def _introduction(answers: Answers) -> list[str]:
         "than, averaged over families of tasks, whose number stands below. Shares of few families "
         "say little.",
         f"* ↓: lower is better, ↑: higher is better. *Italics*: one seed, no rank. {labels}.",
-        "* [cells.csv](cells.csv) has all values, each with its page or the command that makes it.",
+        "* [cells.csv](cells.csv) has all values, each with its page, or with the command that "
+        "made it, machine and versions.",
     ]
 
 
 def first_places(answers: Answers) -> list[str]:
     """A table with the types that no other type is better than, by task and question; the type with
-    the best mean stands first, after its value."""
+    the best mean stands first, after its value. Types with a wider rank than this type are
+    doubtful: often they are tied only because their seeds differ much."""
     by_task: dict[str, list[str]] = {}
     for column, rows in enumerate(answers.values()):
         for answer in rows:
@@ -86,15 +95,17 @@ def _first(answer: Answer) -> str:
         ranks, key=lambda name: mean(values[name]), reverse=not answer.task.lower_is_better
     )
     tied = [name for name in order if ranks[name].best == 1]
-    behind = [name for name in order if ranks[name].best > 1]
     if not tied:
         return ""
+    level = [name for name in tied if ranks[name].worst <= ranks[tied[0]].worst]
+    doubtful = [name for name in tied if name not in level]
+    others = [name for name in order if name not in level]
     best = cell(values[tied[0]])
-    if not behind:
-        return f"{best} all {len(tied)} types"
-    if len(tied) > 2 and len(behind) < len(tied):
-        return f"{best} all but {_names(behind)}"
-    return f"{best} {_names(tied)}"
+    if not others:
+        return f"{best} all {len(level)} types"
+    if not doubtful and 2 < len(level) > len(others):
+        return f"{best} all but {_names(others)}"
+    return f"{best} {_names(level)}" + (f"; perhaps {_names(doubtful)}" if doubtful else "")
 
 
 def _names(names: Sequence[str]) -> str:
@@ -144,41 +155,69 @@ def _cell(values: Sequence[float], rank: Rank | None) -> str:
     return f"**{text}** ({ranks})" if rank.best == 1 else f"{text} ({ranks})"
 
 
-def _tasks(tasks: Sequence[Task]) -> list[str]:
-    """Lengths and settings of each task."""
-    rows = []
+def _tasks(tasks: Sequence[Task], cells: Sequence[Cell]) -> list[str]:
+    """Lengths and settings of each task that has cells."""
+    lines = []
     for task in tasks:
+        trained = {row.type: _trained_here(row) for row in cells if row.task == task.name}
+        if not trained:
+            continue
         tests = "; ".join(f"{name}: {', '.join(groups)}" for name, groups in task.tests.items())
-        words = [f"`{TYPES[name]}` is `{word}`" for name, word in task.words.items()]
-        note = "; ".join(filter(None, (task.note, *words)))
-        rows.append([task.name, task.family, tests, task.lengths, note])
-    return markdown(["task", "family", "tests by question", "lengths", "settings"], rows)
+        words = {
+            TYPES[name]: task.word(name) if trained.get(name) else task.row(name)
+            for name in {**task.words, **task.rows}
+        }
+        settings = [f"`{name}` is `{word}`" for name, word in words.items() if word != name]
+        note = "; ".join(filter(None, (task.note, *settings)))
+        lines.append([task.name, task.family, tests, task.lengths, note])
+    return markdown(["task", "family", "tests by question", "lengths", "settings"], lines)
 
 
-def costs(tasks: Sequence[Task], cells: Sequence[Cell]) -> list[str]:
+def costs(cells: Sequence[Cell]) -> list[str]:
     """A table of seconds of training: the least of the seeds, whose times differ by what else ran
     on the machine."""
     columns: dict[str, dict[str, float]] = {}
     for row in cells:
+        times = columns.setdefault(f"{row.task} ({_origin(row)})", {})
         if row.train_seconds:
-            times = columns.setdefault(f"{row.task} ({_origin(row.source)})", {})
             times[row.type] = min(times.get(row.type, row.train_seconds), row.train_seconds)
-    if not columns:
-        return ["No table has seconds."]
     rows = [
         [title, *(f"{times[name]:.0f}" if name in times else "" for name in TYPES)]
         for title, times in columns.items()
+        if times
     ]
+    without = ", ".join(title for title, times in columns.items() if not times)
+    missing = f"No seconds are in the tables of {without}." if without else ""
+    if not rows:
+        return [missing]
     note = (
         "The least of the seeds. Machines and their loads differ between rows, and loads also "
-        "within a row: [benchmarks](../../../benchmarks/README.md) measure what a type costs."
+        "within a row: [benchmarks](../../../benchmarks/README.md) measure what a type costs. "
     )
-    return [note, "", *markdown(["task (page)", *(f"`{label}`" for label in TYPES.values())], rows)]
+    head = ["task (page)", *(f"`{label}`" for label in TYPES.values())]
+    return [(note + missing).rstrip(), "", *markdown(head, rows)]
 
 
-def _origin(source: str) -> str:
+def _machines(cells: Sequence[Cell]) -> list[str]:
+    """A table of the machines and versions of cells that this program trained."""
+    types: dict[tuple[str, str, str], list[str]] = {}
+    for row in filter(_trained_here, cells):
+        types.setdefault((row.task, row.machine, row.versions), []).append(row.type)
+    rows = [
+        [task, _names([name for name in TYPES if name in names]), *made]
+        for (task, *made), names in types.items()
+    ]
+    return markdown(["task", "types", "machine", "versions"], rows) if rows else []
+
+
+def _trained_here(row: Cell) -> bool:
+    """Whether this program trained a cell; other cells are of published pages."""
+    return row.source.startswith(PROGRAM)
+
+
+def _origin(row: Cell) -> str:
     """The folder of a published page; "trained here" for others."""
-    return "trained here" if source.startswith(PROGRAM) else Path(source).parent.name
+    return "trained here" if _trained_here(row) else Path(row.source).parent.name
 
 
 def write_picture(path: Path, answers: Answers) -> None:

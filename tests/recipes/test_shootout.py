@@ -12,6 +12,7 @@ import pytest
 from cape_plugins import TYPES as REGISTRY
 from cape_plugins import PositionConfig, cli
 from cape_plugins.demo import tasks as demo
+from cape_plugins.machine import describe_processor
 from cape_plugins.settings.registry import ROTARY
 from recipes.asr import run as asr
 from recipes.lab.steps import ChildError, CommandError
@@ -30,7 +31,7 @@ from recipes.shootout.cells import (
     source_of,
     write_cells,
 )
-from recipes.shootout.page import all_answers, first_places
+from recipes.shootout.page import all_answers, first_places, sections
 from recipes.shootout.ranks import Answer, balance, is_ahead, ranks_of, values_of
 from recipes.shootout.tasks import EIGHT, QUESTIONS, SAME, TASKS, TYPES
 from recipes.vit import finetune_hf as vit
@@ -55,6 +56,15 @@ def test_tasks_of_one_family_count_as_one() -> None:
     assert balance(found, "a") == (0.5, 0.5, 2)
     assert balance(found[:2], "a") == (1, 0, 1)
     assert balance(found, "b") is None
+
+
+def test_a_type_whose_seeds_differ_much_is_first_only_perhaps() -> None:
+    values = {"rope": [0.0, 0.1, 0.2], "fire": [0.1, 0.2, 0.3], "abspos": [0.1, 30.0, 50.0]}
+    values |= {"nopos": [60.0, 60.1, 60.2]}
+    ranks = ranks_of(values, lower_is_better=True)
+    assert ranks["abspos"] == (1, 4, 4)  # tied with the best and with the worst
+    answers = {SAME: [Answer(CONTROL, values, ranks)]}
+    assert first_places(answers)[-1].endswith("| 0.10 ± 0.10 `rope`, `fire`; perhaps `abspos` |")
 
 
 def test_values_without_deviation_are_compared() -> None:
@@ -86,6 +96,33 @@ def test_published_tables_have_all_seeds_of_a_task(task) -> None:
         assert len(values) >= 4
         assert {len(numbers) for numbers in values.values()} == {3}
     assert all(Path(cell.source).is_file() for cell in cells)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_no_type_of_a_published_page_is_missing(task) -> None:
+    """A page may have a variant of a type, such as `alibi` with or without direction."""
+    bases = {name for name in task.types() if ":" not in name}
+    rows = set()
+    for table, page in task.pages:
+        with (RESULTS / table).open(encoding="utf-8", newline="") as file:
+            found = [row for row in csv.DictReader(file) if not page or row["page"] == page]
+        rows |= {row[task.type_column].removeprefix("decoder-").split(":")[0] for row in found}
+    shown = {cell.type for cell in published(task, RESULTS)}
+    assert len(rows & bases) >= 4
+    assert rows & bases <= shown
+
+
+def test_types_in_attention_of_captions_are_read_beside_a_type_that_was_trained_with_them() -> None:
+    task = BY_NAME["captions"]
+    cells = published(task, RESULTS)
+    with (RESULTS / "multi30k-length-stacked.csv").open(encoding="utf-8", newline="") as file:
+        again = [row for row in csv.DictReader(file) if row["model"] == "relpos, again"]
+    expected = [float(row["bleu"]) for row in again if row["sentences"] == "1"]
+    assert values_of(task, SAME, cells)["relpos"] == expected
+    made = [cell._replace(source=source_of(task, cell.type, cell.seed, [])) for cell in cells]
+    for shown, word in ((cells, "`relpos` is `relpos, again`"), (made, "`alibi:directed=true`")):
+        settings = sections(all_answers([task], shown), [task], shown, [])["Tasks"][-1]
+        assert settings.endswith(f"{word} |")
 
 
 def test_the_page_has_all_types_of_the_registry() -> None:
@@ -193,6 +230,10 @@ def test_a_run_goes_on_and_its_cells_name_their_commands(
     page = (output / "shootout.md").read_text(encoding="utf-8")
     assert f"## {SAME.capitalize()}" in page
     assert "| `cape` |" in page
+    assert {(cell.machine, "torch " in cell.versions) for cell in cells} == {
+        (describe_processor(), True)
+    }
+    assert f"| control-audio | `nopos`, `cape` | {describe_processor()} | Python" in page
     assert (output / "shootout.png").stat().st_size > 5000
 
     write_cells(output / "cells.csv", [cell for cell in cells if cell.seed == 1])
@@ -210,12 +251,13 @@ def test_published_values_are_read_anew_and_other_data_stay_apart(
     path, text = output / "cells.csv", (output / "cells.csv").read_text()
     own = source_of(replace(CONTROL, command="tool {files}"), "cape", 1, ["--data", "mine"])
     other = Cell(CONTROL.name, "cape", 1, "4", 9.0, None, own)
-    wrong = text.replace(",66.0900", ",1.0000") + ",".join(map(str, [*other[:5], "", own])) + "\n"
+    line = ",".join(map(str, [*other[:5], "", *other[6:]]))
+    wrong = text.replace(",66.0900", ",1.0000") + line + "\n"
     path.write_text(wrong)
     run(monkeypatch, tmp_path, *tables)
     *again, last = path.read_text().splitlines()
     assert again == text.splitlines()  # the published value is back
-    assert last.endswith("tool --data mine --seeds 1 --compare cape")  # not lost, and not shown
+    assert last.endswith("tool --data mine --seeds 1 --compare cape,,")  # not lost, and not shown
     assert "9.00" not in (output / "shootout.md").read_text()
 
     images = tmp_path / "images"
@@ -254,6 +296,7 @@ def test_a_failing_command_is_told_and_the_others_go_on(
     page = (tmp_path / "out/shootout.md").read_text(encoding="utf-8")
     assert "- control-text, `nopos`: seed 1 failed" in page
     assert "- control-audio, `nopos`: one seed, so no rank" in page
+    assert "\n\nNo seconds are in the tables of control-audio (trained here).\n\n" in page
 
 
 def test_a_group_that_the_table_lacks_is_an_error(
