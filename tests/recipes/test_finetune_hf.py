@@ -37,8 +37,7 @@ TINY_VIT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 @pytest.mark.slow
 def test_built_in_images_are_classified(run_cli, repo_root, tmp_path):
     command = ("python", repo_root / "recipes/vit/finetune_hf.py", "--output", "out", *QUICK)
-    command += ("--model-config", json.dumps(TINY_VIT))
-    command += ("--compare", "cape")
+    command += ("--model-config", json.dumps(TINY_VIT), "--compare", "cape")
     output = run_cli(*command, cwd=tmp_path).stdout
     assert "| cape | 0." in output
     report = (tmp_path / "out/scores.md").read_text()
@@ -84,24 +83,20 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_layers": 1}
     first = ["--model-config", json.dumps({**TINY_MT, **heads}), "--vocab-size", "30"]
     first += ["--position-embedding", "sinpos", "--output", "first"]
-    run_cli("python", repo_root / "recipes/mt/finetune_hf.py", *common, *first, cwd=tmp_path)
     monkeypatch.chdir(tmp_path)
+    run_cli("python", repo_root / "recipes/mt/finetune_hf.py", *common, *first)
     second = ["--model", "first/sinpos", "--position-embedding", "cape", "--output", "second"]
     second += ["--switch-updates", "0", "50%", "--switch-scratch", "--seed", "7"]
     mt.main([*common, *second])
-    stock, rows = "sinpos, 2 updates", ["cape, 0 updates", "cape, 2 updates"]
-    rows += ["cape from scratch, 6 updates"]
-    all_rows = ["sinpos, 0 updates", stock, *rows]
-    assert list(read_scores(tmp_path / "second", "bleu")) == all_rows
-    page = (tmp_path / "second" / "scores.md").read_text()
-    (line,) = re.findall(r"^\* cape, .*$", page, re.MULTILINE)
-    assert re.fullmatch(rf"\* cape, 2 updates: .*\(against {stock}\), \d+ s of training", line)
+    rows = ["cape, 0 updates", "cape, 2 updates", "cape from scratch, 6 updates"]
+    stock = [f"sinpos, {number} updates" for number in (0, 2)]
+    assert list(read_scores(tmp_path / "second", "bleu")) == [*stock, *rows]
+    gain = rf"\n\* {rows[1]}: .*\(against {stock[1]}\), \d+ s of training\n"
+    assert re.search(gain, (tmp_path / "second/scores.md").read_text())
     folders = ["first/sinpos", *(f"second/{hf_training.folder_name(row)}" for row in rows)]
-    first_weight, *weights = (
-        load_file(f"{folder}/model.safetensors")["model.encoder.layers.0.fc1.weight"]
-        for folder in folders
-    )
-    moved = [float((weight - first_weight).abs().max()) for weight in weights]
+    saved = (load_file(f"{folder}/model.safetensors") for folder in folders)
+    first, *others = (weights["model.encoder.layers.0.fc1.weight"] for weights in saved)
+    moved = [float((other - first).abs().max()) for other in others]
     assert moved[0] == 0 < moved[1] < 0.01 < moved[2]
     assert '"type": "cape"' in (tmp_path / folders[2] / "config.json").read_text()
 
@@ -116,7 +111,7 @@ def test_given_settings_win_over_the_built_in_data():
 
 def test_what_was_stored_in_half_precision_is_trained_in_single(tmp_path):
     model = vit.CapeViTForImageClassification(vit.CapeViTConfig(image_size=32, **TINY_VIT))
-    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    model.bfloat16().save_pretrained(tmp_path)
     again = hf_checkpoints.load_model(type(model), str(tmp_path), {"type": "cape"})
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
 
