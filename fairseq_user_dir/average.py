@@ -32,7 +32,7 @@ from cape_plugins.checkpoints.fairseq_files import (
 )
 from cape_plugins.files import writing
 from cape_plugins.settings.arguments import Parser, positive
-from fairseq_user_dir.checkpoints import read_checkpoint
+from fairseq_user_dir.host.reading import read_checkpoint
 
 _FILES = {
     "epoch": re.compile(r"checkpoint(\d+)\.pt"),

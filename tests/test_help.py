@@ -40,7 +40,7 @@ def skip_without_host(path):
         pytest.importorskip("transformers")
 
 
-# those that are installed under a name of their own
+# commands that are installed as a script, and the names of the scripts
 COMMANDS = {
     "cape_plugins": "cape-plugins",
     "fairseq_user_dir.average": "cape-average-checkpoints",

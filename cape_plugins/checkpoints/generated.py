@@ -1,7 +1,6 @@
 """Families of Hugging Face models that are made from their stock classes, as rows of data.
 
-Only families that ``python -m tests.families`` has shown to equal their stock models are here. This
-module needs the standard library only.
+Only families that ``python -m tests.families`` has shown to equal their stock models are here.
 """
 
 from __future__ import annotations

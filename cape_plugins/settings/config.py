@@ -1,7 +1,5 @@
 """Settings of a position embedding: completed by defaults, and checked as a whole. The options of a
 position embedding are defined in :mod:`cape_plugins.settings.options`.
-
-This module needs the standard library only.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Seam(Bound):
         adds: Whether the stock model adds positions to the content, so that positions in attention
             are new to its layers; see :mod:`hf_models.seams.stack_attention`.
         stack_positions: What computes positions in attention; None if nothing has to be computed.
-        without_table: What the stock model does instead of adding a table that could hold what is
-            added, for errors.
+        without_table: For errors: what the stock model does instead of adding a table in which
+            position embeddings could be stored.
         layer_key: Key under which the layers find the positions in the scope; None if the type
             does not act in attention.
     """

@@ -184,9 +184,10 @@ class RowTable(CountedRows, nn.Embedding):
 
     @property
     def weight(self) -> Tensor:
-        """The stock table. Where it is dropped, zeros of the same shape that take no memory. Stock
-        code reads width, device and precision of the table, and compares lengths of texts with its
-        size: within a forward the table has no end, if it is dropped or the text is longer."""
+        """Returns the stock table, or zeros of the same shape, which take no memory, if the table
+        was dropped. Stock code reads the width, device and precision of the table, and compares the
+        length of a text with the number of rows. During a forward, zeros without end replace a
+        table that was dropped or is shorter than the text."""
         table = self._parameters.get("weight")
         if table is not None and (self.bound is None or self._fits(self.bound)):
             return table

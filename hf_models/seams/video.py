@@ -69,7 +69,7 @@ class VideoSeam(Seam):
     Attributes:
         kernel: Frames, height and width of a tubelet.
         grid: Frames, rows and columns of the tubelets of a video in the configuration.
-        channels: Of a frame.
+        channels: Channels of a frame.
     """
 
     kernel: tuple[int, ...]

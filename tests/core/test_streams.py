@@ -159,7 +159,7 @@ def test_joined_flac_is_read_to_the_end_of_the_last(first, second):
 
 OGG, WAV = encoded(QUIET_FIRST, "OGG"), encoded(NOISE, "WAV")
 LAST_PAGE = OGG.rindex(b"OggS")
-# libsndfile reads the whole pages of a cut ogg, without a word
+# libsndfile reads the whole pages of a cut ogg and reports no error
 BAD = {
     "fewer samples of flac": (with_total(FLAC, 90000), "is cut off: 80000 of 90000 samples"),
     "half a flac": (FLAC[: len(FLAC) // 2], "cannot be decoded"),

@@ -128,7 +128,7 @@ def profile_of_rank(rank, folder):
     for admin._of_first_rank in (lambda values: values, share):
         model = build(dropout=0.3)
         admin.attach_admin(model)
-        # a seed of its own stands for whatever makes the forward passes of ranks differ
+        # a seed for each rank stands for whatever makes the forward passes of ranks differ
         profile = admin.profile_admin(model, *batch(), seed=rank)
         results.append(f"{profile} {[omega.tolist() for omega in omegas(model).values()]}\n")
     (folder / f"{rank}").write_text("".join(results))

@@ -294,7 +294,8 @@ def poisoned(trained, tmp_path, created):
     return tmp_path / "poisoned.pt"
 
 
-# fairseq's own, which read a file as fairseq-generate does, and those with code of their own.
+# Commands that read a file with the code of fairseq-generate, and commands that read it with other
+# code.
 COMMANDS = {
     "generate": lambda path, corpus: run_here(*generate_words(corpus.binary, path)),
     **{

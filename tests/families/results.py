@@ -80,7 +80,7 @@ def append(path: Path, row: Row) -> None:
 
 def sample(number: int, date: str, installed: Sequence[str]) -> list[str]:
     """Families of the table: some that the date draws, all with a row that is odd, one for each
-    seam, and those of :data:`ALWAYS`.
+    seam, and the families of :data:`ALWAYS`.
 
     Args:
         number: Families to draw.

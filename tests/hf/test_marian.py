@@ -23,7 +23,7 @@ KINDS = ("sinpos", "abspos", "cape", "relpos+first")  # of what is added, and of
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_encoder_outputs_can_be_reused(name, left):
-    """Given as they are, or as a tuple, to forward and to generate()."""
+    """forward and generate() take the outputs of an encoder as an object or as a tuple."""
     model, inputs = make("marian", name), sentences(left)
     with torch.no_grad():
         encoded = model.get_encoder()(**inputs, output_hidden_states=True)

@@ -53,7 +53,8 @@ class TinyTagger(PreTrainedModel):
 
 # ---- the family ----------------------------------------------------------------------------------
 
-ROW = Family("tiny", {"encoder": Side("text", "encoder", table="embed_positions.weight")}, "abspos")
+SIDE = Side(domain="text", architecture="encoder", table="embed_positions.weight")
+ROW = Family("tiny", {"encoder": SIDE}, "abspos")
 add_family_row(ROW)
 
 

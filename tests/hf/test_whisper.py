@@ -248,7 +248,8 @@ def test_wrong_settings_are_refused(settings):
     ],
 )
 def test_recordings_in_segments_or_in_one_piece(way):
-    """Each as it is alone; those without timestamps are encoded once, as a whole."""
+    """Each recording gets the text that it gets alone. Without timestamps, a recording is encoded
+    once, as a whole."""
     model = switched()
     lengths = (200, 131, 60)
     inputs, mask = features(3, 200), mask_of(lengths)

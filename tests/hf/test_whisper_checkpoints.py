@@ -147,7 +147,7 @@ def test_pipeline_recognises_at_natural_length(cape_folder):
 
 
 def test_pipeline_takes_batches(cape_folder):
-    """Each recording as it is alone, whatever its length and the lengths of the others."""
+    """Each recording gets the text that it gets alone, for all lengths of the recordings."""
     recognise = pipeline("automatic-speech-recognition", model=str(cape_folder))
     vocabulary = recognise.tokenizer.get_vocab()
     others = [number for name, number in vocabulary.items() if not name.isalpha()]

@@ -41,7 +41,7 @@ def test_examples_in_docstrings_are_true(module):
         ("<unk> i had a dream", "i had a dream"),
         ("it 's what we 're told and don 't do", "it's what we're told and don't do"),
         ("they 'll say i 'm i 'd and you 've", "they'll say i'm i'd and you've"),
-        ("get 'em 'cause rock 'n' roll", "get 'em 'cause rock 'n' roll"),  # words of their own
+        ("get 'em 'cause rock 'n' roll", "get 'em 'cause rock 'n' roll"),  # words, not endings
         ("the(2) record {SMACK} <sil> [NOISE] plays(10)", "the record plays"),
         ("fully<unk> so", "fully so"),
         ("<unk>", ""),
@@ -231,7 +231,7 @@ def test_wsj_is_prepared(ldc, tmp_path, capsys):
     assert list(texts(out, "valid")) == ["4k0-4k0c0301", "4k0-4k0c0302"]
     assert texts(out, "test") == {"440-440c0401": "the comma et period"}  # not 440o0401
     _, (_, audio, seconds, _) = rows(out / "test.tsv")
-    assert audio == str(ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1")  # readable as it is
+    assert audio == str(ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1")  # read without a conversion
     assert seconds == "0.4000"
     output = capsys.readouterr().out
     assert "si_tr_s.ndx does not exist: all recordings of wsj1/si_tr_s are used" in output

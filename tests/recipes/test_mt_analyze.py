@@ -226,7 +226,7 @@ BAD = {
     "no model": (["stack", "--model", "a=folder"], "cannot be read as a Hugging Face model"),
     "no dictionary": (["stack", "--model", "a=A", "--data", "folder"], "--data FOLDER"),
     "no subwords": (["stack", "--model", "a=A", "--spm", "text"], "--spm text"),
-    "subwords of its own": (["stack", "--model", "h=folder", "--spm", "h=x"], "--spm h=x has no"),
+    "subwords of a folder": (["stack", "--model", "h=folder", "--spm", "h=x"], "--spm h=x has no"),
     "segmented by whom": (["length", "--model", "h=folder", "--segmented"], "--segmented: h is a"),
     "segmented twice": (
         ["length", "--model", "a=A", "--segmented", "--spm", "x"],

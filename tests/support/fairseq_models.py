@@ -337,7 +337,7 @@ def run_here(command: str, *words: object, input: str = "") -> str:
 
 
 def run_ranks(run_cli: Callable[..., Any], words: Sequence[object], **kwargs: Any) -> list[str]:
-    """Output of two ranks on CPUs; each is a ``fairseq-train`` of its own."""
+    """Output of two ranks on CPUs; each is a process of ``fairseq-train``."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
