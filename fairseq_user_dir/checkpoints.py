@@ -120,8 +120,8 @@ def _decoder_config(model: nn.Module) -> PositionConfig | None:
 
 def _with_record(stock: Any) -> Any:
     """Writes the position settings into the settings that fairseq stores. A model that is
-    configured with a dataclass is built from a copy of these settings, so it cannot write into them
-    itself."""
+    configured with a dataclass is built from a copy of these settings, so the model cannot write
+    into the settings itself."""
 
     @functools.wraps(stock)
     def build_model(cfg: Any, *args: Any, **kwargs: Any) -> Any:

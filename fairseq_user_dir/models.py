@@ -109,8 +109,8 @@ class _CapeSeq2Seq(_CapeModel):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """See fairseq. The encoder draws for both sides, so it gets the length of the target if the
-        draw depends on this length."""
+        """See fairseq. The encoder, which draws for both sides, gets the length of the target if
+        the draw depends on this length."""
         lengths = None
         if self.position_config.sampling:
             lengths = self._target_lengths(prev_output_tokens, *args, **kwargs)

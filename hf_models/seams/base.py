@@ -25,8 +25,8 @@ class Seam(Bound):
     * :meth:`prepare`, which builds ``self.positions``, a :class:`~cape_plugins.PositionEncoder`,
       and puts stock tables aside;
     * ``forward`` or other methods of the stock module. There ``self.bound`` is the
-      :class:`~hf_models.seams.scope.Scope` of the forward: masks, sizes and draws. It is None
-      if the module is called outside of a model, and then nothing is drawn;
+      :class:`~hf_models.seams.scope.Scope` of the forward: masks, sizes and draws. ``self.bound``
+      is None if the module is called outside of a model, and then nothing is drawn;
     * if needed :meth:`adapt_call`, which changes arguments before the model sees them;
     * if needed :meth:`bases_and_attributes`, for a class that is more than the mixin over the
       stock class, such as one whose stock class comes first.

@@ -1,8 +1,8 @@
 """Patch embeddings with a table of the patches of one image size, as in CLIP, SigLIP and ViT-MAE,
 for all such families: images of any height and width.
 
-The table is a parameter or an ``nn.Embedding`` of the module that cuts images into patches. Its
-first rows may belong to special tokens, such as the class token.
+The table is a parameter or an ``nn.Embedding`` of the module that cuts images into patches. The
+first rows of the table may belong to special tokens, such as the class token.
 """
 
 from __future__ import annotations

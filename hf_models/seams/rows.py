@@ -1,9 +1,9 @@
 """Tables with a row for each position, as in BERT, RoBERTa, GPT-2, OPT and CLIP's text model, for
 all such families.
 
-The stock model decides which row each token has: it counts from 0 or from behind the padding
-token, over all tokens or over a mask. The table of this package is asked for these rows and finds
-the positions in them.
+The stock model decides which row each token has. Stock models count from 0 or from behind the
+padding token, over all tokens or over a mask. The table of this package is asked for these rows and
+finds the positions in them.
 """
 
 from __future__ import annotations
