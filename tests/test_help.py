@@ -88,8 +88,8 @@ def test_mistakes_are_one_line_in_every_program(parsers, capsys):
 
 
 def test_a_seed_that_is_given_twice_is_no_second_seed(parsers):
-    known = (parser._option_string_actions.get("--seeds") for parser in parsers.values())
-    actions = list(filter(None, known))
+    seed_options = (parser._option_string_actions.get("--seeds") for parser in parsers.values())
+    actions = list(filter(None, seed_options))
     assert len(actions) > 2
     for action in actions:
         with pytest.raises(argparse.ArgumentError) as error:

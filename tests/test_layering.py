@@ -180,7 +180,7 @@ def check_rooms(path: str, source: str) -> Iterator[str]:
         yield f"{path} is in a room without a rule; add it to ROOMS"
         return
     below = everything if room in rooms.doors else {room, *rooms.tools, *rooms.below.get(room, ())}
-    torch_free = any(path.startswith(place) for place in WITHOUT_TORCH)
+    torch_free = any(path.startswith(start) for start in WITHOUT_TORCH)
     for line, module in imports(path, nodes(source)):
         names = module.split(".")
         if names[0] == "torch" and torch_free:
@@ -240,8 +240,8 @@ def check_sizes(path: str, source: str) -> Iterator[str]:
         if ast.get_docstring(node):
             lines -= node.body[0].end_lineno - node.body[0].lineno + 1
         if lines > MAX_FUNCTION_LINES:
-            place = f"{path}:{node.lineno} {node.name}"
-            yield f"{place} has {lines} lines, at most {MAX_FUNCTION_LINES}"
+            where = f"{path}:{node.lineno} {node.name}"
+            yield f"{where} has {lines} lines, at most {MAX_FUNCTION_LINES}"
 
 
 def check_machine_paths(path: str, source: str) -> Iterator[str]:

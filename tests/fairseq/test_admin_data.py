@@ -122,8 +122,8 @@ def test_no_usable_pair_is_an_error(tmp_path):
 
 def profile_of_rank(rank, folder):
     """Writes the profile of this rank and the one that ranks share."""
-    place = f"file://{folder}/meeting"
-    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    url = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=url, rank=rank, world_size=2)
     share, results = admin._of_first_rank, []
     for admin._of_first_rank in (lambda values: values, share):
         model = build(dropout=0.3)

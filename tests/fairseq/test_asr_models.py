@@ -311,10 +311,10 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "given", "message"), BAD, ids=[row[-1] for row in BAD])
-def test_bad_settings_are_refused(folder, arch, given, message):
+@pytest.mark.parametrize(("arch", "settings", "message"), BAD, ids=[row[-1] for row in BAD])
+def test_bad_settings_are_refused(folder, arch, settings, message):
     with pytest.raises(ValueError, match=message):
-        make_model(make_task(folder), arch, "cape", **given)
+        make_model(make_task(folder), arch, "cape", **settings)
 
 
 @pytest.mark.parametrize("words", ["--conv-stride 0", "--conv-kernel-size 4", "--dropout 2"])

@@ -222,9 +222,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_checkpoint_with_code_is_refused(place, tmp_path, created):
-    path = save(tmp_path / "checkpoint.pt", **PLACES[place](code(created)))
+@pytest.mark.parametrize("part", PLACES)
+def test_a_checkpoint_with_code_is_refused(part, tmp_path, created):
+    path = save(tmp_path / "checkpoint.pt", **PLACES[part](code(created)))
     value = re.escape(repr(code(created))[:40])
     message = rf"checkpoint\.pt: the setting (args|cfg)\.[\w.]+ is {value}.*; allowed: numbers"
     with pytest.raises(SettingsError, match=message):

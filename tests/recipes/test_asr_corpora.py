@@ -182,7 +182,7 @@ def test_tedlium_with_bad_lines_or_without_tests_is_refused(ted, tmp_path):
 def ldc(tmp_path):
     """Some of the discs, upper case as on some of them."""
     root = tmp_path / "ldc"
-    for place, ids in {
+    for folder, ids in {
         "11-1.1/WSJ0/SI_TR_S/011": ("011C0201", "011C0202", "011O0301"),
         "11-2.1/WSJ0/SI_TR_S/401": ("401C0201",),
         "13-1.1/wsj1/si_tr_s/46a": ("46ac0201",),
@@ -194,9 +194,9 @@ def ldc(tmp_path):
     }.items():
         for n, id in enumerate(ids):
             suffix = ".WV1" if id.isupper() else ".wv1"
-            write(root / place / f"{id}{suffix}", 0.4 + 0.1 * n, format="NIST", seed=n)
-            write(root / place / f"{id[:-1]}9.wv2", 0.4, format="NIST")
-        corpus, subset, speaker = place.lower().split("/")[1:]
+            write(root / folder / f"{id}{suffix}", 0.4 + 0.1 * n, format="NIST", seed=n)
+            write(root / folder / f"{id[:-1]}9.wv2", 0.4, format="NIST")
+        corpus, subset, speaker = folder.lower().split("/")[1:]
         dot = root / "11-4.1" / corpus / "transcrp" / "dots" / subset / speaker
         lines = [
             f"THE {id[-1]} ,COMMA [noise] *{subset[3:5]}* .PERIOD ({id.lower()})" for id in ids
