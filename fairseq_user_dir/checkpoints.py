@@ -75,7 +75,7 @@ def _checked(stock: Any) -> Any:
             state = read_checkpoint(local_path)
             if arg_overrides and TYPE_ARG in arg_overrides:
                 arg_overrides = _own_defaults(fairseq_arguments(state), arg_overrides)
-            del state
+            del state  # the stock function loads the file again: one copy in memory at a time
         return stock(path, arg_overrides, *args, **kwargs)
 
     return load_checkpoint_to_cpu
@@ -86,6 +86,7 @@ def _own_defaults(stored: Mapping[str, Any], overrides: dict[str, Any]) -> dict[
     if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
         return overrides
     decoder_has_type = "type" in (stored.get(DECODER_FIELD) or {})
+    # None stands for the default of the new type; a decoder with a separate type keeps its options
     unset = dict.fromkeys(
         name
         for name in stored
@@ -151,6 +152,7 @@ def changed_settings(
 
 
 def _same_ratio(old: str, new: str) -> bool:
+    # 3/2 and 1.5 are one alpha; auto is no number
     return not COUNTED.keys() & {old, new} and Fraction(old) == Fraction(new)
 
 
@@ -160,7 +162,7 @@ def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bo
     current = position_config(model)
     if current is None and TYPE_ARG not in stored_arguments:
         return  # two stock models
-    if current is None:
+    if current is None:  # a stock model that goes on from a cape checkpoint
         arguments = fairseq_arguments({"cfg": {"model": trainer.cfg.model}})
         current = fairseq_config(arguments, model.state_dict())
     with named_by_flags(f"{path}: "):

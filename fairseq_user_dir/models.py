@@ -291,10 +291,10 @@ def register_all() -> dict[str, type]:
         The cape class for each stock model name.
     """
     classes = {}
-    for name, stock in list(MODEL_REGISTRY.items()):
+    for name, stock in list(MODEL_REGISTRY.items()):  # a copy, because the registry grows
         if name in NOT_RUNNABLE or name.startswith(PREFIX):
             continue
-        if issubclass(stock, FairseqNATModel):
+        if issubclass(stock, FairseqNATModel):  # first, because it is a TransformerModel too
             classes[name] = _register(name, stock, _CapeNonautoregressive)
         elif issubclass(stock, TransformerModel):
             classes[name] = _register(name, stock, _CapeSeq2Seq)

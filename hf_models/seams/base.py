@@ -117,6 +117,7 @@ class Seam(Bound):
         return (cls, stock), keywords
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # pickle cannot find a class that is made at run time
         return _rebuilt, type(self).recipe, self.__dict__
 
 

@@ -239,6 +239,7 @@ class RowTable(CountedRows, nn.Embedding):
     def _begun_anew(self, rows: Tensor) -> Tensor:
         size = self.positions_of_table
         beyond = self.first_row + (rows - self.first_row) % size
+        # rows before the first position belong to padding, and the remainder would move them
         return torch.where(rows < self.num_embeddings, rows, beyond)
 
 

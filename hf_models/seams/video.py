@@ -300,6 +300,7 @@ class TimedLayer(InformedLayer, Seam):
     def information(self, scope: Scope) -> _Sizes | None:
         """The sizes of the videos of a forward."""
         size = video_size(scope)
+        # image_size is the width: stock code counts columns by it, and rows by what is left
         return None if size is None else _Sizes(size[1], size[3], self.patch_size)
 
     @property

@@ -123,10 +123,10 @@ def _load(source: Path) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(source)
     name = (config.architectures or ["model without architecture"])[0]
     model_class = hf_models.MODELS.get(name)
-    wanted = CapeWhisperForConditionalGeneration
-    if model_class is None or not issubclass(model_class, wanted):
+    allowed = CapeWhisperForConditionalGeneration
+    if model_class is None or not issubclass(model_class, allowed):
         raise ValueError(
-            f"SOURCE {source} holds a {name}; allowed for export ggml: {wanted.__name__}. "
+            f"SOURCE {source} holds a {name}; allowed for export ggml: {allowed.__name__}. "
             "Converters of whisper.cpp take stock models; `cape-plugins export ctranslate2` and "
             "`onnx` take other models of this package."
         )
