@@ -132,7 +132,7 @@ test-versions: setup-serve ## runs the fast tests of Hugging Face models on the 
 
 # The tests that transformers has for all its models, of the installed version; the last line says
 # what was run and what was left out. ARGS="--position-embedding relpos" for another type.
-test-hf-common: setup-hf ## runs transformers' tests for all its models on those of this package
+test-hf-common: setup-hf ## runs transformers' common tests of models on the models of this package
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hf_common.run $(ARGS)
 
 lint: setup ## runs ruff

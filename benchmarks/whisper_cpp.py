@@ -62,7 +62,7 @@ whisper-tiny (4L-4L, 384/1536, 6 heads) with random weights; features count. The
 `{TRANSFORMERS}`.""",
 )
 IN_PARENTHESES = (
-    f"texts that are those of `{TRANSFORMERS}`, of {TEST_STRINGS}; time as a multiple of the "
+    f"texts that equal the texts of `{TRANSFORMERS}`, of {TEST_STRINGS}; time as a multiple of the "
     "reference's; the .csv has the intervals of times"
 )
 

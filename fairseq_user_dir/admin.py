@@ -14,7 +14,7 @@ deviation of the sum in the previous sub-layer, measured before the layer norm:
 
 Encoder and decoder are measured separately. The authors' program measures in a separate run and
 writes the numbers to a file, which inference needs as well. In this module the omegas are
-parameters of the model: they are profiled when the model is built, and stored in checkpoints.
+parameters of the model, profiled when the model is built, and stored in checkpoints.
 
 The layers may be of any class of fairseq, and may already be wrapped for activation checkpointing.
 """

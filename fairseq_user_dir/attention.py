@@ -372,9 +372,9 @@ def _checked_attention(layer: nn.Module, config: PositionConfig) -> MultiheadAtt
     attention = getattr(layer, "self_attn", None)
     if type(attention) is not MultiheadAttention:
         raise SettingsError(
-            f"{option} needs fairseq's MultiheadAttention in each layer, found "
-            f"{type(attention).__name__} in {type(layer).__name__}; leave out the option that "
-            "replaces it (such as --base-layers)."
+            f"{option} needs fairseq's MultiheadAttention in each layer, but "
+            f"{type(layer).__name__} has {type(attention).__name__}; leave out the option that "
+            "replaces the attention (such as --base-layers)."
         )
     unsupported = {
         "--cross-self-attention": not attention.self_attention,

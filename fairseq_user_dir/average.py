@@ -8,8 +8,8 @@ checkpoints under torch 2.6 and later.
     cape-average-checkpoints --inputs run/checkpoint8.pt run/checkpoint9.pt --output avg.pt
 
 The result holds the averaged ``model``. Everything else, such as the configuration for rebuilding
-the model, comes from the checkpoint that was trained longest. The optimizer state is left out: it
-belongs to one update of the training, and takes two thirds of the file.
+the model, comes from the checkpoint that was trained longest. The optimizer state is left out,
+because the state belongs to one update of the training and takes two thirds of the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cape_plugins.checkpoints.fairseq_files import (
 )
 from cape_plugins.files import writing
 from cape_plugins.settings.arguments import Parser, positive
-from fairseq_user_dir.checkpoints import read_checkpoint
+from fairseq_user_dir.host.reading import read_checkpoint
 
 _FILES = {
     "epoch": re.compile(r"checkpoint(\d+)\.pt"),
@@ -87,8 +87,8 @@ def average_checkpoints(paths: Sequence[str | Path]) -> dict[str, Any]:
 
     Floating-point tensors (any shape) become the mean over the files. The sum is in float64, so
     that neither the order nor half precision matters, and the mean is cast back to the dtype of the
-    files. Integer and boolean tensors are counts and masks, whose mean makes no sense, so they must
-    be equal in all files. Tensors that share memory in the files, such as tied embeddings, share
+    files. Integer and boolean tensors are counts and masks, whose mean makes no sense, and must be
+    equal in all files. Tensors that share memory in the files, such as tied embeddings, share
     memory in the result.
 
     Args:

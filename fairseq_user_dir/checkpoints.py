@@ -14,29 +14,24 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint_utils, models
 from fairseq.data import Dictionary
 from fairseq.file_io import PathManager
-from fairseq.models import ARCH_MODEL_REGISTRY as ARCHS
-from fairseq.models import MODEL_REGISTRY
-from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from cape_plugins import PositionConfig
-from cape_plugins.checkpoints import fairseq_files
 from cape_plugins.checkpoints.fairseq_files import DICTIONARIES, fairseq_arguments, fairseq_config
 from cape_plugins.checkpoints.families import DECODER_FIELD
 from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, flag, option_flag
 from cape_plugins.settings.config import option_fields
 from cape_plugins.settings.options import COUNTED
 from fairseq_user_dir.flags import ALLOW_ARG, ALLOW_FLAG, DECODER_PREFIX, record
-from fairseq_user_dir.host.compat import allow_fairseq_checkpoints
 from fairseq_user_dir.host.errors import SettingsError, named_by_flags
+from fairseq_user_dir.host.reading import read_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -69,49 +64,6 @@ def watch_checkpoints() -> None:
 # --------------------------------------------------------------------------------------- reading
 
 
-def read_checkpoint(path: str | Path, remedy: str = "") -> dict[str, Any]:
-    """:func:`~cape_plugins.checkpoints.fairseq_files.read_checkpoint`, with errors that fairseq's
-    commands print in one line.
-
-    Raises:
-        SettingsError: if the file cannot be read, or has a setting that fairseq would run as code;
-            names a remedy.
-    """
-    # Declares the types again: when torch.serialization.safe_globals, which transformers uses to
-    # resume, ends, types that other code has declared are removed, too.
-    allow_fairseq_checkpoints()
-    try:
-        return fairseq_files.read_checkpoint(path, remedy)
-    except fairseq_files.CheckpointError as error:
-        raise SettingsError(str(error)) from error.__cause__
-
-
-def task_name(state: Mapping[str, Any]) -> str:
-    """The task that a checkpoint was trained in."""
-    arguments = fairseq_arguments(state, "task")
-    return arguments.get("_name") or arguments.get("task") or "translation"
-
-
-def check_registered(state: Mapping[str, Any], path: str | Path) -> None:
-    """Refuses a checkpoint with a model or task that another user directory defines.
-
-    Raises:
-        SettingsError: names the model or task, and what to do.
-    """
-    model = fairseq_arguments(state)
-    names = {
-        "architecture": (model.get("_name") or model.get("arch"), {*MODEL_REGISTRY, *ARCHS}),
-        "task": (task_name(state), TASK_REGISTRY),
-    }
-    for what, (name, registry) in names.items():
-        if name is not None and name not in registry:
-            raise SettingsError(
-                f"{path} has the {what} {name}, which neither fairseq nor this package defines: it "
-                "needs the --user-dir of its training. Use the commands of fairseq, which take "
-                "that folder."
-            )
-
-
 def _checked(stock: Any) -> Any:
     @functools.wraps(stock)
     def load_checkpoint_to_cpu(
@@ -123,7 +75,7 @@ def _checked(stock: Any) -> Any:
             state = read_checkpoint(local_path)
             if arg_overrides and TYPE_ARG in arg_overrides:
                 arg_overrides = _own_defaults(fairseq_arguments(state), arg_overrides)
-            del state
+            del state  # the stock function loads the file again: one copy in memory at a time
         return stock(path, arg_overrides, *args, **kwargs)
 
     return load_checkpoint_to_cpu
@@ -134,6 +86,7 @@ def _own_defaults(stored: Mapping[str, Any], overrides: dict[str, Any]) -> dict[
     if stored.get(TYPE_ARG) in (None, overrides[TYPE_ARG]):
         return overrides
     decoder_has_type = "type" in (stored.get(DECODER_FIELD) or {})
+    # None stands for the default of the new type; a decoder with a separate type keeps its options
     unset = dict.fromkeys(
         name
         for name in stored
@@ -168,8 +121,8 @@ def _decoder_config(model: nn.Module) -> PositionConfig | None:
 
 def _with_record(stock: Any) -> Any:
     """Writes the position settings into the settings that fairseq stores. A model that is
-    configured with a dataclass is built from a copy of these settings, so it cannot write into them
-    itself."""
+    configured with a dataclass is built from a copy of these settings, so the model cannot write
+    into the settings itself."""
 
     @functools.wraps(stock)
     def build_model(cfg: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,6 +152,7 @@ def changed_settings(
 
 
 def _same_ratio(old: str, new: str) -> bool:
+    # 3/2 and 1.5 are one alpha; auto is no number
     return not COUNTED.keys() & {old, new} and Fraction(old) == Fraction(new)
 
 
@@ -208,7 +162,7 @@ def _compare(path: str, state: Mapping[str, Any], trainer: Trainer, resuming: bo
     current = position_config(model)
     if current is None and TYPE_ARG not in stored_arguments:
         return  # two stock models
-    if current is None:
+    if current is None:  # a stock model that goes on from a cape checkpoint
         arguments = fairseq_arguments({"cfg": {"model": trainer.cfg.model}})
         current = fairseq_config(arguments, model.state_dict())
     with named_by_flags(f"{path}: "):

@@ -109,8 +109,8 @@ class _CapeSeq2Seq(_CapeModel):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """See fairseq. The encoder draws for both sides, so it gets the length of the target if the
-        draw depends on this length."""
+        """See fairseq. The encoder, which draws for both sides, gets the length of the target if
+        the draw depends on this length."""
         lengths = None
         if self.position_config.sampling:
             lengths = self._target_lengths(prev_output_tokens, *args, **kwargs)
@@ -291,10 +291,10 @@ def register_all() -> dict[str, type]:
         The cape class for each stock model name.
     """
     classes = {}
-    for name, stock in list(MODEL_REGISTRY.items()):
+    for name, stock in list(MODEL_REGISTRY.items()):  # a copy, because the registry grows
         if name in NOT_RUNNABLE or name.startswith(PREFIX):
             continue
-        if issubclass(stock, FairseqNATModel):
+        if issubclass(stock, FairseqNATModel):  # first, because it is a TransformerModel too
             classes[name] = _register(name, stock, _CapeNonautoregressive)
         elif issubclass(stock, TransformerModel):
             classes[name] = _register(name, stock, _CapeSeq2Seq)

@@ -76,6 +76,7 @@ class EncoderPositions(Bound, _PositionStack):
         module = self.position_module
         draw = None if module is None else module.draw(src_tokens.shape[0], src_tokens.device)
         if draw is not None and draw.order is not None and self.position_config.synchronize:
+            # both sides share one drawn function, with an entry for each index of the longer side
             target = () if self.bound is None else (self.bound,)
             lengths = module.encoder.num_positions(src_tokens.ne(self.padding_idx))
             draw = draw.covering(lengths, *target)
@@ -84,7 +85,7 @@ class EncoderPositions(Bound, _PositionStack):
                 src_tokens, src_lengths, return_all_hiddens, token_embeddings
             )
         if draw is not None:
-            out["position_draw"] = [draw]
+            out["position_draw"] = [draw]  # a list, as all values of fairseq's encoder output
         if self.position_config.source_bos:
             # under this stock name, so that the stock reorder_encoder_out reorders the tokens with
             # the beams
@@ -129,6 +130,7 @@ class DecoderPositions(_PositionStack):
             return None
         draws = (encoder_out or {}).get("position_draw")
         if not self.position_config.synchronize:
+            # with the draw of the encoder, so that both sides leave the same samples unaugmented
             return module.draw(tokens.shape[0], tokens.device, *(draws or ()))
         if not draws:
             raise ValueError(

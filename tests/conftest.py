@@ -98,9 +98,9 @@ def ended_loaders() -> Iterator[None]:
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures that ``cape-plugins plot`` would save. They are not drawn, because drawing takes
     longest."""
-    made = []
-    monkeypatch.setattr(command, "save", lambda figure, path: made.append(figure))
-    return made
+    saved = []
+    monkeypatch.setattr(command, "save", lambda figure, path: saved.append(figure))
+    return saved
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,7 @@ def options_of(tests: str, root: Path) -> list[str]:
 
 
 def copy_of_tracked_files(folder: Path) -> None:
-    """Copies what git knows, as it is here and now."""
+    """Copies the files that git knows, with the changes since the last commit."""
     file_names = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True
     )

@@ -40,7 +40,7 @@ def skip_without_host(path):
         pytest.importorskip("transformers")
 
 
-# those that are installed under a name of their own
+# commands that are installed as a script, and the names of the scripts
 COMMANDS = {
     "cape_plugins": "cape-plugins",
     "fairseq_user_dir.average": "cape-average-checkpoints",
@@ -88,8 +88,8 @@ def test_mistakes_are_one_line_in_every_program(parsers, capsys):
 
 
 def test_a_seed_that_is_given_twice_is_no_second_seed(parsers):
-    known = (parser._option_string_actions.get("--seeds") for parser in parsers.values())
-    actions = list(filter(None, known))
+    seed_options = (parser._option_string_actions.get("--seeds") for parser in parsers.values())
+    actions = list(filter(None, seed_options))
     assert len(actions) > 2
     for action in actions:
         with pytest.raises(argparse.ArgumentError) as error:

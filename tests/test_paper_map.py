@@ -42,8 +42,8 @@ NUMBERED = {
 EXPECTED = [
     f"{document} {label} {number}"
     for document, labels in NUMBERED.items()
-    for label, own in labels.items()
-    for number in own
+    for label, label_numbers in labels.items()
+    for number in label_numbers
 ]
 NUMBER = re.compile(r"(P|A|SL|SH|T) (Eq\.|Fig\.|Table) \d[\d.]*")
 RESULTS = ("docs/results/", "docs/pictures/", "benchmarks/results/")
@@ -173,8 +173,8 @@ def exists(name: str) -> bool:
     if name.startswith("--"):
         option = shlex.split(name)[0]
         return any(f'"{option}"' in source(path) for path in files()["code"])
-    known = {*TYPES, *PRESETS, *rows_of_recipes(), *(option.name for option in option_fields())}
-    return name in known
+    names = {*TYPES, *PRESETS, *rows_of_recipes(), *(option.name for option in option_fields())}
+    return name in names
 
 
 def test_names_on_the_page_exist() -> None:

@@ -143,12 +143,12 @@ def test_table_of_flags_is_generated(capsys) -> None:
 
 
 def test_positional_flags_that_a_page_names_exist() -> None:
-    known = {f"--position-{option.name}".replace("_", "-") for option in option_fields()}
-    known |= {"--position-table-size", "--position-table-extension"}  # of hf_models.convert
+    flags = {f"--position-{option.name}".replace("_", "-") for option in option_fields()}
+    flags |= {"--position-table-size", "--position-table-extension"}  # of hf_models.convert
     for page in FILES:
         text = read(page).replace("--position-decoder-", "--position-")  # the same, of a decoder
         named = set(re.findall(r"--position-[a-z][a-z-]*[a-z]", text))
-        assert named - {"--position-embedding"} <= known, page
+        assert named - {"--position-embedding"} <= flags, page
 
 
 def named_files(page: str) -> set[str]:
@@ -165,11 +165,11 @@ def named_files(page: str) -> set[str]:
 def test_architecture_names_every_file_of_the_library() -> None:
     folders = ("cape_plugins", "fairseq_user_dir", "hf_models")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    own = {path.relative_to(ROOT).as_posix() for path in paths if path.name != "__init__.py"}
+    file_names = {path.relative_to(ROOT).as_posix() for path in paths if path.name != "__init__.py"}
     named = named_files(read(ROOT / "docs/architecture.md"))
-    assert len(own) > 60
+    assert len(file_names) > 60
     assert [name for name in named if not (ROOT / name).is_file()] == []
-    assert own <= named
+    assert file_names <= named
 
 
 def says_how(page: Path) -> bool:

@@ -1,8 +1,7 @@
 """Families of models as rows of data: where each family keeps settings, and where positions are.
 
 A row describes stored settings, which are read without the host: the config.json of transformers,
-or the arguments of fairseq. :func:`add_family_row` adds a row for models outside this package. This
-module needs the standard library only.
+or the arguments of fairseq. :func:`add_family_row` adds a row for models outside this package.
 """
 
 from __future__ import annotations
@@ -172,13 +171,17 @@ def _steps(settings: Settings) -> float:
     return _hop(settings) * 2 ** settings["num_conv_layers"]
 
 
-def _both(side: Side) -> dict[str, Side]:
-    return dict.fromkeys(SIDES, side)
+def _encoder(domain: str, **settings: Any) -> Side:
+    return Side(domain=domain, architecture="encoder", **settings)
 
 
-_MARIAN = _both(Side("text", "seq2seq", frequencies="marian"))
-_BART = _both(Side("text", "seq2seq", table="embed_positions.weight", table_first=2))
-_M2M100 = _both(Side("text", "seq2seq", start=_after_padding, frequencies="fairseq"))
+def _seq2seq(**settings: Any) -> dict[str, Side]:
+    return dict.fromkeys(SIDES, Side(domain="text", architecture="seq2seq", **settings))
+
+
+_MARIAN = _seq2seq(frequencies="marian")
+_BART = _seq2seq(table="embed_positions.weight", table_first=2)
+_M2M100 = _seq2seq(start=_after_padding, frequencies="fairseq")
 for _name, _sides, _stock in (
     ("marian", _MARIAN, "sinpos"),
     ("pegasus", _MARIAN, "sinpos"),
@@ -187,7 +190,7 @@ for _name, _sides, _stock in (
     ("mbart", _BART, "abspos"),
 ):
     add_family_row(Family(_name, _sides, _stock))
-_BERT = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
+_BERT = _encoder("text", dim="hidden_size", table="position_embeddings.weight")
 add_family_row(Family("bert", {"encoder": _BERT}, "abspos"))
 
 
@@ -203,11 +206,15 @@ def add_generated_row(model_type: str, row: GeneratedRow) -> None:
 
 
 def _generated_family(model_type: str, row: GeneratedRow) -> Family:
-    sides = {row.side: Side(row.domain, row.architecture, dim=None)}
+    sides = {row.side: Side(domain=row.domain, architecture=row.architecture, dim=None)}
     if (tower := row.tower) is not None:
         field = f"{tower.side}_{FIELD}"
         sides[tower.side] = Side(
-            tower.domain, tower.architecture, dim=None, field=field, default=tower.stock
+            domain=tower.domain,
+            architecture=tower.architecture,
+            dim=None,
+            field=field,
+            default=tower.stock,
         )
     variant = row.variant
     if variant is not None:
@@ -232,9 +239,8 @@ for _name, _row in GENERATED.items():
 
 def _image(special_tokens: int, table: str = "position_embeddings") -> dict[str, Side]:
     return {
-        "encoder": Side(
+        "encoder": _encoder(
             "image",
-            "encoder",
             dim="hidden_size",
             layout="cos_sin_interleaved",
             table=table,
@@ -254,26 +260,18 @@ add_family_row(Family("dinov2", _image(1), "abspos"))
 add_family_row(Family("dinov2_with_registers", _image(1), "abspos"))
 add_family_row(Family("beit", _image(1), _stock_beit))
 add_family_row(Family("siglip_vision_model", _image(0, "position_embedding.weight"), "abspos"))
-add_family_row(
-    Family(
-        "speech_ctc",
-        {
-            "encoder": Side(
-                "audio",
-                "encoder",
-                start=lambda settings: settings.get("window_seconds", WINDOW_SECONDS) / 2,
-                spacing=lambda settings: _hop(settings) * settings["conv_stride"],
-            )
-        },
-    )
+_SPEECH_CTC = _encoder(
+    "audio",
+    start=lambda settings: settings.get("window_seconds", WINDOW_SECONDS) / 2,
+    spacing=lambda settings: _hop(settings) * settings["conv_stride"],
 )
+add_family_row(Family("speech_ctc", {"encoder": _SPEECH_CTC}))
 add_family_row(
     Family(
         "speech_to_text",
         {
-            "encoder": Side(
-                domain="audio",
-                architecture="encoder",
+            "encoder": _encoder(
+                "audio",
                 start=_after_padding,
                 spacing=_steps,
                 unit=_steps,
@@ -296,9 +294,8 @@ add_family_row(
     Family(
         "whisper",
         {
-            "encoder": Side(
-                domain="audio",
-                architecture="encoder",
+            "encoder": _encoder(
+                "audio",
                 spacing=lambda settings: 2 * _hop(settings),
                 unit=_WHISPER_STEP,
                 frequencies="fairseq",
@@ -340,7 +337,7 @@ def _fairseq_text(side: str, architecture: str, field: str | None = None) -> Sid
 
 
 def _fairseq_audio(**settings: Any) -> Side:
-    return Side("audio", "encoder", dim="encoder_embed_dim", field=None, **settings)
+    return _encoder("audio", dim="encoder_embed_dim", field=None, **settings)
 
 
 def _convolutions(settings: Settings) -> float:

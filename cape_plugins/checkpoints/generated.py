@@ -1,7 +1,6 @@
 """Families of Hugging Face models that are made from their stock classes, as rows of data.
 
-Only families that ``python -m tests.families`` has shown to equal their stock models are here. This
-module needs the standard library only.
+Only families that ``python -m tests.families`` has shown to equal their stock models are here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Variant:
         field: Field of the stock configuration that tells the kinds apart.
         value: Value of the field in configurations of the second kind; configurations with any
             other value are of the first kind.
-        row: Row of the second kind. Its sides have the names of the first kind.
+        row: Row of the second kind, whose sides have the names of the first kind.
     """
 
     field: str
@@ -88,7 +87,7 @@ class GeneratedRow:
     @property
     def oddities(self) -> dict[str, Any]:
         """Optional fields that differ from their defaults, with their values. `checked` is left
-        out, because it says nothing about the model."""
+        out, because `checked` says nothing about the model."""
         optional = (f for f in fields(self) if f.default is not MISSING and f.name != "checked")
         values = {field: getattr(self, field.name) for field in optional}
         return {field.name: value for field, value in values.items() if value != field.default}

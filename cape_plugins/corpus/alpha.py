@@ -7,8 +7,8 @@ the numbers that ``fairseq-preprocess`` prints and writes into preprocess.log. T
 (appendix D.1: 1.0337 for German, 1.1632 for French) leave out end-of-sentence tokens, as the
 notebook of the paper shows; so does ``eos=False``.
 
-This module needs numpy and the standard library only. It reads fairseq's index files without
-fairseq, and opens the data files beside them only if they are raw text.
+This module reads fairseq's index files without fairseq, and opens the data files beside the index
+files only if the data are raw text.
 """
 
 from __future__ import annotations

@@ -137,11 +137,12 @@ def run_demo(args: argparse.Namespace) -> str:
 
 def introduction(task: Task) -> str:
     """Text on the task of the models and the meaning of the numbers."""
-    lengths = " / ".join(f"{task.shown(size):g}" for size in task.tests)
+    lengths = " / ".join(f"{task.on_axis(size):g}" for size in task.tests)
     return (
         f"The label of each place is {task.summary}. Symbols are drawn at random, so only "
         f"positions lead to the label; a guess is wrong in {CHANCE:g} %. Models are trained at "
-        f"{task.axis} {task.shown(task.train):g} and tested at {lengths}: wrong labels in percent."
+        f"{task.axis} {task.on_axis(task.train):g} and tested at {lengths}: wrong labels in "
+        "percent."
     )
 
 
@@ -244,7 +245,7 @@ def _cells(rows: Rows, task: Task) -> list[dict[str, str]]:
 
 
 def _size(task: Task, size: Any) -> str:
-    return f"{task.shown(size):g}"
+    return f"{task.on_axis(size):g}"
 
 
 def _gains(rows: Rows, plan: Sequence[Step], task: Task) -> list[str]:
@@ -299,7 +300,7 @@ def _figure(rows: Rows, task: Task) -> Any:
     """Errors by size, a line with its band for each type."""
     figure = new_figure(4.4, f"errors where the label is {task.summary}")
     axes = figure.subplots()
-    x_values = [task.shown(size) for size in task.tests]
+    x_values = [task.on_axis(size) for size in task.tests]
     for number, (name, group) in enumerate(_by_type(rows).items()):
         values = [[row["errors"][size] for row in group] for size in task.tests]
         means = list(map(mean, values))
@@ -312,7 +313,7 @@ def _figure(rows: Rows, task: Task) -> Any:
         axes.fill_between(x_values, low, high, alpha=0.15, color=style["color"], linewidth=0)
     axes.axhline(CHANCE, color="0.6", lw=0.8, ls=":")
     axes.annotate("a guess", (x_values[-1], CHANCE), fontsize="small", ha="right", va="bottom")
-    axes.axvline(task.shown(task.train), color="0.9", lw=8, zorder=0, label="size of training")
+    axes.axvline(task.on_axis(task.train), color="0.9", lw=8, zorder=0, label="size of training")
     axes.set(xscale="log", xlabel=task.axis, ylabel="wrong labels (%)", ylim=(-3, None))
     axes.set_xticks(x_values, [f"{x:g}" for x in x_values])
     axes.minorticks_off()

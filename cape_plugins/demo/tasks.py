@@ -45,8 +45,8 @@ class Task(NamedTuple):
         batch: Function that makes inputs, from their number, their size, and a generator.
         positions: Function that makes positions, from the number and the size of the inputs, and a
             device.
-        shown: Function that turns a size into the number that tables and pictures show.
-        axis: Meaning of the shown numbers.
+        on_axis: Function that turns a size into the number that tables and pictures show.
+        axis: Meaning of these numbers.
         options: Values of options that fit the tests, for the types that have the option: positions
             drawn in training reach as far as the largest test, and relative distances stay within
             the inputs of training.
@@ -57,7 +57,7 @@ class Task(NamedTuple):
     tests: Sequence[int]
     batch: Callable[[int, int, torch.Generator], Batch]
     positions: Callable[[int, int, torch.device], Positions]
-    shown: Callable[[int], float]
+    on_axis: Callable[[int], float]
     axis: str
     options: Mapping[str, Any]
 

@@ -144,8 +144,8 @@ class Sinusoid(nn.Module):
 
     def aliased(self, *sizes: int, gamma: float = 1.0, seconds: float | None = None) -> int:
         """Number of the K channels that alias on a grid. The phase of such a channel moves by more
-        than pi from one cell to the next along some axis, so it appears to turn more slowly or
-        backwards.
+        than pi from one cell to the next along some axis, so the channel appears to turn more
+        slowly or backwards.
 
         Args:
             sizes: Cells along each axis, the slowest first, as for
@@ -258,9 +258,9 @@ class Sinusoid(nn.Module):
 
 
 def _in_graph_capture(tensor: Tensor) -> bool:
-    """Whether a CUDA graph is being captured. Memory of the graph has other values in each replay,
-    so it must not be cached. Memory that the graph reads must not be freed, and cached rows are
-    freed when more rows are needed."""
+    """Whether a CUDA graph is being captured. Memory of the graph has other values in each replay
+    and must not be cached. Memory that the graph reads must not be freed, and cached rows are freed
+    when more rows are needed."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

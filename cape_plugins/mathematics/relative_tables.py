@@ -16,8 +16,8 @@ class RelativePositions(nn.Module):
     """Learned embeddings of the distances -C .. C between key and query.
 
     Args:
-        context: C, in positions. The CAPE paper has 150 tokens for text, its released code 919
-            frames for speech.
+        context: C, in positions. The CAPE paper has 150 tokens for text, the released code of CAPE
+            919 frames for speech.
         head_dim: d.
         num_heads: H, to give each head a table; None for one table for all heads, as in the papers.
         values: Whether an embedding is added to the values (Shaw et al. Eq. 3).

@@ -106,8 +106,8 @@ def needs_identity(config: PositionConfig) -> bool:
 @torch.no_grad()
 def put_identity_first(layers: nn.ModuleList) -> None:
     """Puts a layer with plain attention before the first layer; all weights of the new layer are
-    zero, so it adds zero to its input. Works only in stacks with norms before the blocks, because a
-    norm after a block would change the input."""
+    zero, so the layer adds zero to the input. Works only in stacks with norms before the blocks,
+    because a norm after a block would change the input."""
     layer = copy.deepcopy(layers[0])
     if hasattr(layer.self_attn, "relative"):
         del layer.self_attn.relative

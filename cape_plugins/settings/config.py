@@ -1,7 +1,5 @@
 """Settings of a position embedding: completed by defaults, and checked as a whole. The options of a
 position embedding are defined in :mod:`cape_plugins.settings.options`.
-
-This module needs the standard library only.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class PositionConfig(OptionFields):
     """All settings of one position embedding; immutable, validated and complete once built.
 
     An option left ``None`` takes the default of the type in this domain and architecture. An
-    option that the type does not have is refused, because it would silently have no effect.
+    option that the type does not have is refused, because the option would silently have no effect.
 
     Args:
         type: One of :data:`TYPES`, or of :data:`~cape_plugins.settings.registry.ROTARY_TYPES`.

@@ -4,7 +4,7 @@ domain is a new row.
     DOMAINS["scan"] = Domain(grid=("slices", "rows", "columns"), frequencies=..., unit=..., ...)
 
 is enough for settings, flags, error texts, encodings, learned tables, relative attention and
-pictures. This module needs the standard library only.
+pictures.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ class Step(NamedTuple):
         name: Name of the result.
         settings: ``{"type": ..., option: value}``.
         updates: Training steps; None if the program sets the duration elsewhere.
-        continues: True if the training begins with the weights of the first training, except
-            parameters of positions that its type does not have, or that are new in its type.
+        continues: True if the training begins with the weights of the first training. Position
+            parameters that the new type lacks are dropped; position parameters that only the new
+            type has are initialised.
         rate: Highest learning rate, as a multiple of the first training's.
         yardstick: Name of the training that goes on with the first type for as long; None if there
             is none.

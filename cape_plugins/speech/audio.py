@@ -70,10 +70,10 @@ def read_audio(source: Source, sampling_rate: int = SAMPLING_RATE) -> Tensor:
 def audio_seconds(source: Source) -> float:
     """Duration of a recording; raises as :func:`read_audio`.
 
-    The header gives the duration if a few bytes confirm the header: the size of a file without
-    compression, or the number of the last frame of FLAC. Otherwise the whole file is searched, and
-    FLAC is decoded. Damage within the samples shows only when a recording is read, and a missing
-    end of an mp3 without a number of frames never shows."""
+    The header gives the duration if the size of an uncompressed file, or the number of the last
+    FLAC frame, confirms the header. Otherwise the whole file is searched, and FLAC is decoded.
+    Damage within the samples shows only when a recording is read, and a missing end of an mp3
+    without a number of frames never shows."""
     if _is_trusted(source):
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with _open(source, file) as sound_file:

@@ -1,7 +1,7 @@
 """Compares sizes in the headers of formats without compression with the bytes in the file. A size
 is wrong if a program wrote into a pipe or was stopped, or if files were joined or cut. libsndfile
-does not report this reliably: it reads RF64, W64, NIST and VOC to the end, or only as far as a size
-in the header that is too small.
+does not report this reliably: libsndfile reads RF64, W64, NIST and VOC to the end, or only as far
+as a size in the header that is too small.
 
 Sources: the descriptions of RIFF and RIFX (wav), RF64 (EBU Tech 3306), W64, AIFF, 8SVX, CAF, Sun's
 au, NIST SPHERE and VOC.

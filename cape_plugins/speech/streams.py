@@ -1,5 +1,5 @@
 """Streams of recordings, found by marks in the data. Headers give no length, or a wrong length, if
-a program wrote into a pipe, and one file may hold several streams. libsndfile trusts headers: it
+a program wrote into a pipe, and one file may hold several streams. libsndfile trusts headers and
 reads only one of two joined Ogg files, and only a quarter of a variable-bit-rate mp3 that states no
 number of frames and begins with loud sound.
 

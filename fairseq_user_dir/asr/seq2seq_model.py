@@ -4,8 +4,8 @@
 The paper keeps one decoder with relative positions for all encoders:
 ``--position-decoder-embedding relpos --position-decoder-relative-context 320``. Without these flags
 the decoder has the type of the encoder. fairseq's S2T Transformer cannot take the place of this
-model in a comparison of types: its two convolutions with stride 2 show each frame more neighbours,
-which helps a model without positions.
+model in a comparison of types: the two convolutions of the S2T Transformer with stride 2 show each
+frame more neighbours, which helps a model without positions.
 """
 
 from __future__ import annotations

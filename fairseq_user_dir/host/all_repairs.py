@@ -48,9 +48,9 @@ from fairseq.trainer import Trainer
 from torch import Tensor
 
 from cape_plugins.checkpoints.fairseq_files import literal
-from fairseq_user_dir.checkpoints import read_checkpoint, task_name
 from fairseq_user_dir.host.data_only import run_no_data
 from fairseq_user_dir.host.errors import SettingsError
+from fairseq_user_dir.host.reading import read_checkpoint, task_name
 from fairseq_user_dir.host.resuming import with_batches_of_first_epoch, with_end, with_patience
 from fairseq_user_dir.host.whole_sets import (
     with_batches_in_share,

@@ -4,8 +4,8 @@ From torch 2.6 on, ``torch.load`` refuses every type that has not been declared 
 (``add_safe_globals``). fairseq 0.12 stores a few container types beside the tensors, and sends a
 few more between ranks. Therefore resuming, ``fairseq-generate``, ``-interactive``, ``-validate``,
 ``-eval-lm``, the hub interface and averaging all stop at ``torch.load``. Switching ``weights_only``
-off would let any file run code. Instead, this module declares these containers as safe: they hold
-data and run no code from the file. Texts that fairseq would run later are refused when a file is
+off would let any file run code. Instead, this module declares these containers, which hold data and
+run no code from the file, as safe. Texts that fairseq would run later are refused when a file is
 read (:func:`~cape_plugins.checkpoints.fairseq_files.read_checkpoint`).
 """
 

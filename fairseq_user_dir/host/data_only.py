@@ -43,8 +43,7 @@ def _take_literals_only() -> None:
 
 class _LaterModules(MetaPathFinder):
     """Replaces ``eval`` in modules of fairseq that are imported later, such as fairseq's examples.
-    An example that is loaded by ``--user-dir`` does not change, because it counts as code of the
-    user."""
+    An example that is loaded by ``--user-dir`` counts as code of the user and does not change."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name.startswith("fairseq.") else None

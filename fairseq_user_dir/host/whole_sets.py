@@ -68,7 +68,7 @@ def with_batches_of_training(stock: Any) -> Any:
 
 def with_set_of_validation(stock: Any) -> Any:
     """Wraps ``Trainer.get_train_iterator``, which loads the training set. If fairseq-train has
-    loaded this set before, it loaded the set for validation, and this function keeps that dataset
+    loaded this set before, the set was loaded for validation, and this function keeps that dataset
     for :func:`without_iterator_of_training`."""
 
     @functools.wraps(stock)

@@ -20,8 +20,8 @@ from torch import nn
 from cape_plugins.checkpoints.fairseq_files import fairseq_arguments, reason
 from cape_plugins.serving.checks import refuse_not_finite
 from cape_plugins.serving.ctranslate2_check import BEAM, Hypothesis
-from fairseq_user_dir.checkpoints import check_registered, read_checkpoint, task_name
 from fairseq_user_dir.host.errors import SettingsError
+from fairseq_user_dir.host.reading import check_registered, read_checkpoint, task_name
 from fairseq_user_dir.models import CLASSES, PREFIX
 
 # Tasks that give a model its sentences unchanged, with EOS; other tasks add language codes or

@@ -61,8 +61,8 @@ class StockModel(NamedTuple):
 
 
 def stock_types() -> list[str]:
-    """Model types of the installed transformers, in order. Aliases are left out: their
-    configuration has another model type."""
+    """Model types of the installed transformers, in order. Aliases, whose configuration has another
+    model type, are left out."""
     types = CONFIG_MAPPING._mapping
     return sorted(name for name in types if not name.startswith("cape_"))
 

@@ -1,5 +1,5 @@
-"""The classes of generated families, by name, as pickle asks for them. They are made at first use:
-see :mod:`hf_models.generated.families`."""
+"""The classes of generated families, by name, as pickle asks for them. The classes are made at
+first use: see :mod:`hf_models.generated.families`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the classes of a family from the stock classes, when they are first asked for.
+"""Makes the classes of a family from the stock classes, at the first request.
 
 ``import hf_models`` makes no family and imports no stock model. A family is made when
 

@@ -3,8 +3,8 @@
 A tokenizer stores the length of the stock table. Pipelines, and callers who ask for truncation,
 would cut texts that the model can read. A tokenizer that is saved beside a model takes the limit of
 the model's position embedding, and the stock limit again beside a stock model. A limit that is not
-the length of the stock table is a choice of the user, and stays. A tokenizer that is in use keeps
-its limit, because it belongs to the caller; a pipeline that would cut texts to it warns.
+the length of the stock table is a choice of the user, and stays. A tokenizer that is in use belongs
+to the caller and keeps its limit; a pipeline that would cut texts to it warns.
 """
 
 from __future__ import annotations

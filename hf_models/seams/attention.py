@@ -210,6 +210,7 @@ def keys_and_queries(
         return positions, None
     if positions.row_of is not None and positions.row_of.shape[1] != length:
         return positions, positions.last(length)
+    # a decoder with a source has two caches in one; the other one holds the source
     cache = getattr(cache, "self_attention_cache", cache)
     size, device = past + length, positions.rows.device
     if isinstance(past, Tensor) or getattr(cache, "is_compileable", False):
@@ -305,6 +306,7 @@ def _attention_forward(
 def _stock_function(module: nn.Module, implementation: str) -> Any:
     """The attention function of the stock model; eager attention is in the file of each model."""
     if implementation == "eager":
+        # the bases are the mixin of this file and the stock class
         return sys.modules[type(module).__bases__[1].__module__].eager_attention_forward
     return ALL_ATTENTION_FUNCTIONS[implementation]
 
@@ -318,6 +320,7 @@ def _visible_keys(
 ) -> Tensor | None:
     """The mask of a call, or the causal mask, bool ``[T, S]``, that stock functions would make."""
     length, num_keys = query.shape[2], key.shape[2]
+    # a single query is the last token and sees all keys, in sdpa of transformers too
     if attention_mask is not None or not causal or length == 1:
         return attention_mask
     # queries are counted from the cached tokens: a static cache has room for more keys

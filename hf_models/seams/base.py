@@ -25,8 +25,8 @@ class Seam(Bound):
     * :meth:`prepare`, which builds ``self.positions``, a :class:`~cape_plugins.PositionEncoder`,
       and puts stock tables aside;
     * ``forward`` or other methods of the stock module. There ``self.bound`` is the
-      :class:`~hf_models.seams.scope.Scope` of the forward: masks, sizes and draws. It is None
-      if the module is called outside of a model, and then nothing is drawn;
+      :class:`~hf_models.seams.scope.Scope` of the forward: masks, sizes and draws. ``self.bound``
+      is None if the module is called outside of a model, and then nothing is drawn;
     * if needed :meth:`adapt_call`, which changes arguments before the model sees them;
     * if needed :meth:`bases_and_attributes`, for a class that is more than the mixin over the
       stock class, such as one whose stock class comes first.
@@ -40,8 +40,8 @@ class Seam(Bound):
         adds: Whether the stock model adds positions to the content, so that positions in attention
             are new to its layers; see :mod:`hf_models.seams.stack_attention`.
         stack_positions: What computes positions in attention; None if nothing has to be computed.
-        without_table: What the stock model does instead of adding a table that could hold what is
-            added, for errors.
+        without_table: For errors: what the stock model does instead of adding a table in which
+            position embeddings could be stored.
         layer_key: Key under which the layers find the positions in the scope; None if the type
             does not act in attention.
     """
@@ -117,6 +117,7 @@ class Seam(Bound):
         return (cls, stock), keywords
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # pickle cannot find a class that is made at run time
         return _rebuilt, type(self).recipe, self.__dict__
 
 

@@ -64,8 +64,8 @@ class DropPathSettings:
 
 
 class DropPathModel(ImageModel):
-    """Mixin over a stock model of images whose `layers` have a dropout at the end of each branch;
-    its configuration has :class:`DropPathSettings`."""
+    """Mixin over a stock model of images whose `layers` have a dropout at the end of each branch,
+    and whose configuration has :class:`DropPathSettings`."""
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`."""

@@ -1,8 +1,8 @@
 """Patch embeddings with a table of the patches of one image size, as in CLIP, SigLIP and ViT-MAE,
 for all such families: images of any height and width.
 
-The table is a parameter or an ``nn.Embedding`` of the module that cuts images into patches. Its
-first rows may belong to special tokens, such as the class token.
+The table is a parameter or an ``nn.Embedding`` of the module that cuts images into patches. The
+first rows of the table may belong to special tokens, such as the class token.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class PatchGrid(Seam):
         """Height and width of the inputs that the stock table is for, as the convolution sees them.
         For the arguments see :meth:`measure`."""
         parts = (getattr(config, part, None) for part in _IMAGE_PARTS)
-        places = (owner, getattr(owner, "config", None), *parts)
-        sizes = (getattr(place, "image_size", None) for place in places)
+        holders = (owner, getattr(owner, "config", None), *parts)
+        sizes = (getattr(holder, "image_size", None) for holder in holders)
         return as_pair(next(filter(None, sizes), None) or config.image_size)
 
     def input_size(self, scope: Scope) -> tuple[int, ...] | None:
@@ -352,9 +352,11 @@ def _parameter_or_embedding(name: str) -> property:
 
 def _keep_special_rows(owner: nn.Module, table: Tensor, special_tokens: int) -> None:
     """Adds the rows of special tokens to the vectors of the tokens, if the vectors are known."""
+    # the embeddings that replace the table are zero at special tokens
     tokens = [getattr(owner, name) for name in _SPECIAL_TOKENS if hasattr(owner, name)]
     if special_tokens == len(tokens):
         with torch.no_grad():
+            # not strict: the rows of the patches follow, for which no vector is kept
             for token, row in zip(tokens, table.reshape(-1, table.shape[-1]), strict=False):
                 token.add_(row)
 

@@ -137,6 +137,7 @@ class PatchEmbeddings(Bound, PositionHost):
                 table = self.resized_table(*size).clone()
             self.set_table(nn.Parameter(table, self.table.requires_grad))
         self.image_size, self.table_size = (height, width), size
+        # SigLIP keeps these sizes here, the other families in a module
         stock = getattr(self, "patch_embeddings", self)
         stock.image_size, stock.num_patches = self.image_size, size[0] * size[1]
 

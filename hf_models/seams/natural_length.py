@@ -77,9 +77,9 @@ class NaturalLengthSettings:
 
 
 class NaturalLengthEncoder(PositionHost, InitializesPositions):
-    """Mixin over Whisper's encoder, for recordings of any length. Its forward is the only stock
-    forward that this package rewrites: Whisper's forward refuses all but 3000 frames, cuts its
-    table to 3000 frames and takes no mask. This class therefore has to follow changes in
+    """Mixin over Whisper's encoder, for recordings of any length. The forward of the encoder is the
+    only stock forward that this package rewrites: Whisper's forward refuses all but 3000 frames,
+    cuts its table to 3000 frames and takes no mask. This class therefore has to follow changes in
     transformers; a test compares both forwards bit for bit, in outputs and three updates.
 
     Attributes:

@@ -11,8 +11,8 @@ def count_patches(
     """Rows and columns of the patches of an image, which may overlap.
 
     Args:
-        height: Of the image, in pixels.
-        width: Of the image, in pixels.
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
         kernel: Height and width of a patch.
         stride: Distance of neighbouring patches, down and to the right.
 

@@ -39,7 +39,7 @@ class RelativeBiasModel(ImageModel):
 def _resize_biases(table: Any, size: tuple[int, int]) -> None:
     """Resizes `table` for images of `size` patches."""
     old, new = ([2 * side - 1 for side in sides] for sides in (table.window_size, size))
-    biases = table.relative_position_bias_table
+    biases = table.relative_position_bias_table  # the last three are biases of the class token
     between_patches = biases[:-3].detach().T.unflatten(1, old)  # [H, rows, columns]
     between_patches = F.interpolate(between_patches[None], new, mode="bilinear")[0].flatten(1).T
     resized = torch.cat((between_patches, biases[-3:].detach()))

@@ -1,9 +1,9 @@
 """Tables with a row for each position, as in BERT, RoBERTa, GPT-2, OPT and CLIP's text model, for
 all such families.
 
-The stock model decides which row each token has: it counts from 0 or from behind the padding
-token, over all tokens or over a mask. The table of this package is asked for these rows and finds
-the positions in them.
+The stock model decides which row each token has. Stock models count from 0 or from behind the
+padding token, over all tokens or over a mask. The table of this package is asked for these rows and
+finds the positions in them.
 """
 
 from __future__ import annotations
@@ -184,9 +184,10 @@ class RowTable(CountedRows, nn.Embedding):
 
     @property
     def weight(self) -> Tensor:
-        """The stock table. Where it is dropped, zeros of the same shape that take no memory. Stock
-        code reads width, device and precision of the table, and compares lengths of texts with its
-        size: within a forward the table has no end, if it is dropped or the text is longer."""
+        """Returns the stock table, or zeros of the same shape, which take no memory, if the table
+        was dropped. Stock code reads the width, device and precision of the table, and compares the
+        length of a text with the number of rows. During a forward, zeros without end replace a
+        table that was dropped or is shorter than the text."""
         table = self._parameters.get("weight")
         if table is not None and (self.bound is None or self._fits(self.bound)):
             return table
@@ -238,6 +239,7 @@ class RowTable(CountedRows, nn.Embedding):
     def _begun_anew(self, rows: Tensor) -> Tensor:
         size = self.positions_of_table
         beyond = self.first_row + (rows - self.first_row) % size
+        # rows before the first position belong to padding, and the remainder would move them
         return torch.where(rows < self.num_embeddings, rows, beyond)
 
 

@@ -1,9 +1,9 @@
 """Sinusoids that a stock module keeps in a table and makes longer where needed, as in XGLM, NLLB
 and Kosmos, for all such families.
 
-The stock code decides which row each token has: it counts from behind the padding token, over ids
+The stock code decides which row each token has, and counts from behind the padding token, over ids
 or over embeddings, behind a cache. For another type of position embedding the stock code runs over
-a table whose rows hold row numbers, so its output tells the row of each token.
+a table whose rows hold row numbers, so the output tells the row of each token.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class SpectrogramTable(ParameterOwner):
         self, grid: tuple[int, ...], draw: Draw | None, like: Tensor
     ) -> Tensor | None:
         """``[1 or B, rows * columns, C]`` in the precision of `like`; None if nothing is added.
-        Patches above each other have one time, so they share the local shift too."""
+        Patches above each other have one time and one local shift."""
         rows, columns = grid
         number = torch.arange(columns, dtype=torch.float32, device=like.device).view(1, -1, 1)
         times = Positions(number, self.stride[1] * HOP_SECONDS, in_steps=True, first=0)

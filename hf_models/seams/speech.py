@@ -312,7 +312,8 @@ def takes_frames(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TakesFrames:
-    """Mixin directly over a stock model: its forward gets the arguments of :func:`takes_frames`."""
+    """Mixin directly over a stock model, whose forward gets the arguments of
+    :func:`takes_frames`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

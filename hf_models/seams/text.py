@@ -163,6 +163,7 @@ class SourceStack(TextStack):
             if inputs_embeds is None:
                 input_ids = prepend(input_ids, hint, self.bos_token, self.padding_idx)
             else:
+                # stock code scales the embeddings of ids, but not embeddings from the caller
                 token = content.new_full((1, 1), self.bos_token, dtype=torch.long)
                 bos = self.embed_tokens(token) * getattr(self, "embed_scale", 1.0)
                 inputs_embeds = prepend_embedding(inputs_embeds, hint, bos)
@@ -218,6 +219,7 @@ class TargetStack(TextStack):
         ids = kwargs.get("position_ids")  # not all stock decoders take position_ids
         positions = decoder_positions(length, past, attention_mask, device, ids)
         by_id = self.padding_by_id and inputs_embeds is None
+        # behind a cache the ids are the last tokens only, and padding before them is not seen
         if by_id and attention_mask is None and cache is None and ids is None:
             positions = token_positions(input_ids.ne(self.padding_idx))
         if self.is_alone and draw is None and not is_generation_step(kwargs):
@@ -278,6 +280,7 @@ class TranslationModel:
             ValueError: for `encoder_outputs` without the state of the BOS hint.
         """
         content = content_of_call(input_ids, inputs_embeds) if encoder_outputs is None else None
+        # also with encoder_outputs, because the decoder needs the mask with the hint
         hint = place_hint(attention_mask) if self.encoder.has_hint else None
         if content is not None:
             if draw is None and not is_generation_step({**kwargs, "use_cache": use_cache}):

@@ -119,6 +119,7 @@ class TokenModel(PositionHost):
                 self.stack_positions, encoder, keys, draw, process_generator, queries
             )
         with self.embeddings.using((attention_mask, draw)):
+            # only for the layers: positions count by the mask of the caller
             attention_mask = keep_borders(self, content, attention_mask, position_ids)
             return super().forward(
                 input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs

@@ -69,7 +69,7 @@ class VideoSeam(Seam):
     Attributes:
         kernel: Frames, height and width of a tubelet.
         grid: Frames, rows and columns of the tubelets of a video in the configuration.
-        channels: Of a frame.
+        channels: Channels of a frame.
     """
 
     kernel: tuple[int, ...]
@@ -300,6 +300,7 @@ class TimedLayer(InformedLayer, Seam):
     def information(self, scope: Scope) -> _Sizes | None:
         """The sizes of the videos of a forward."""
         size = video_size(scope)
+        # image_size is the width: stock code counts columns by it, and rows by what is left
         return None if size is None else _Sizes(size[1], size[3], self.patch_size)
 
     @property

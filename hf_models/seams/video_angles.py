@@ -78,6 +78,7 @@ class VideoAngles(InformedLayer, VideoSeam):
         )
         x, y, frame = coords.unbind(-1)
         frames, rows, columns = grid
+        # from [-1, 1] and seconds back to the numbers of stock code, which count from 0
         places = (x + 1) * columns / 2 - 0.5, (y + 1) * rows / 2 - 0.5, frame + (frames - 1) / 2
         return torch.stack(places, -1)
 

@@ -180,7 +180,7 @@ def _load(source: Path) -> PreTrainedModel:
     if new:
         raise ValueError(
             f"SOURCE {source} lacks weights of its positions, {', '.join(new)}; its config.json is "
-            "of another model. Take both from one model."
+            "of another model. Take weights and config.json from one model."
         )
     return model.float().eval()
 

@@ -146,10 +146,10 @@ def check(
     ours = logits.log_softmax(-1)
     by_host = ours.argmax(-1)
     same = int(by_host.eq(torch.tensor(by_engine)).sum())
-    chosen = torch.stack((torch.tensor(by_engine), by_host), dim=1)
+    token_pairs = torch.stack((torch.tensor(by_engine), by_host), dim=1)
     seconds = features.shape[-1] * model.config.hop_seconds
     of_states = states.abs().max().item()
-    of_tokens = (ours - theirs).gather(1, chosen).abs().max().item()
+    of_tokens = (ours - theirs).gather(1, token_pairs).abs().max().item()
     report = (
         f"check: {same} of {len(by_engine)} tokens of {seconds:.1f} s of the recording are the "
         f"same, log-probabilities differ by at most {of_tokens:.1e}, states of the encoder by "

@@ -123,10 +123,10 @@ def _load(source: Path) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(source)
     name = (config.architectures or ["model without architecture"])[0]
     model_class = hf_models.MODELS.get(name)
-    wanted = CapeWhisperForConditionalGeneration
-    if model_class is None or not issubclass(model_class, wanted):
+    allowed = CapeWhisperForConditionalGeneration
+    if model_class is None or not issubclass(model_class, allowed):
         raise ValueError(
-            f"SOURCE {source} holds a {name}; allowed for export ggml: {wanted.__name__}. "
+            f"SOURCE {source} holds a {name}; allowed for export ggml: {allowed.__name__}. "
             "Converters of whisper.cpp take stock models; `cape-plugins export ctranslate2` and "
             "`onnx` take other models of this package."
         )
@@ -134,7 +134,7 @@ def _load(source: Path) -> PreTrainedModel:
     if new:
         raise ValueError(
             f"SOURCE {source} lacks weights of its positions, {', '.join(new)}; its config.json is "
-            "of another model. Take both from one model."
+            "of another model. Take weights and config.json from one model."
         )
     return model.float().eval()
 

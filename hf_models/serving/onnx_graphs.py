@@ -214,7 +214,7 @@ def _images(model: Any, batch: str = "batch") -> tuple[Input, int, int]:
 
 
 def _sides(model: Any, **trained: int) -> Axes:
-    """Axes of images, videos or sounds: their names, or the trained sizes if a stock table stays
+    """Names of the axes of images, videos or sounds, or the trained sizes if a stock table stays
     that serves one size alone."""
     grids = (module for module in model.modules() if isinstance(module, PatchGrid))
     is_fixed = any(grid.keeps_table and not grid.resizes_table for grid in grids)

@@ -87,7 +87,7 @@ def readme(model: Any, files: Sequence[Described], opset: int) -> str:
 
 
 def _table(description: Described) -> str:
-    """Inputs and outputs of a file; all layers share one row, because they are alike."""
+    """Inputs and outputs of a file; all layers are alike and share one row."""
     rows = [f"| `{description.file}` | name | type | axes |", "|---|---|---|---|"]
     for direction, ports in (("takes", description.inputs), ("gives", description.outputs)):
         for name, dtype, axes in ports:
@@ -102,8 +102,8 @@ def _table(description: Described) -> str:
 
 
 def _of_example(axes: Sequence[Any], **sizes: int) -> dict[str, Any]:
-    """An image, video or sound for the program: its axes in words, and a shape that the graph
-    takes."""
+    """The axes of an image, video or sound in words, and a shape that the graph takes, for the
+    program."""
     sizes |= {"height": 96, "width": 128}
     shape = tuple(sizes.get(axis, axis) for axis in axes[1:])
     return {"shape": ", ".join(map(str, axes[1:])), "example": shape}

@@ -90,15 +90,16 @@ def load_whole(model_class: Any, source: str, **fields: Any) -> tuple[PreTrained
     if report["mismatched_keys"]:
         sizes = (f"{key} {(*a,)} for {(*b,)}" for key, a, b in report["mismatched_keys"])
         raise ValueError(
-            f"the weights of {source} do not fit its config.json: {'; '.join(sizes)}. Take both "
-            "from one model."
+            f"the weights of {source} do not fit its config.json: {'; '.join(sizes)}. Take weights "
+            "and config.json from one model."
         )
     new = sorted(report["missing_keys"])
     lacking = [key for key in new if not _POSITIONS.search(key)]
     if lacking:
+        others = f" and {len(lacking) - 1} others" if len(lacking) > 1 else ""
         raise ValueError(
-            f"the weights of {source} are not complete: {len(lacking)} that its config.json asks "
-            f"for are missing, such as {lacking[0]}. Take both from one model."
+            f"the weights of {source} are not complete: config.json asks for {lacking[0]}{others}, "
+            "too. Take weights and config.json from one model."
         )
     refuse_not_finite(model, source)
     return model, new

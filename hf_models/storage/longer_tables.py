@@ -128,8 +128,8 @@ def extend_table(
 
 
 def difference(model: PreTrainedModel, longer: PreTrainedModel, extension: str) -> str:
-    """Why the outputs of a model with a longer table differ from before, in words; empty if they
-    stay the same up to the old length.
+    """Returns the reason why a longer table changes the outputs, for a sentence; an empty text if
+    outputs up to the old length stay the same.
 
     Args:
         model: Model before :func:`extend_table`.

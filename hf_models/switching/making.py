@@ -43,8 +43,9 @@ class Row:
         prefix: Beginning of the names of the stock classes, such as "Bert".
         doc: Docstring of the configuration.
         parts: Parts by the rest of the name of their stock class, such as "Model". Public stock
-            models that are not among them, most of them heads, need no part: their classes are the
-            stock classes with :class:`~hf_models.switching.modeling.PositionModelMixin`.
+            models that are not among them, most of them heads, need no part; the classes of such
+            models are the stock classes with
+            :class:`~hf_models.switching.modeling.PositionModelMixin`.
         config_mixins: Bases of the configuration in front of all others.
     """
 

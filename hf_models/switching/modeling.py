@@ -341,8 +341,8 @@ def text_span(mask: Tensor) -> Tensor:
     """``[B, T]`` bool, False on the padding before and behind each text of a mask ``[B, T]``.
     Hidden tokens inside a text keep their places, because stock models count them."""
     visible = mask.bool()
-    seen = visible.cumsum(1)
-    return visible | (seen > 0) & (seen < seen[:, -1:])
+    count = visible.cumsum(1)
+    return visible | (count > 0) & (count < count[:, -1:])
 
 
 def decoder_positions(

@@ -299,10 +299,12 @@ def test_models_share_what_they_have_in_common():
     )
     assert stock.encoder.embed_tokens.weight is not cape.encoder.embed_tokens.weight
     distinct = hosts.share_parameters([stock, cape])
-    own = {name for name, _ in cape.named_parameters()} - {n for n, _ in stock.named_parameters()}
-    assert own
-    assert all(".relative." in name for name in own)
-    assert len(distinct) == len(list(stock.parameters())) + len(own)
+    new_names = {name for name, _ in cape.named_parameters()} - {
+        n for n, _ in stock.named_parameters()
+    }
+    assert new_names
+    assert all(".relative." in name for name in new_names)
+    assert len(distinct) == len(list(stock.parameters())) + len(new_names)
     for name, parameter in stock.named_parameters():
         assert cape.get_parameter(name) is parameter
 

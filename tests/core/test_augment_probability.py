@@ -124,7 +124,7 @@ def test_source_and_target_of_a_pair_are_augmented_alike(name, synchronize):
         assert not (moved & ~draw.augmented.flatten()).any()
         assert FEW < moved.sum() < MANY_OF_200
     same = (coords[0] == coords[1]).flatten(1).all(1)
-    assert synchronize or same.sum() < 150  # each side has numbers of its own
+    assert synchronize or same.sum() < 150  # each side draws other numbers
 
 
 @pytest.mark.parametrize(

@@ -123,13 +123,13 @@ def test_from_durations_to_a_batch_without_padding():
     (batch,) = loader
     lengths = [len(frames) for _, frames in batch]
     assert max(lengths) - min(lengths) <= 2
-    features, kept = equal_length([frames for _, frames in batch])
+    features, frame_numbers = equal_length([frames for _, frames in batch])
     assert features.shape == (4, min(lengths), 8)
-    times = frame_nanoseconds(kept, [hop.seconds for hop, _ in batch]) * 1e-9
+    times = frame_nanoseconds(frame_numbers, [hop.seconds for hop, _ in batch]) * 1e-9
     assert (times.diff() > 0).all(), "order is kept"
     for row, (hop, frames) in enumerate(batch):
-        assert torch.equal(features[row], frames[kept[row]])
-        true = hop.seconds * kept[row] + 0.0125
+        assert torch.equal(features[row], frames[frame_numbers[row]])
+        true = hop.seconds * frame_numbers[row] + 0.0125
         torch.testing.assert_close(times[row], true.float())
         assert times[row, -1] <= seconds[hop.index] - 0.0125 + 1e-4
 
@@ -137,10 +137,10 @@ def test_from_durations_to_a_batch_without_padding():
 def test_frames_are_skipped_uniformly():
     counts = torch.zeros(20)
     for _ in range(2000):
-        _, kept = equal_length([torch.zeros(20, 1), torch.zeros(15, 1)])
-        counts[kept[0]] += 1
+        _, frame_numbers = equal_length([torch.zeros(20, 1), torch.zeros(15, 1)])
+        counts[frame_numbers[0]] += 1
     assert (counts / 2000 - 0.75).abs().max() < 0.05
-    assert torch.equal(kept[1], torch.arange(15))
+    assert torch.equal(frame_numbers[1], torch.arange(15))
 
 
 BAD = [

@@ -49,10 +49,10 @@ def test_augmented_positions_reach_beyond_training_and_others_do_not(tmp_path, m
 @pytest.mark.parametrize("domain", ["audio", "text"])
 def test_label_is_the_symbol_at_a_lag(domain):
     symbols, labels, scored = TASKS[domain].batch(3, 9, torch.Generator().manual_seed(1))
-    assert scored.tolist() == [place >= LAG for place in range(9)]
+    assert scored.tolist() == [position >= LAG for position in range(9)]
     for row in range(3):
-        for place in range(LAG, 9):
-            assert labels[row, place] == symbols[row, place - LAG]
+        for position in range(LAG, 9):
+            assert labels[row, position] == symbols[row, position - LAG]
 
 
 @pytest.mark.parametrize("side", [4, 12])

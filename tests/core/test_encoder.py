@@ -100,17 +100,17 @@ def test_a_generator_reproduces_a_forward(name, domain):
 @pytest.mark.parametrize("name", ADDING_TYPES)
 def test_a_generator_is_made_only_where_something_is_drawn(name):
     """A model passes a function, and does not need to know what a type draws."""
-    encoder, positions, made = make_encoder(name), make_positions("text"), []
+    encoder, positions, devices = make_encoder(name), make_positions("text"), []
 
     def make(device):
-        made.append(device)
-        return torch.Generator().manual_seed(len(made))
+        devices.append(device)
+        return torch.Generator().manual_seed(len(devices))
 
     for training in (True, False):
         draw = encoder.train(training).draw(BATCH, CPU, make)
         encoder(positions, draw, generator=make)
     local = encoder.config.max_local_shift > 0
-    assert made == [CPU] * (encoder.config.random + local)
+    assert devices == [CPU] * (encoder.config.random + local)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -184,8 +184,8 @@ def test_one_step_of_decoding_equals_its_row(name, scale):
     encoder = make_encoder(name, start=2.0, **alpha).eval()
     whole = encoder(token_positions(torch.ones(1, 40, dtype=torch.bool)))
     for index in (0, 7, 39):
-        for given in (index, torch.tensor(index)):
-            step = encoder(token_position_at(given, CPU))
+        for number in (index, torch.tensor(index)):
+            step = encoder(token_position_at(number, CPU))
             assert torch.equal(step[0, 0], whole[0, index])
     assert torch.equal(encoder(token_position_at(7, CPU, 5))[0], whole[0, 7:12])
 
@@ -253,12 +253,12 @@ def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain):
             valid=positions.valid[row : row + 1, :length],
             row_of=None if positions.row_of is None else positions.row_of[row : row + 1, :length],
         )
-        own = (
+        fields = (
             part[row : row + 1] if isinstance(part, torch.Tensor) else None
             for part in draw or Draw()
         )
         result = encoder(
-            alone, Draw(*own), None if local is None else local[row : row + 1, :length]
+            alone, Draw(*fields), None if local is None else local[row : row + 1, :length]
         )
         torch.testing.assert_close(result[0], batch[row, :length], atol=2e-4, rtol=0)
 

@@ -1,4 +1,4 @@
-"""An encoding with mathematics of its own costs a class and two rows (tests/support/triangle.py):
+"""An encoding with new mathematics costs a class and two rows (tests/support/triangle.py):
 settings, flags, encoder and pictures take it. fairseq in tests/fairseq/test_archs.py."""
 
 import argparse

@@ -23,8 +23,8 @@ def _owl(monkeypatch):
     counted after padding."""
     before = dict(FAMILY_ROWS)
     hearing = Side(
-        "audio",
-        "encoder",
+        domain="audio",
+        architecture="encoder",
         dim="ear_width",
         start=1.0,
         spacing=lambda settings: settings["blink"] * 2,
@@ -34,8 +34,8 @@ def _owl(monkeypatch):
         table_first=2,
     )
     saying = Side(
-        "text",
-        "decoder",
+        domain="text",
+        architecture="decoder",
         dim="beak_width",
         field="beak_positions",
         start=lambda settings: settings["pad_token_id"] + 1,

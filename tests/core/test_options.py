@@ -112,26 +112,26 @@ def test_options_belong_to_their_types(option):
 
 
 def check_option_of_type(option, name):
-    place = {**setting(option), "type": name}
-    if name not in types_of("encoder", place["domain"]):
-        place["domain"] = "text"
+    settings = {**setting(option), "type": name}
+    if name not in types_of("encoder", settings["domain"]):
+        settings["domain"] = "text"
     off, value = OPTIONS[option]["off"], other_than_off(option)
     if applies(option, name):
         needs_context = option.startswith("relative_") and option != "relative_context"
         is_relative = not ENCODINGS[TYPES[name].encoding].in_attention
         if needs_context or (option == "layers" and is_relative):
-            place["relative_context"] = 4
+            settings["relative_context"] = 4
         if option == "augment_probability":  # of samples that are augmented
             moves = {"max_offset": 5, "max_local_shift": 0.5}
-            place |= {move: size for move, size in moves.items() if applies(move, name)}
+            settings |= {move: size for move, size in moves.items() if applies(move, name)}
         if option == "max_position" and not TYPES[name].sampling:
-            place["draw_positions"] = "subset"
-        assert getattr(PositionConfig(**place, **{option: value}), option) == value
+            settings["draw_positions"] = "subset"
+        assert getattr(PositionConfig(**settings, **{option: value}), option) == value
         return
-    assert getattr(PositionConfig(**place), option) == off
-    assert getattr(PositionConfig(**place, **{option: off}), option) == off  # harmless
+    assert getattr(PositionConfig(**settings), option) == off
+    assert getattr(PositionConfig(**settings, **{option: off}), option) == off  # harmless
     with pytest.raises(ValueError, match="has no effect") as error:
-        PositionConfig(**place, **{option: value})
+        PositionConfig(**settings, **{option: value})
     text = str(error.value)
     assert f"{option}={value!r}" in text
     assert repr(name) in text

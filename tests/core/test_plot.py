@@ -27,7 +27,7 @@ SHOWN = {
     picture: {name for name in TYPES if picture in EXPECTED[name].pictures.split()}
     for picture in PICTURES
 }
-# each type, and of each other domain the types that are drawn in ways of their own
+# each type with texts; in other domains, a type that adds and a type that acts in attention
 CASES = [
     (picture, domain, name)
     for picture in PICTURES

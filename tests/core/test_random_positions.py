@@ -139,12 +139,12 @@ def test_a_table_is_linear_between_its_rows():
     table, draw = encoder.encoding.weight, encoder.draw(1)
     result = encoder(token_positions(torch.ones(1, 5, dtype=torch.bool)), draw)
     expected, uses = torch.zeros(5, 8), torch.zeros(9)
-    for i, place in enumerate(draw.order[0, :5].sort().values.tolist()):
-        low = math.floor(place)
+    for i, position in enumerate(draw.order[0, :5].sort().values.tolist()):
+        low = math.floor(position)
         high = min(low + 1, 8)
-        expected[i] = table[low] + (place - low) * (table[high] - table[low])
-        uses[low] += 1 - (place - low)
-        uses[high] += place - low
+        expected[i] = table[low] + (position - low) * (table[high] - table[low])
+        uses[low] += 1 - (position - low)
+        uses[high] += position - low
     torch.testing.assert_close(result[0], expected)
     result.sum().backward()
     torch.testing.assert_close(table.grad, uses[:, None].expand(9, 8))
@@ -194,7 +194,8 @@ def test_frames_of_which_some_were_skipped_are_numbered_anew():
     times = torch.tensor([[0, 1, 3, 4, 7]]) * 10_000_000 + 12_500_000
     length, draw = torch.tensor([5]), encoder.draw(1)
     irregular, regular = (
-        encoder(subsampled_positions(length, 5, 1, 0.01, given), draw) for given in (times, None)
+        encoder(subsampled_positions(length, 5, 1, 0.01, measured), draw)
+        for measured in (times, None)
     )
     assert torch.allclose(regular[..., 0], draw.order[:, :5].sort().values * 0.01)
     torch.testing.assert_close(irregular, regular)

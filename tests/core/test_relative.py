@@ -44,11 +44,11 @@ def slow(query, key, value, positions, *, query_offset=0, mask=None, keep=None):
     scores = torch.einsum("bhtd,bhtsd->bhts", query, key[:, :, None] + a_key)
     scores = scores / query.shape[-1] ** 0.5
     weights = (scores if mask is None else scores + mask).softmax(-1)
-    kept = weights if keep is None else weights * keep
+    after_dropout = weights if keep is None else weights * keep
     value = value[:, :, None].expand(-1, -1, query.shape[2], -1, -1)
     if positions.values is not None:
         value = value + positions.values[:, row] * inside[..., None]
-    return torch.einsum("bhts,bhtsd->bhtd", kept, value), weights
+    return torch.einsum("bhts,bhtsd->bhtd", after_dropout, value), weights
 
 
 def gradients(output, tensors):
@@ -92,11 +92,11 @@ def test_outputs_and_gradients_equal_the_slow_loop(beyond, values, heads, contex
 def test_offset_on_the_device_gives_the_same(beyond, values, heads):
     """Static caches know the offset as a tensor only."""
     positions, tensors = make(3, beyond, values, heads), inputs(12)
-    known, unknown = (
+    from_number, from_tensor = (
         relative_attention(*tensors, positions, query_offset=number)[0]
         for number in (4, torch.tensor(4))
     )
-    assert_same(unknown, known, [*tensors, *positions.parameters()])
+    assert_same(from_tensor, from_number, [*tensors, *positions.parameters()])
 
 
 def causal(queries=QUERIES, keys=QUERIES):

@@ -42,8 +42,8 @@ PLACES = {  # of the size in the header, and how it is stored
 def with_size(name, size):
     data = FILES[name]
     mark, offset, form, _ = PLACES[name]
-    place = data.index(mark) + offset
-    return data[:place] + struct.pack(form, size) + data[place + struct.calcsize(form) :]
+    start = data.index(mark) + offset
+    return data[:start] + struct.pack(form, size) + data[start + struct.calcsize(form) :]
 
 
 def expect_whole(data, name, times=1):

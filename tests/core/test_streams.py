@@ -111,9 +111,9 @@ def test_pictures_in_a_tag_of_mp3_are_no_frames():
 
 def test_mp3_that_says_too_few_frames_is_read_whole():
     data = mp3(QUIET_FIRST)
-    place = data.index(b"Xing") + 8
-    (frames,) = struct.unpack_from(">I", data, place)
-    wrong = data[:place] + struct.pack(">I", frames // 2) + data[place + 4 :]
+    start = data.index(b"Xing") + 8
+    (frames,) = struct.unpack_from(">I", data, start)
+    wrong = data[:start] + struct.pack(">I", frames // 2) + data[start + 4 :]
     assert audio_seconds(wrong) == pytest.approx(10, abs=0.1)
     assert len(read_audio(wrong)) == pytest.approx(160000, abs=1600)
 
@@ -159,7 +159,7 @@ def test_joined_flac_is_read_to_the_end_of_the_last(first, second):
 
 OGG, WAV = encoded(QUIET_FIRST, "OGG"), encoded(NOISE, "WAV")
 LAST_PAGE = OGG.rindex(b"OggS")
-# libsndfile reads the whole pages of a cut ogg, without a word
+# libsndfile reads the whole pages of a cut ogg and reports no error
 BAD = {
     "fewer samples of flac": (with_total(FLAC, 90000), "is cut off: 80000 of 90000 samples"),
     "half a flac": (FLAC[: len(FLAC) // 2], "cannot be decoded"),

@@ -61,12 +61,12 @@ def test_a_batch_equals_its_samples(layers):
 def test_skipped_frames_keep_their_times_and_order():
     """Positions of outputs are times of frames that stay; a local shift does not change order."""
     frames = [torch.randn(90, 8), torch.randn(61, 8)]
-    features, kept = equal_length(frames, torch.Generator().manual_seed(3))
-    times = frame_nanoseconds(kept, [0.008, 0.0118])
+    features, frame_numbers = equal_length(frames, torch.Generator().manual_seed(3))
+    times = frame_nanoseconds(frame_numbers, [0.008, 0.0118])
     model = subsampler([(7, 3)])
     hidden, outputs = model.subsample(features, torch.tensor([61, 61]))
     positions = subsampled_positions(outputs, hidden.shape[1], 3, 0.01, times)
-    expected = kept[:, ::3] * torch.tensor([[0.008], [0.0118]])  # since the first centre
+    expected = frame_numbers[:, ::3] * torch.tensor([[0.008], [0.0118]])  # since the first centre
     torch.testing.assert_close(positions.coords[..., 0], expected)
     torch.testing.assert_close(positions.step.flatten(), torch.tensor([0.024, 0.0354]))
     for _ in range(20):

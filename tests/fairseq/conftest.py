@@ -91,8 +91,8 @@ def corpus(shared_folder) -> Corpus:
         joined = ["--joined-dictionary", "--thresholdsrc", 5, "--destdir", folder / "binary"]
         run_here(*pair, *joined)
         words = folder / "binary" / "dict.en.txt"
-        known = ["--srcdict", words, "--tgtdict", words]
-        run_here(*pair, *known, "--dataset-impl", "raw", "--destdir", folder / "raw")
+        dictionaries = ["--srcdict", words, "--tgtdict", words]
+        run_here(*pair, *dictionaries, "--dataset-impl", "raw", "--destdir", folder / "raw")
         run_here(
             "fairseq-preprocess", "--only-source", "--srcdict", words, "--destdir", folder / "lm",
             "--trainpref", text / "train.de", "--validpref", text / "valid.de",

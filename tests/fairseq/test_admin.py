@@ -197,8 +197,8 @@ def test_recomputed_activations_give_the_same_gradients(offload):
         assert_same_gradients(gradients(recomputing, batch()), expected)
 
 
-@pytest.mark.parametrize(("place", "recompute"), [("encoder_attn", True), ("fc2", False)])
-def test_exception_inside_a_layer_leaves_no_trace(place, recompute):
+@pytest.mark.parametrize(("sublayer", "recompute"), [("encoder_attn", True), ("fc2", False)])
+def test_exception_inside_a_layer_leaves_no_trace(sublayer, recompute):
     """Raised in another forward, before the backward of the first; the batch after it, too."""
     model = attached(dropout=0.0, checkpoint_activations=recompute)
     expected = gradients(model, batch())
@@ -208,7 +208,7 @@ def test_exception_inside_a_layer_leaves_no_trace(place, recompute):
     def fail(*_):
         raise MemoryError
 
-    hook = getattr(model.decoder.layers[1], place).register_forward_pre_hook(fail)
+    hook = getattr(model.decoder.layers[1], sublayer).register_forward_pre_hook(fail)
     with pytest.raises(MemoryError):
         run(model, batch())
     hook.remove()

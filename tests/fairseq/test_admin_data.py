@@ -122,13 +122,13 @@ def test_no_usable_pair_is_an_error(tmp_path):
 
 def profile_of_rank(rank, folder):
     """Writes the profile of this rank and the one that ranks share."""
-    place = f"file://{folder}/meeting"
-    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    url = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=url, rank=rank, world_size=2)
     share, results = admin._of_first_rank, []
     for admin._of_first_rank in (lambda values: values, share):
         model = build(dropout=0.3)
         admin.attach_admin(model)
-        # a seed of its own stands for whatever makes the forward passes of ranks differ
+        # a seed for each rank stands for whatever makes the forward passes of ranks differ
         profile = admin.profile_admin(model, *batch(), seed=rank)
         results.append(f"{profile} {[omega.tolist() for omega in omegas(model).values()]}\n")
     (folder / f"{rank}").write_text("".join(results))

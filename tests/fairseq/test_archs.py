@@ -134,9 +134,11 @@ def test_types_in_attention_train_in_each_model(arch, name):
         attentions = [layer.self_attn for layer in stack.layers]
         assert all(isinstance(attention, PositionSelfAttention) for attention in attentions)
     total(forward(model)).backward()
-    own = [p.grad for n, p in model.named_parameters() if ".relative." in n or ".layer_bias." in n]
-    assert all(gradient.isfinite().all() for gradient in own)
-    assert any(map(torch.any, own)) == ENCODINGS[TYPES[name].encoding].learned
+    gradients = [
+        p.grad for n, p in model.named_parameters() if ".relative." in n or ".layer_bias." in n
+    ]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert any(map(torch.any, gradients)) == ENCODINGS[TYPES[name].encoding].learned
     source, _ = batch()
     for training in (True, False):
         model.train(training)

@@ -53,16 +53,16 @@ def test_epoch_without_padding_has_every_recording_once(folder):
         for row, index in enumerate(indices):
             hop = 0.01 * dataset.seconds[index] / dataset.seconds[indices].mean()
             alone = log_mel(load(dataset.utterances[index]), RATE, 8, hop)
-            kept = ((times[row] * 1e-9 - 0.0125) / hop).round().long()
-            torch.testing.assert_close(features[row], alone[kept])
-            lost += len(alone) - len(kept)
+            frame_numbers = ((times[row] * 1e-9 - 0.0125) / hop).round().long()
+            torch.testing.assert_close(features[row], alone[frame_numbers])
+            lost += len(alone) - len(frame_numbers)
     assert lost <= 2 * len(dataset), "few frames are skipped"
 
 
-def epoch_iterator(folder, **given):
+def epoch_iterator(folder, **options):
     task = make_task(folder, "--padding-free")
     task.load_dataset("train")
-    return task.get_batch_iterator(task.dataset("train"), max_tokens=600, seed=7, **given)
+    return task.get_batch_iterator(task.dataset("train"), max_tokens=600, seed=7, **options)
 
 
 @pytest.mark.usefixtures("ended_loaders")
@@ -81,14 +81,14 @@ def test_epochs_of_a_training_equal_new_trainings(folder, monkeypatch, capfd):
     monkeypatch.setattr(SpeechDataset, "__getitem__", collecting)
     task = make_task(folder, "--padding-free")
     task.load_dataset("train")
-    given = {"max_tokens": 600, "seed": 7, "num_workers": 1}
+    options = {"max_tokens": 600, "seed": 7, "num_workers": 1}
     gc.collect()  # what other tests left
     processes, others = set(), {process.pid for process in multiprocessing.active_children()}
     members = []
     gc.disable()
     try:
         for epoch in (1, 2, 3):  # as fairseq's trainer does
-            iterator = task.get_batch_iterator(task.dataset("train"), epoch=epoch, **given)
+            iterator = task.get_batch_iterator(task.dataset("train"), epoch=epoch, **options)
             batches = list(iterator.next_epoch_itr())
             members.append({frozenset(batch["id"].tolist()) for batch in batches})
             processes |= {process.pid for process in multiprocessing.active_children()} - others
@@ -158,8 +158,10 @@ def test_manifest_of_fairseq_is_read(tmp_path, caplog):
 def drop_texts(manifest, keep=()):
     """Lines in which only the texts of some rows are left."""
     header, *lines = manifest.read_text().splitlines()
-    kept = [line if n in keep else line.rpartition("\t")[0] + "\t" for n, line in enumerate(lines)]
-    manifest.write_text("\n".join([header, *kept]) + "\n")
+    cleared = [
+        line if n in keep else line.rpartition("\t")[0] + "\t" for n, line in enumerate(lines)
+    ]
+    manifest.write_text("\n".join([header, *cleared]) + "\n")
 
 
 def test_recordings_without_text_are_transcribed(folder, caplog):

@@ -168,7 +168,7 @@ def test_positions_are_true_times(folder, name):
     first = 0.0125 if name == "sinpos" else 0.0  # in attention distances count, from 0
     times = inputs["frame_nanoseconds"][:, ::3] * 1e-9 - 0.0125 + first
     torch.testing.assert_close(seen_coordinates(model, inputs), times.float())
-    # 10 ms, without a word about it; then other hops
+    # without hops in the batch, 10 ms
     plain = {key: inputs[key] for key in ("src_tokens", "src_lengths")}
     regular = first + 0.03 * torch.arange(times.shape[1])
     torch.testing.assert_close(seen_coordinates(model, plain)[0], regular)
@@ -311,10 +311,10 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "given", "message"), BAD, ids=[row[-1] for row in BAD])
-def test_bad_settings_are_refused(folder, arch, given, message):
+@pytest.mark.parametrize(("arch", "settings", "message"), BAD, ids=[row[-1] for row in BAD])
+def test_bad_settings_are_refused(folder, arch, settings, message):
     with pytest.raises(ValueError, match=message):
-        make_model(make_task(folder), arch, "cape", **given)
+        make_model(make_task(folder), arch, "cape", **settings)
 
 
 @pytest.mark.parametrize("words", ["--conv-stride 0", "--conv-kernel-size 4", "--dropout 2"])

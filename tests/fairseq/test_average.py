@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairseq_user_dir.average import average_checkpoints, main, save_atomically, select_checkpoints
-from fairseq_user_dir.checkpoints import read_checkpoint
+from fairseq_user_dir.host.reading import read_checkpoint
 from tests.support.fairseq_models import (
     differences,
     generate_words,

@@ -112,8 +112,8 @@ MISMATCHED = {
 
 @pytest.mark.parametrize("case", MISMATCHED)
 def test_checkpoint_of_other_positions_is_refused(case):
-    saved, own, flag = MISMATCHED[case]
-    model, state = build(**own), build(**saved).state_dict()
+    saved, current, flag = MISMATCHED[case]
+    model, state = build(**current), build(**saved).state_dict()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(
         ValueError, match=rf"(?s)different settings of {flag}.*This model has --pos"

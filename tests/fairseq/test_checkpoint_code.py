@@ -222,9 +222,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_checkpoint_with_code_is_refused(place, tmp_path, created):
-    path = save(tmp_path / "checkpoint.pt", **PLACES[place](code(created)))
+@pytest.mark.parametrize("part", PLACES)
+def test_a_checkpoint_with_code_is_refused(part, tmp_path, created):
+    path = save(tmp_path / "checkpoint.pt", **PLACES[part](code(created)))
     value = re.escape(repr(code(created))[:40])
     message = rf"checkpoint\.pt: the setting (args|cfg)\.[\w.]+ is {value}.*; allowed: numbers"
     with pytest.raises(SettingsError, match=message):
@@ -294,7 +294,8 @@ def poisoned(trained, tmp_path, created):
     return tmp_path / "poisoned.pt"
 
 
-# fairseq's own, which read a file as fairseq-generate does, and those with code of their own.
+# Commands that read a file with the code of fairseq-generate, and commands that read it with other
+# code.
 COMMANDS = {
     "generate": lambda path, corpus: run_here(*generate_words(corpus.binary, path)),
     **{

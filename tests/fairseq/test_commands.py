@@ -123,15 +123,15 @@ def test_unknown_words_are_replaced_by_the_aligned_source(trained, corpus, tmp_p
         source = text[i].split()
         hypothesis = ["<unk>" if word.startswith("NEW") else word for word in named]
         attention = attention_of(model, task, text[i], " ".join(hypothesis))[:, : len(source)]
-        for place, word in enumerate(hypothesis):
-            copy = copies[i][place]
+        for position, word in enumerate(hypothesis):
+            copy = copies[i][position]
             if word == "<unk>":
                 equal = [i for i, name in enumerate(source) if name == copy]
-                assert attention[place, equal].max() >= attention[place].max() - 1e-4
-                assert named[place] == f"NEW{copy}"
+                assert attention[position, equal].max() >= attention[position].max() - 1e-4
+                assert named[position] == f"NEW{copy}"
                 copied += 1
             else:
-                assert copy == named[place]
+                assert copy == named[position]
     assert copied > 5
 
 

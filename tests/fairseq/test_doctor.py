@@ -12,9 +12,9 @@ from tests.support.fairseq_models import PAD
 
 
 def rows_of(model=None, data=None):
-    place = None if model is None else str(model)
+    path = None if model is None else str(model)
     data = None if data is None else str(data)
-    return [row for _, row in fairseq_doctor(argparse.Namespace(model=place, data=data), None)]
+    return [row for _, row in fairseq_doctor(argparse.Namespace(model=path, data=data), None)]
 
 
 def failed(**arguments):

@@ -147,10 +147,10 @@ def stock():
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_step_waits_no_more_often_than_the_stock_model(stock, name):
-    own = step(build_variant(name))
-    assert own.read.total() <= stock.read.total(), own.read
+    cape = step(build_variant(name))
+    assert cape.read.total() <= stock.read.total(), cape.read
 
 
 def test_a_step_of_cape_launches_few_operations_more_than_the_stock_model(stock):
-    own = step(build())
-    assert 0 < own.launched.total() - stock.launched.total() <= ADDED
+    cape = step(build())
+    assert 0 < cape.launched.total() - stock.launched.total() <= ADDED

@@ -186,4 +186,4 @@ def test_ranks_draw_differently_and_resume_alike(run_cli, corpus, spy, tmp_path)
     assert len(set(augmented)) == len(augmented)
     assert 0.35 < len(augmented) / len(every) < 0.65
     left_out = [[not float(n) for line in lines for n in line.split()] for lines in whole]
-    assert left_out[0] != left_out[1]  # ranks choose samples of their own
+    assert left_out[0] != left_out[1]  # ranks choose different samples

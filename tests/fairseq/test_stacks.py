@@ -71,7 +71,7 @@ def test_step_by_step_equals_one_pass_beyond_the_stock_tables(name):
     torch.testing.assert_close(steps, whole[:, :length], atol=2e-5, rtol=1e-4)
     attention = torch.cat([step["attn"][0] for step in extras], 1)
     torch.testing.assert_close(attention, extra["attn"][0][:, :length], atol=1e-5, rtol=1e-4)
-    if name != "nopos":  # each step is at a place of its own
+    if name != "nopos":  # each step has another position
         last, _ = model.decoder(previous[:, 1 : length + 1], encoder_out=encoded)
         assert not torch.allclose(last[:, -2], whole[:, length - 1], atol=1e-4)
 

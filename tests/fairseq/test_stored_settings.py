@@ -14,8 +14,9 @@ from cape_plugins.checkpoints.fairseq_files import fairseq_config
 from cape_plugins.settings import registry
 from cape_plugins.settings.config import option_fields
 from fairseq_user_dir.average import average_checkpoints
-from fairseq_user_dir.checkpoints import _switched_positions, read_checkpoint
+from fairseq_user_dir.checkpoints import _switched_positions
 from fairseq_user_dir.host.errors import SettingsError
+from fairseq_user_dir.host.reading import read_checkpoint
 from fairseq_user_dir.serving.source_checkpoint import load_trained
 from tests.fairseq.conftest import UPDATES
 from tests.fairseq.test_average import checkpoint
@@ -340,7 +341,7 @@ ABSENT = ("feature_dropout", "abspos_frames", "encoder_layerdrop", "input_feat_p
 
 
 def speech_words(folder):
-    """Words of fairseq-train for a small model, with data of its own."""
+    """Words of fairseq-train for a small model, and makes its data."""
     for split in ("train", "valid"):
         write_manifest(folder, split, durations(8))
     sizes = flags({name: value for name, value in SIZES.items() if name not in ABSENT})
@@ -355,7 +356,7 @@ def speech_words(folder):
 @pytest.mark.slow
 def test_settings_of_both_sides_are_stored_and_compared(tmp_path):
     """The flags are not given again to decode; a resumed training has no others; another type of
-    the encoder leaves the decoder as it is."""
+    the encoder does not change the decoder."""
     words = [*speech_words(tmp_path), "--position-decoder-embedding", "relpos"]
     context = ("--position-decoder-relative-context", 3)
     run_here(*words, *context, "--max-update", 1)

@@ -14,13 +14,13 @@ PACKAGES = ("cape_plugins", "fairseq_user_dir")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.parametrize("place", ["", f"{ROOT}/"])
-def test_user_dir_that_has_been_imported_is_taken(place, package, monkeypatch):
+@pytest.mark.parametrize("folder", ["", f"{ROOT}/"])
+def test_user_dir_that_has_been_imported_is_taken(folder, package, monkeypatch):
     """Commands import the user directory when they parse, and again when they run."""
     monkeypatch.chdir(ROOT)
     monkeypatch.delattr(utils.import_user_module, "memo", raising=False)
     for _ in range(2):
-        utils.import_user_module(Namespace(user_dir=f"{place}{package}"))
+        utils.import_user_module(Namespace(user_dir=f"{folder}{package}"))
 
 
 @pytest.mark.slow

@@ -66,9 +66,9 @@ def test_batches_of_a_training_stay(later):
     def stock(self, epoch):
         return SimpleNamespace(batch_sampler=sampler if later else sampler())
 
-    made = with_batches_of_training(stock)(None, 1).batch_sampler
-    made = made(None, 1) if later else made
-    assert sum(map(len, made)) == 56
+    batches = with_batches_of_training(stock)(None, 1).batch_sampler
+    batches = batches(None, 1) if later else batches
+    assert sum(map(len, batches)) == 56
     assert sum(map(len, sampler())) == COUNT
 
 

@@ -77,8 +77,8 @@ def _run(function: Callable[[str], Any], name: str, pipe: Connection) -> None:
             with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
                 result = function(name)
         except Exception as error:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{os.path.basename(place.filename)}:{place.lineno}"
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
             result = Died(f"{type(error).__name__}: {error} ({where})")
         pipe.send(result)
 

@@ -80,19 +80,21 @@ def append(path: Path, row: Row) -> None:
 
 def sample(number: int, date: str, installed: Sequence[str]) -> list[str]:
     """Families of the table: some that the date draws, all with a row that is odd, one for each
-    seam, and those of :data:`ALWAYS`.
+    seam, and the families of :data:`ALWAYS`.
 
     Args:
         number: Families to draw.
         date: Any text, the same for the same sample.
         installed: Model types that the installed transformers has.
     """
-    known = sorted(GENERATED.keys() & {*installed})
+    families = sorted(GENERATED.keys() & {*installed})
     draw = random.Random(date)
-    names = {*draw.sample(known, min(number, len(known)))}
-    names |= {name for name in known if GENERATED[name].oddities} | {*ALWAYS}.intersection(known)
+    names = {*draw.sample(families, min(number, len(families)))}
+    names |= {name for name in families if GENERATED[name].oddities} | {*ALWAYS}.intersection(
+        families
+    )
     by_seam: dict[str, list[str]] = {}
-    for name in known:
+    for name in families:
         for seam in GENERATED[name].seams:
             by_seam.setdefault(seam, []).append(name)
     for _, those in sorted(by_seam.items()):

@@ -234,8 +234,8 @@ def write_data(folder: Path) -> None:
 def train_words(name: str, data: Path, save_dir: Path, updates: int) -> list[str]:
     """Flags of fairseq-train."""
     arch, flags = RUNS[name]
-    own = f"{data / name} --arch {arch} --save-dir {save_dir} --max-update {updates}"
-    return f"{own} {flags} {TRAIN}".split()
+    words = f"{data / name} --arch {arch} --save-dir {save_dir} --max-update {updates}"
+    return f"{words} {flags} {TRAIN}".split()
 
 
 def save_checkpoints() -> None:

@@ -128,10 +128,10 @@ def test_positions_in_attention_equal_the_cpu(name, domain, options, dtype):
     parts = stack_parts(name, domain, training=bool(options), **options)
     expected = attended(parts, positions, "cpu")
     if dtype == torch.float32:
-        place = {"device": DEVICE}
+        target = {"device": DEVICE}
     else:
-        place = {"device": DEVICE, "dtype": dtype}
-    moved_parts = [part if part is None else copy.deepcopy(part).to(**place) for part in parts]
+        target = {"device": DEVICE, "dtype": dtype}
+    moved_parts = [part if part is None else copy.deepcopy(part).to(**target) for part in parts]
     with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
         actual = attended(moved_parts, on_device(positions), DEVICE, dtype)
     for ours, theirs in zip(actual, expected, strict=True):
@@ -225,8 +225,8 @@ def test_positions_in_attention_never_wait_for_the_gpu(name, domain):
     query = torch.randn(BATCH, HEADS, 6, HEAD_DIM, device=DEVICE)
 
     def call():
-        made = token_positions(valid) if positions is None else positions
-        attention = stack(encoder, made, encoder.draw(BATCH, DEVICE), random=encoder.draws)
+        of_stack = token_positions(valid) if positions is None else positions
+        attention = stack(encoder, of_stack, encoder.draw(BATCH, DEVICE), random=encoder.draws)
         attention.turn(query, query)
         attention.bias_of(layer_bias, query, query)
 

@@ -129,7 +129,7 @@ def test_half_precision_positions_are_exact(name, dtype):
     model = build_variant(name, **STILL).to(DEVICE).eval()
     module = model.encoder.embed_positions
     if module is not None:
-        module.register_forward_hook(lambda module, given, output: seen.append(output))
+        module.register_forward_hook(lambda module, inputs, output: seen.append(output))
     with torch.no_grad():
         expected, _ = model(source, source.ne(PAD).sum(1), previous)
         actual, _ = model.to(dtype)(source, source.ne(PAD).sum(1), previous)
@@ -215,8 +215,8 @@ WIDE = {
 
 def encoder_peak(name, length):
     """Bytes of a training step of an encoder in half precision, without padding."""
-    given = {**VARIANTS[name], **WIDE, **STILL}
-    model = build(**given).to(DEVICE, torch.float16 if ON_GPU else None).train()
+    settings = {**VARIANTS[name], **WIDE, **STILL}
+    model = build(**settings).to(DEVICE, torch.float16 if ON_GPU else None).train()
     tokens = torch.randint(4, 20, (1, length), device=DEVICE)
     lengths = torch.tensor([length], device=DEVICE)
 

@@ -112,7 +112,7 @@ def test_half_precision_positions_are_exact(family, name, dtype):
     encoder = seam(model)
     if encoder is None or not encoder.encoding or encoder.config.encoding.turns:
         pytest.skip("nothing computed is added")
-    encoder.register_forward_hook(lambda module, given, output: seen.append(output))
+    encoder.register_forward_hook(lambda module, args, output: seen.append(output))
     with torch.no_grad():
         model(**inputs)
         output = model.to(dtype)(**moved(inputs, DEVICE, dtype))
@@ -222,7 +222,7 @@ def test_a_step_waits_no_more_often_than_the_stock_model(family, name, monkeypat
         plain = next(iter(OF_FAMILY[family]))  # without positions
         stock = training_waits(build(family, plain), inputs)
         # the CTC loss of torch waits as well, and transformers where it makes masks
-        in_package = [place for place in stock if re.search("cape_plugins|hf_models/", place)]
+        in_package = [line for line in stock if re.search("cape_plugins|hf_models/", line)]
         assert len(in_package) <= sum(WAITS[family].values()), stock
     else:
         flags = FAMILIES[family].stock_call

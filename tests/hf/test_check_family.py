@@ -79,7 +79,9 @@ def registry():
 def test_a_table_with_rows_before_the_first_position_is_found_by_its_logits(registry, monkeypatch):
     """RoBERTa as bert.py has it; its table begins with two rows before the first position."""
     monkeypatch.delitem(GENERATED, "roberta")
-    table = Side("text", "encoder", dim="hidden_size", table="position_embeddings.weight")
+    table = Side(
+        domain="text", architecture="encoder", dim="hidden_size", table="position_embeddings.weight"
+    )
     add_family_row(Family("roberta", {"encoder": table}, "abspos"))
 
     class CapeRobertaConfig(PositionEmbeddingMixin, RobertaConfig):

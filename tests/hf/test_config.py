@@ -41,8 +41,8 @@ def test_single_options_of_a_stored_configuration_change(tmp_path):
     other = AutoConfig.from_pretrained(tmp_path, position_embedding={"type": "shape"})
     assert other.position_config.type == "shape"
     assert other.position_config.alpha == 1.0
-    kept = AutoConfig.from_pretrained(tmp_path)
-    assert kept.position_config.max_global_shift == 3.0
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert loaded.position_config.max_global_shift == 3.0
 
 
 BAD = [

@@ -177,8 +177,8 @@ def test_damaged_folders_end_in_one_line(family, harm, message, tmp_path, capsys
     FAMILIES[family].build_stock().save_pretrained(folder)
     harm(folder)
     capsys.readouterr()
-    kept = "abspos" if family == "vit" else "sinpos"
-    assert main([str(folder), str(tmp_path / "DST"), "--position-embedding", kept]) == 2
+    stock_type = "abspos" if family == "vit" else "sinpos"
+    assert main([str(folder), str(tmp_path / "DST"), "--position-embedding", stock_type]) == 2
     error = capsys.readouterr().err.replace(str(folder), "SRC").strip()
     assert error.splitlines()[-1].startswith("error: ")
     assert message in error.partition("error: ")[2]
@@ -217,8 +217,13 @@ def test_results_of_an_old_training_are_left_behind(tmp_path):
     for name in [*old, "preprocessor_config.json"]:
         (folder / name).write_text("{}")
     converted("vit", folder, tmp_path / "DST", "--position-embedding", "abspos")
-    kept = {path.name for path in (tmp_path / "DST").iterdir()}
-    assert kept == {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"}
+    file_names = {path.name for path in (tmp_path / "DST").iterdir()}
+    assert file_names == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    }
 
 
 @pytest.mark.parametrize("own_code", [False, True])

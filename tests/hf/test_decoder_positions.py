@@ -42,8 +42,8 @@ def test_cache_of_fixed_size_counts_prompts_padded_on_the_left(name, attention):
     ways |= {"eos_token_id": None, "forced_eos_token_id": None}
     logits = []
     for cache in ("dynamic", "static"):
-        given = {"decoder_input_ids": prompt, "decoder_attention_mask": mask}
-        output = model.generate(**source, **given, **ways, cache_implementation=cache)
+        prefix = {"decoder_input_ids": prompt, "decoder_attention_mask": mask}
+        output = model.generate(**source, **prefix, **ways, cache_implementation=cache)
         logits.append(torch.stack(output.logits, dim=1))
     torch.testing.assert_close(logits[1], logits[0], atol=1e-5, rtol=1e-5)
     alone = {key: value[1:] for key, value in source.items()}

@@ -188,8 +188,8 @@ def test_without_a_model_every_family_is_checked(capsys, monkeypatch):
     assert status == 0
     names = [line[5:].partition(":")[0] for line in lines if line.startswith("ok ")]
     unchecked = {f"cape_{name}" for name, row in GENERATED.items() if not row.checked}
-    known = {config.model_type for config in hf_models.AUTO_CLASSES}
-    assert sorted(names) == sorted(known - unchecked)
+    model_types = {config.model_type for config in hf_models.AUTO_CLASSES}
+    assert sorted(names) == sorted(model_types - unchecked)
     assert {"cape_llama", "cape_bert", "cape_whisper"} <= set(names)
 
 
@@ -247,8 +247,8 @@ def test_usage_errors_are_one_line_and_status_2(arguments, told, marian, tmp_pat
     BertForMaskedLM(BertConfig(**sizes)).save_pretrained(tmp_path / "bert")
     (tmp_path / "empty").mkdir()
     name, *rest = arguments
-    place = name if name.startswith(".") else tmp_path / name
-    status, _, error = run(capsys, place, *rest)
+    path = name if name.startswith(".") else tmp_path / name
+    status, _, error = run(capsys, path, *rest)
     assert status == 2
     assert error.startswith("error: ")
     assert error.count("\n") == 1

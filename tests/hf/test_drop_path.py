@@ -29,10 +29,10 @@ def test_samples_keep_the_branch_or_lose_it_and_the_mean_stays():
     drop = DropPath(0.25, nn.Identity()).train()
     branch = torch.randn(20000, 2, 3).abs() + 1
     out = drop(branch)
-    kept = out[:, 0, 0] != 0
-    torch.testing.assert_close(out[kept], branch[kept] / 0.75)
-    assert not out[~kept].any()
-    assert float(kept.float().mean()) == pytest.approx(0.75, abs=0.02)
+    passed = out[:, 0, 0] != 0
+    torch.testing.assert_close(out[passed], branch[passed] / 0.75)
+    assert not out[~passed].any()
+    assert float(passed.float().mean()) == pytest.approx(0.75, abs=0.02)
     assert float(out.mean()) == pytest.approx(float(branch.mean()), rel=0.02)
     assert torch.equal(drop.eval()(branch), branch)
 

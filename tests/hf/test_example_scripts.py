@@ -113,10 +113,10 @@ def write_images(folder, labels=("bright", "dark")):
     """Pictures in a folder for each label."""
     numbers = np.random.default_rng(0)
     for split in ("train", "validation"):
-        for place, label in enumerate(labels):
+        for class_number, label in enumerate(labels):
             (folder / split / label).mkdir(parents=True)
             for number in range(4):
-                pixels = numbers.integers(0, 128, (SIDE, SIDE, 3)) + 127 * (1 - place)
+                pixels = numbers.integers(0, 128, (SIDE, SIDE, 3)) + 127 * (1 - class_number)
                 path = folder / split / label / f"{number}.png"
                 Image.fromarray(pixels.astype(np.uint8)).save(path)
 
@@ -188,7 +188,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_unmodified_scripts_train_and_evaluate(name, run_cli, tmp_path):
-    place, save_stock, settings, write_data, words = SCRIPTS[name]
+    script_name, save_stock, settings, write_data, words = SCRIPTS[name]
     transformers.set_seed(0)
     save_stock(tmp_path / "stock")
     convert(str(tmp_path / "stock"), tmp_path / "cape", settings)
@@ -196,7 +196,7 @@ def test_unmodified_scripts_train_and_evaluate(name, run_cli, tmp_path):
     if save_stock is dinov3:  # transformers has no classifier
         add_classifier(tmp_path / "cape")
     shutil.copytree(ROOT / "tests/support/beside_scripts", tmp_path / "script")
-    script = shutil.copy(Path(EXAMPLES) / place, tmp_path / "script")
+    script = shutil.copy(Path(EXAMPLES) / script_name, tmp_path / "script")
     words = [str(word).replace("DATA/", f"{tmp_path}/") for word in words]
     run_cli(
         *("python", "-m", "hf_models.run", script, "--model_name_or_path", tmp_path / "cape"),

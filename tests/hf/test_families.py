@@ -16,7 +16,7 @@ from hf_models.families import composed
 from hf_models.switching.install import is_model
 from tests.support.hf import FAMILIES, VARIANTS, WITH_STOCK, answer, batch
 
-OWN_TESTS = {"cape_whisper": "tests/hf/test_whisper.py"}  # asks for inputs of a length of its own
+OWN_TESTS = {"cape_whisper": "tests/hf/test_whisper.py"}  # takes inputs of a fixed length
 MODELS = [
     part
     for classes in MODULES
@@ -114,7 +114,7 @@ def test_every_model_takes_a_stock_checkpoint_without_a_word(model, tmp_path, ca
     finally:
         logger.removeHandler(caplog.handler)
     assert not any(report.values())
-    # stock configurations of SigLIP speak of token ids of their own defaults, too
+    # stock SigLIP warns of the token ids in its default configuration, too
     messages = [record.getMessage() for record in caplog.records]
     assert [text for text in messages if not text.startswith("Model config: ")] == []
     switched = hf_models.switch(stock_class.from_pretrained(tmp_path), settings)

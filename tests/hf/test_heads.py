@@ -24,7 +24,7 @@ CHOICES = {"input_ids": targets(6, 9).view(3, 2, 9), **CLASSES}
 ENDS = {"start_positions": torch.tensor([0, 2, 1]), "end_positions": torch.tensor([3, 4, 2])}
 HIDDEN = {"pixel_values": PIXELS, "bool_masked_pos": torch.arange(48).view(3, 16) % 3 == 0}
 AREAS = torch.arange(3 * 32 * 32).view(3, 32, 32) % 5
-# Family, settings beside those of its row, and inputs.
+# Family, settings beside the settings of the row, and inputs.
 HEADS = {
     "BertForPreTraining": (
         "bert", {}, {**TOKENS, "next_sentence_label": CLASSES["labels"]}
@@ -61,7 +61,7 @@ def build(name, **more):
 
 
 def switched(name, stock, type_name=None):
-    """A copy with another position embedding, or with that of the stock model."""
+    """A copy with another position embedding, or with the position embedding of the stock model."""
     family, stock = HEADS[name][0], copy.deepcopy(stock)
     settings = VARIANTS[family][type_name] if type_name else {"type": FAMILIES[family].stock_type}
     return hf_models.switch(stock, settings)

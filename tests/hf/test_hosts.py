@@ -199,7 +199,7 @@ for words in sys.argv[1:]:
     settings = {**OF_FAMILY[family][name], "augment_probability": 0.5}
     chances.clear()
     common.clear()
-    # as in a compiled model, which cannot have a generator of its own
+    # as in a compiled model, which cannot have a separate generator
     torch.compiler.is_compiling = lambda: compiled == "yes"
     training = TrainingArguments(
         folder, max_steps=int(steps), save_steps=2, use_cpu=True, report_to="none", seed=5,

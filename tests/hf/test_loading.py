@@ -49,11 +49,11 @@ def folders(tmp_path_factory):
 def test_every_class_refuses_foreign_model_types(name, folders):
     """With and without a configuration."""
     model = getattr(hf_models, name)
-    given = {"position_embedding": {"type": "nopos"}}
+    fields = {"position_embedding": {"type": "nopos"}}
     allowed = model.config_class.model_types()
     other = "marian" if "marian" not in allowed else "vit"
     for folder in ("gpt2", other, f"cape_{other}"):
-        settings = given if folder == other else {"config": model.config_class(**given)}
+        settings = fields if folder == other else {"config": model.config_class(**fields)}
         with pytest.raises(ValueError, match=f"model of type '{folder}'") as error:
             model.from_pretrained(folders / folder, **settings)
         assert all(repr(name) in str(error.value) for name in allowed)
@@ -87,8 +87,8 @@ def test_configuration_without_alpha_is_saved_and_loaded_but_builds_no_model(set
     for model in (CapeMarianModel, CapeMarianMTModel):
         with pytest.raises(ValueError, match=r"source_scale='auto'.*cape-plugins alpha"):
             model(again)
-    given = AutoConfig.from_pretrained(tmp_path, position_embedding={"source_scale": 2})
-    assert CapeMarianMTModel(given).config.position_config.alpha == 2.0
+    config = AutoConfig.from_pretrained(tmp_path, position_embedding={"source_scale": 2})
+    assert CapeMarianMTModel(config).config.position_config.alpha == 2.0
 
 
 @pytest.mark.parametrize("family", STOCK)

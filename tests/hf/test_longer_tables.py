@@ -284,8 +284,8 @@ def folder(tmp_path):
     ids=str,
 )
 def test_convert_extends_the_table_and_the_limit_of_the_tokenizer(folder, capsys, flags, said):
-    place = [str(folder / "stock"), str(folder / "cape")]
-    argv = [*place, "--position-embedding", "abspos", "--position-table-size", str(LONG), *flags]
+    folders = [str(folder / "stock"), str(folder / "cape")]
+    argv = [*folders, "--position-embedding", "abspos", "--position-table-size", str(LONG), *flags]
     assert main(argv) == 0
     assert said in capsys.readouterr().out
     model = hf_models.CapeRobertaForMaskedLM.from_pretrained(folder / "cape")
@@ -308,8 +308,8 @@ def test_convert_extends_the_table_and_the_limit_of_the_tokenizer(folder, capsys
     ids=str,
 )
 def test_convert_refuses_flags_that_do_not_fit(folder, capsys, flags, message):
-    place = [str(folder / "stock"), str(folder / "cape")]
-    assert main([*place, "--position-embedding", "abspos", *flags]) == 2
+    folders = [str(folder / "stock"), str(folder / "cape")]
+    assert main([*folders, "--position-embedding", "abspos", *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "cape").exists()
 

@@ -23,7 +23,7 @@ KINDS = ("sinpos", "abspos", "cape", "relpos+first")  # of what is added, and of
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_encoder_outputs_can_be_reused(name, left):
-    """Given as they are, or as a tuple, to forward and to generate()."""
+    """forward and generate() take the outputs of an encoder as an object or as a tuple."""
     model, inputs = make("marian", name), sentences(left)
     with torch.no_grad():
         encoded = model.get_encoder()(**inputs, output_hidden_states=True)
@@ -50,13 +50,13 @@ def test_encoder_outputs_without_the_hint_are_refused():
         out = model(**inputs, decoder_input_ids=targets())
         encoded = model.get_encoder()(**inputs)
     for mask in ({"attention_mask": inputs["attention_mask"]}, {}):
-        for given in (
+        for incomplete in (
             (out.encoder_last_hidden_state,),
             BaseModelOutput(out.encoder_last_hidden_state),
             BaseModelOutput(*encoded.to_tuple()[:1]),
         ):
             with pytest.raises(ValueError, match=r"leading_state.*given: none"):
-                logits(model, mask, encoder_outputs=given)
+                logits(model, mask, encoder_outputs=incomplete)
     encoded.last_hidden_state = encoded.last_hidden_state.repeat_interleave(2, 0)
     with pytest.raises(ValueError, match="one of 3 rows"):
         logits(model, {}, targets(6), encoder_outputs=encoded)

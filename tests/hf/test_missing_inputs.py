@@ -13,9 +13,9 @@ EMBEDS = torch.zeros(2, 6, 32)
 def test_message_says_what_is_missing_or_given_twice(family):
     model = FAMILIES[family].build(VARIANTS[family]["cape"]).base_model
     for mode in (True, False):
-        for given in ({}, {"attention_mask": torch.ones(2, 6)}):
+        for inputs in ({}, {"attention_mask": torch.ones(2, 6)}):
             with pytest.raises(ValueError, match="input_ids.*inputs_embeds"):
-                model.train(mode)(**given)
+                model.train(mode)(**inputs)
     with pytest.raises(ValueError, match="input_ids.*inputs_embeds"):
         model(IDS, inputs_embeds=EMBEDS)
 

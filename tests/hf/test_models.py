@@ -221,7 +221,7 @@ def test_half_precision_positions_are_exact(family, name):
     encoding = seam(model) and seam(model).config.encoding
     if not encoding or not seam(model).encoding or encoding.turns:  # stock frequencies are rounded
         pytest.skip("nothing computed is added")
-    seam(model).register_forward_hook(lambda module, given, output: seen.append(output))
+    seam(model).register_forward_hook(lambda module, args, output: seen.append(output))
     if "input_ids" in inputs:  # half precision does not count beyond 256
         width = inputs["input_ids"].shape[1]
         inputs = {

@@ -53,7 +53,8 @@ class TinyTagger(PreTrainedModel):
 
 # ---- the family ----------------------------------------------------------------------------------
 
-ROW = Family("tiny", {"encoder": Side("text", "encoder", table="embed_positions.weight")}, "abspos")
+SIDE = Side(domain="text", architecture="encoder", table="embed_positions.weight")
+ROW = Family("tiny", {"encoder": SIDE}, "abspos")
 add_family_row(ROW)
 
 
@@ -107,9 +108,11 @@ def registered():
     AutoConfig.register("tiny", TinyConfig, exist_ok=True)
     AutoModelForTokenClassification.register(TinyConfig, TinyTagger, exist_ok=True)
     yield
-    for known, kept in zip((hf_models.AUTO_CLASSES, hf_models.MODELS, PARTS), before, strict=True):
-        known.clear()
-        known.update(kept)
+    for registry, rows in zip(
+        (hf_models.AUTO_CLASSES, hf_models.MODELS, PARTS), before, strict=True
+    ):
+        registry.clear()
+        registry.update(rows)
     del FAMILY_ROWS["tiny"]
 
 

@@ -62,15 +62,15 @@ def packed():
 @pytest.mark.parametrize(("family", "name"), ALL)
 def test_a_step_waits_no_more_often_than_the_stock_model(family, name):
     inputs = batch(family)
-    own = step(FAMILIES[family].build(OF_FAMILY[family][name]), inputs).read
+    cape = step(FAMILIES[family].build(OF_FAMILY[family][name]), inputs).read
     allowed = WAITS[family] if family in WAITS else stock_step(family, inputs).read
-    assert own.total() <= sum(allowed.values()), own
+    assert cape.total() <= sum(allowed.values()), cape
 
 
 @pytest.mark.parametrize("mask", [True, False])
 def test_whisper_at_natural_length_waits_no_more_often_than_the_stock_model(mask):
-    stock, own = whisper_steps(mask)
-    assert own.read.total() <= stock.read.total(), own.read
+    stock, cape = whisper_steps(mask)
+    assert cape.read.total() <= stock.read.total(), cape.read
 
 
 @pytest.mark.parametrize("name", ROTARY)
@@ -114,11 +114,11 @@ def test_values_are_checked_but_in_training_on_another_device():
 @pytest.mark.parametrize("family", ADDED)
 def test_a_step_of_cape_launches_few_operations_more_than_the_stock_model(family):
     if family == "whisper":
-        stock, own = whisper_steps()
+        stock, cape = whisper_steps()
     else:
         inputs = batch(family)
         if "pixel_values" in inputs:  # of the size for which the stock table need not be resized
             inputs["pixel_values"] = inputs["pixel_values"].new_zeros(3, 3, 32, 32)
-        own = step(FAMILIES[family].build(OF_FAMILY[family]["cape"]), inputs)
+        cape = step(FAMILIES[family].build(OF_FAMILY[family]["cape"]), inputs)
         stock = stock_step(family, inputs)
-    assert 0 < own.launched.total() - stock.launched.total() <= ADDED[family]
+    assert 0 < cape.launched.total() - stock.launched.total() <= ADDED[family]

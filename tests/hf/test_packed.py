@@ -153,9 +153,11 @@ def test_packed_sources_of_a_decoder_are_refused(family):
     """Positions of the target alone come with the output of the encoder."""
     model, (ids, positions) = FAMILIES[family].build({"type": "sinpos"}), packed()
     calls = [
-        lambda **given: model(input_ids=ids, decoder_input_ids=ids, **given),
-        lambda **given: model(decoder_input_ids=ids, inputs_embeds=torch.ones(1, 12, 32), **given),
-        lambda **given: model.get_encoder()(ids, **given),
+        lambda **arguments: model(input_ids=ids, decoder_input_ids=ids, **arguments),
+        lambda **arguments: model(
+            decoder_input_ids=ids, inputs_embeds=torch.ones(1, 12, 32), **arguments
+        ),
+        lambda **arguments: model.get_encoder()(ids, **arguments),
     ]
     for call in calls:
         call()

@@ -50,8 +50,8 @@ def test_source_and_target_share_one_function_of_the_index(name, hint, left):
         count = max(2 * (here - 1) + 1, there)
         taken = draw.order[row, :count].sort().values
         length = source.shape[1]
-        own = source[row, length - here :] if left else source[row, :here]
-        assert torch.equal(own, taken[: 2 * here : 2][:here])
+        of_text = source[row, length - here :] if left else source[row, :here]
+        assert torch.equal(of_text, taken[: 2 * here : 2][:here])
         assert torch.equal(target[row, :there], taken[:there])
 
 

@@ -129,7 +129,7 @@ def test_draws_storage_and_copies(name, tmp_path):
     assert not torch.allclose(output(model, ids), output(model, ids), atol=1e-3)
     seen = []
     for seam in seams:
-        seam.register_forward_hook(lambda module, given, embedding: seen.append(embedding))
+        seam.register_forward_hook(lambda module, inputs, embedding: seen.append(embedding))
     output(model, ids)
     assert len(seen) == len(seams) > 0
     assert all(torch.equal(embedding, seen[0]) for embedding in seen)

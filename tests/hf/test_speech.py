@@ -85,10 +85,10 @@ def test_loss_is_ctc_over_true_lengths():
 def test_batch_without_padding_equals_its_samples(name, family):
     """Irregular times, no mask; the loss, too, equals the loss of the samples one by one."""
     model, features = make(family, name), frames((40, 40, 40))["input_features"]
-    kept = torch.stack([torch.randperm(55)[:40].sort().values for _ in range(3)])
+    frame_numbers = torch.stack([torch.randperm(55)[:40].sort().values for _ in range(3)])
     inputs = {
         "input_features": features,
-        "frame_nanoseconds": frame_nanoseconds(kept, [0.009, 0.01, 0.0112]),
+        "frame_nanoseconds": frame_nanoseconds(frame_numbers, [0.009, 0.01, 0.0112]),
     }
     labels = targets(3, 4) % 11 + 1
     with torch.no_grad():

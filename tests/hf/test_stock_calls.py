@@ -139,13 +139,13 @@ def test_models_of_other_families_refuse_a_position_embedding(tmp_path):
 def test_head_without_a_class_is_answered_with_those_that_there_are(folders, tmp_path):
     """An Auto class whose head the stock model type lacks, and a head of the caller."""
     settings = {"position_embedding": {"type": "cape"}}
-    own = CapeBertConfig.from_pretrained(folders / "bert", **settings)
+    cape_config = CapeBertConfig.from_pretrained(folders / "bert", **settings)
     stock = FAMILIES["bert"].stock_config.from_pretrained(folders / "bert")
-    own.save_pretrained(tmp_path)
+    cape_config.save_pretrained(tmp_path)
     calls = (
         lambda: AutoModelForImageClassification.from_pretrained(folders / "bert", **settings),
         lambda: AutoModelForImageClassification.from_pretrained(tmp_path),
-        lambda: AutoModelForImageClassification.from_config(own),
+        lambda: AutoModelForImageClassification.from_config(cape_config),
         lambda: hf_models.switch(BertForRanking(stock), {"type": "cape"}),
     )
     for call in calls:

@@ -29,12 +29,12 @@ def test_smoothed_labels_equal_the_stock_model(family, tmp_path):
 def tables(name):
     """Tables of transformers that a class is named in."""
     rows = (
-        (table, known if isinstance(known, tuple) else (known,))
+        (table, class_names if isinstance(class_names, tuple) else (class_names,))
         for table, names in vars(modeling_auto).items()
         if table.endswith("_NAMES")
-        for known in names.values()
+        for class_names in names.values()
     )
-    return {table for table, known in rows if name in known}
+    return {table for table, class_names in rows if name in class_names}
 
 
 # no Auto class loads them, neither ours nor the stock models

@@ -36,11 +36,11 @@ def in_lockstep(modules, calls):
 def test_threads_do_not_see_what_others_bind(family, others):
     model = FAMILIES[family].build(VARIANTS[family]["cape"])
     inputs = [{**batch(family), **sentences(lengths=lengths)} for lengths in ((9, 6, 4), others)]
-    for given in inputs:
+    for texts in inputs:
         if family == "bert":  # as long as the source
-            del given["labels"]
-    expected = [answer(model(**given)) for given in inputs]
-    calls = [lambda given=given: answer(model(**given)) for given in inputs]
+            del texts["labels"]
+    expected = [answer(model(**texts)) for texts in inputs]
+    calls = [lambda texts=texts: answer(model(**texts)) for texts in inputs]
     # called when positions have been bound, and before they are read
     words = [m for m in model.modules() if isinstance(m, nn.Embedding) and len(m.weight) == 60]
     for output, alone in zip(in_lockstep(words, calls), expected, strict=True):
@@ -51,8 +51,8 @@ def test_whisper_keeps_its_configuration_while_threads_generate():
     model = switched()
     config, inputs = model.config, [features(2, frames, seed=frames) for frames in (50, 200)]
     ways = {"max_new_tokens": 6, "language": "en", "one_piece": True}
-    expected = [model.generate(given, **ways) for given in inputs]
-    calls = [lambda given=given: model.generate(given, **ways) for given in inputs]
+    expected = [model.generate(sound, **ways) for sound in inputs]
+    calls = [lambda sound=sound: model.generate(sound, **ways) for sound in inputs]
     seen = []
 
     def encoded(*_):

@@ -34,10 +34,10 @@ from tests.support.whisper import (
 @pytest.mark.parametrize("natural", [None, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_stock_types_equal_stock(dtype, natural):
-    stock, own = make_stock().to(dtype), switched("sinpos", natural_length=natural).to(dtype)
+    stock, cape = make_stock().to(dtype), switched("sinpos", natural_length=natural).to(dtype)
     inputs = WHOLE.to(dtype)
     expected = stock(inputs, labels=LABELS, output_hidden_states=True)
-    output = own(inputs, labels=LABELS, output_hidden_states=True)
+    output = cape(inputs, labels=LABELS, output_hidden_states=True)
     assert torch.equal(output.logits, expected.logits)
     assert torch.equal(output.loss, expected.loss)
     for side in ("encoder_hidden_states", "decoder_hidden_states"):
@@ -47,10 +47,10 @@ def test_stock_types_equal_stock(dtype, natural):
 
 @pytest.mark.parametrize("model", [WhisperModel, WhisperForAudioClassification])
 def test_other_models_equal_stock(model):
-    stock, own = make_stock(model), switched("sinpos", model=model)
+    stock, cape = make_stock(model), switched("sinpos", model=model)
     inputs = {"decoder_input_ids": LABELS} if model is WhisperModel else {}
     with torch.no_grad():
-        assert torch.equal(own(WHOLE, **inputs)[0], stock(WHOLE, **inputs)[0])
+        assert torch.equal(cape(WHOLE, **inputs)[0], stock(WHOLE, **inputs)[0])
 
 
 WAYS = {
@@ -99,9 +99,9 @@ def updated(model, steps=3):
 
 
 def test_three_updates_equal_stock_with_frozen_sinusoids():
-    stock, own = updated(make_stock(dropout=0.1)), updated(switched("sinpos", dropout=0.1))
-    assert stock.keys() - own.keys() == {"model.encoder.embed_positions.weight"}
-    assert all(torch.equal(value, stock[name]) for name, value in own.items())
+    stock, cape = updated(make_stock(dropout=0.1)), updated(switched("sinpos", dropout=0.1))
+    assert stock.keys() - cape.keys() == {"model.encoder.embed_positions.weight"}
+    assert all(torch.equal(value, stock[name]) for name, value in cape.items())
 
 
 def test_changed_sinusoids_are_told():
@@ -248,7 +248,8 @@ def test_wrong_settings_are_refused(settings):
     ],
 )
 def test_recordings_in_segments_or_in_one_piece(way):
-    """Each as it is alone; those without timestamps are encoded once, as a whole."""
+    """Each recording gets the text that it gets alone. Without timestamps, a recording is encoded
+    once, as a whole."""
     model = switched()
     lengths = (200, 131, 60)
     inputs, mask = features(3, 200), mask_of(lengths)
@@ -311,14 +312,14 @@ def test_spec_augment_leaves_the_shortest_recordings_alone():
         assert torch.equal(seen[-1], inputs) == (frames < 10)
 
 
-@pytest.mark.parametrize("place", ["keyword", "argument", "model"])
-def test_timestamps_need_frames_of_10_ms(place):
+@pytest.mark.parametrize("where", ["keyword", "argument", "model"])
+def test_timestamps_need_frames_of_10_ms(where):
     """Asked for by keyword, by a configuration of generation, or by the model's own."""
     model = switched("cape")
     config = copy.deepcopy(model.generation_config)
     asked = {"keyword": {"return_timestamps": True}, "argument": {"generation_config": config}}
-    if place != "keyword":
-        (config if place == "argument" else model.generation_config).return_timestamps = True
+    if where != "keyword":
+        (config if where == "argument" else model.generation_config).return_timestamps = True
     call = {"attention_mask": MASK, "hop_nanoseconds": 5_000_000, "language": "en"}
     with pytest.raises(ValueError, match=r"return_timestamps=True.*need frames of 10 ms"):
-        model.generate(RAGGED, **call, **asked.get(place, {}))
+        model.generate(RAGGED, **call, **asked.get(where, {}))

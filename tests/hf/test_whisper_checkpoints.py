@@ -33,9 +33,9 @@ from tests.support.whisper import encoder_sizes, save_with_processor, switched
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A stock checkpoint with its processor, which writes letters."""
-    place = tmp_path_factory.mktemp("whisper") / "stock"
-    save_with_processor(place)
-    return place
+    path = tmp_path_factory.mktemp("whisper") / "stock"
+    save_with_processor(path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,11 @@ def test_auto_classes_load_models_and_processors(folder, cape_folder):
         (AutoModelForSpeechSeq2Seq, "ForConditionalGeneration"),
         (AutoModelForAudioClassification, "ForAudioClassification"),
     ):
-        for place, given in ((folder, {"position_embedding": {"type": "cape"}}), (cape_folder, {})):
-            loaded = auto.from_pretrained(place, **given)
+        for source, fields in (
+            (folder, {"position_embedding": {"type": "cape"}}),
+            (cape_folder, {}),
+        ):
+            loaded = auto.from_pretrained(source, **fields)
             assert type(loaded).__name__ == f"CapeWhisper{name}"
     assert type(AutoTokenizer.from_pretrained(cape_folder)) is WhisperTokenizer
     extractors = (
@@ -92,20 +95,20 @@ def test_converted_there_and_back_a_checkpoint_is_what_it_was(folder, tmp_path, 
 
 
 def test_features_equal_stock_without_the_silence():
-    own, stock = hf_models.CapeWhisperFeatureExtractor(), WhisperFeatureExtractor()
+    cape, stock = hf_models.CapeWhisperFeatureExtractor(), WhisperFeatureExtractor()
     waves = [wave(seconds) for seconds in (1.5, 0.97, 0.01)]
-    given = {"sampling_rate": 16000, "return_tensors": "pt"}
-    batch = own(waves, **given)
-    full = stock(waves, return_attention_mask=True, **given)
+    arguments = {"sampling_rate": 16000, "return_tensors": "pt"}
+    batch = cape(waves, **arguments)
+    full = stock(waves, return_attention_mask=True, **arguments)
     assert batch.attention_mask.sum(-1).tolist() == [150, 97, 1]
     for i, recording in enumerate(waves):
-        alone = own(recording, **given).input_features
+        alone = cape(recording, **arguments).input_features
         for among_others in (batch, full):
             frames = among_others.input_features[i, :, : alone.shape[-1]]
             torch.testing.assert_close(alone[0], frames, rtol=0, atol=1e-6)
-    same = own(waves, padding="max_length", **given)
+    same = cape(waves, padding="max_length", **arguments)
     assert torch.equal(same.input_features, full.input_features)
-    assert own(wave(31), **given).input_features.shape[-1] == 3100
+    assert cape(wave(31), **arguments).input_features.shape[-1] == 3100
 
 
 def test_features_have_any_hop_and_may_be_padded_later():
@@ -147,7 +150,7 @@ def test_pipeline_recognises_at_natural_length(cape_folder):
 
 
 def test_pipeline_takes_batches(cape_folder):
-    """Each recording as it is alone, whatever its length and the lengths of the others."""
+    """Each recording gets the text that it gets alone, for all lengths of the recordings."""
     recognise = pipeline("automatic-speech-recognition", model=str(cape_folder))
     vocabulary = recognise.tokenizer.get_vocab()
     others = [number for name, number in vocabulary.items() if not name.isalpha()]
@@ -158,8 +161,8 @@ def test_pipeline_takes_batches(cape_folder):
         recording *= np.sin(np.arange(len(recording)) * 0.1 * (number + 1))
 
     def run(batch_size, suppressed, **more):
-        given = {"batch_size": batch_size, "generate_kwargs": {**options, **suppressed}}
-        return recognise([recording.copy() for recording in waves], **given, **more)
+        arguments = {"batch_size": batch_size, "generate_kwargs": {**options, **suppressed}}
+        return recognise([recording.copy() for recording in waves], **arguments, **more)
 
     alone = run(1, letters)
     assert run(3, letters) == alone

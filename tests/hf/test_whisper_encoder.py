@@ -24,9 +24,9 @@ def states(encoder, features=RAGGED, mask=MASK):
         return encoder(features, attention_mask=mask).last_hidden_state
 
 
-def load(place, **settings):
+def load(folder, **settings):
     encoder, report = hf_models.CapeWhisperEncoder.from_pretrained(
-        place, output_loading_info=True, **settings
+        folder, output_loading_info=True, **settings
     )
     return encoder, report
 

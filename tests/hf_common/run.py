@@ -88,8 +88,8 @@ def prepare(folder: Path) -> tuple[Path, list[str]]:
         (module.parent / "__init__.py").touch()
     for package in (tests, tests / "models", target.parent):
         (package / "__init__.py").touch()
-    for own, copy in (("models.py", target), ("summary.py", target.with_name("conftest.py"))):
-        copy.write_text((Path(__file__).parent / own).read_text(encoding="utf-8"))
+    for file_name, copy in (("models.py", target), ("summary.py", target.with_name("conftest.py"))):
+        copy.write_text((Path(__file__).parent / file_name).read_text(encoding="utf-8"))
     return target, lacking
 
 

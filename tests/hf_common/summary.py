@@ -20,8 +20,8 @@ def pytest_terminal_summary(terminalreporter):
     """Counts."""
     counts = {name: len(reports) for name, reports in terminalreporter.stats.items()}
     reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
-    own = Counter(reason.removeprefix(OWN) for reason in reasons if reason.startswith(OWN))
-    left_out = [f"{reason} ({count})" for reason, count in sorted(own.items())]
+    skips = Counter(reason.removeprefix(OWN) for reason in reasons if reason.startswith(OWN))
+    left_out = [f"{reason} ({count})" for reason, count in sorted(skips.items())]
     ran, lacking = (os.environ[name] for name in ("RAN", "LACKING"))
     if lacking:
         left_out.append(
@@ -32,6 +32,6 @@ def pytest_terminal_summary(terminalreporter):
         f"transformers {version('transformers')}, position embedding "
         f"{os.environ['POSITION_EMBEDDING']}: ran the common tests of {ran}: "
         f"{counts.get('passed', 0)} passed, {counts.get('failed', 0) + counts.get('error', 0)} "
-        f"failed, {len(reasons) - own.total()} skipped by themselves (other hardware, packages or "
-        f"kinds of model). Left out: {'; '.join(left_out) or 'nothing'}."
+        f"failed, {len(reasons) - skips.total()} skipped by themselves (other hardware, packages "
+        f"or kinds of model). Left out: {'; '.join(left_out) or 'nothing'}."
     )

@@ -206,7 +206,7 @@ def test_decoder_from_scratch_and_finetuned(tmp_path, main, folder, monkeypatch)
     seq2seq = asr.hf_models.CapeSpeech2TextForConditionalGeneration
     write = seq2seq.generate  # such a model would write as much as it may
     short = {"max_new_tokens": 5}
-    monkeypatch.setattr(seq2seq, "generate", lambda *given, **more: write(*given, **more | short))
+    monkeypatch.setattr(seq2seq, "generate", lambda *args, **more: write(*args, **more | short))
     sizes = ("--model-config", json.dumps(TINY_SEQ2SEQ), "--vocab-size", 16, "--output", "first")
     main("--dataset", folder, *sizes, "--position-embedding", "sinpos")
     again = ("--model", "first/sinpos", "--output", "second", "--position-embedding", "cape")

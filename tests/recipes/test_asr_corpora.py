@@ -41,7 +41,7 @@ def test_examples_in_docstrings_are_true(module):
         ("<unk> i had a dream", "i had a dream"),
         ("it 's what we 're told and don 't do", "it's what we're told and don't do"),
         ("they 'll say i 'm i 'd and you 've", "they'll say i'm i'd and you've"),
-        ("get 'em 'cause rock 'n' roll", "get 'em 'cause rock 'n' roll"),  # words of their own
+        ("get 'em 'cause rock 'n' roll", "get 'em 'cause rock 'n' roll"),  # words, not endings
         ("the(2) record {SMACK} <sil> [NOISE] plays(10)", "the record plays"),
         ("fully<unk> so", "fully so"),
         ("<unk>", ""),
@@ -182,7 +182,7 @@ def test_tedlium_with_bad_lines_or_without_tests_is_refused(ted, tmp_path):
 def ldc(tmp_path):
     """Some of the discs, upper case as on some of them."""
     root = tmp_path / "ldc"
-    for place, ids in {
+    for folder, ids in {
         "11-1.1/WSJ0/SI_TR_S/011": ("011C0201", "011C0202", "011O0301"),
         "11-2.1/WSJ0/SI_TR_S/401": ("401C0201",),
         "13-1.1/wsj1/si_tr_s/46a": ("46ac0201",),
@@ -194,9 +194,9 @@ def ldc(tmp_path):
     }.items():
         for n, id in enumerate(ids):
             suffix = ".WV1" if id.isupper() else ".wv1"
-            write(root / place / f"{id}{suffix}", 0.4 + 0.1 * n, format="NIST", seed=n)
-            write(root / place / f"{id[:-1]}9.wv2", 0.4, format="NIST")
-        corpus, subset, speaker = place.lower().split("/")[1:]
+            write(root / folder / f"{id}{suffix}", 0.4 + 0.1 * n, format="NIST", seed=n)
+            write(root / folder / f"{id[:-1]}9.wv2", 0.4, format="NIST")
+        corpus, subset, speaker = folder.lower().split("/")[1:]
         dot = root / "11-4.1" / corpus / "transcrp" / "dots" / subset / speaker
         lines = [
             f"THE {id[-1]} ,COMMA [noise] *{subset[3:5]}* .PERIOD ({id.lower()})" for id in ids
@@ -231,7 +231,7 @@ def test_wsj_is_prepared(ldc, tmp_path, capsys):
     assert list(texts(out, "valid")) == ["4k0-4k0c0301", "4k0-4k0c0302"]
     assert texts(out, "test") == {"440-440c0401": "the comma et period"}  # not 440o0401
     _, (_, audio, seconds, _) = rows(out / "test.tsv")
-    assert audio == str(ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1")  # readable as it is
+    assert audio == str(ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1")  # read without a conversion
     assert seconds == "0.4000"
     output = capsys.readouterr().out
     assert "si_tr_s.ndx does not exist: all recordings of wsj1/si_tr_s are used" in output

@@ -235,17 +235,17 @@ def test_finished_folder_is_reused(libri, tmp_path, capsys):
     arguments = ("librispeech", libri, "--output", tmp_path / "out", "--train")
     run(*arguments, "train-clean-100")
     table = tmp_path / "out" / "train.tsv"
-    before, made = capsys.readouterr().out, table.stat().st_mtime_ns
+    before, modified = capsys.readouterr().out, table.stat().st_mtime_ns
     run(*arguments, "train-clean-100")
     reused = f"reused: {tmp_path / 'out'} is finished, and {libri} "
     assert capsys.readouterr().out == f"{reused}has not changed\n{before}"
     libri.rename(tmp_path / "gone")  # not needed any more
     run(*arguments, "train-clean-100")
-    assert table.stat().st_mtime_ns == made
+    assert table.stat().st_mtime_ns == modified
     assert capsys.readouterr().out == f"{reused}does not exist any more\n{before}"
     with pytest.raises(CommandError, match=r"other settings \(train .*another --output folder"):
         run(*arguments, "train-other-500")
-    assert table.stat().st_mtime_ns == made
+    assert table.stat().st_mtime_ns == modified
 
 
 CHANGES = {

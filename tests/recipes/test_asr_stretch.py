@@ -141,12 +141,12 @@ def test_stretched_set_is_reused(test_set, capsys):
     command = [str(test_set), "--seconds", "6"]
     stretch.main(command)
     table = test_set.parent / "test_6s.tsv"
-    made = (test_set.parent / "audio/test_6s/84-1-0000.flac").stat().st_mtime_ns
+    modified = (test_set.parent / "audio/test_6s/84-1-0000.flac").stat().st_mtime_ns
     before = capsys.readouterr().out
     stretch.main(command)
     reused = f"reused: {test_set.parent}/audio/test_6s was made with these settings\n"
     assert capsys.readouterr().out == reused + before
-    assert (test_set.parent / "audio/test_6s/84-1-0000.flac").stat().st_mtime_ns == made
+    assert (test_set.parent / "audio/test_6s/84-1-0000.flac").stat().st_mtime_ns == modified
     with pytest.raises(CommandError, match=r"other settings \(gap 0.0, now 1.0\); .*--output"):
         stretch.main([*command, "--gap", "1"])
     content = table.read_text()

@@ -58,10 +58,10 @@ def test_batches_hold_similar_durations_in_another_order_each_epoch():
 def test_resumed_training_goes_on_with_the_batches_of_its_epoch(processes, tmp_path):
     """As accelerate shares padded batches out, and skips those that are done."""
     config = CapeSpeechConfig(d_model=8, encoder_layers=1, encoder_attention_heads=1)
-    place = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
+    common = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
     items = [Utterance("0", None, "a", 1 + n / 7) for n in range(24)]
     data = Labelled(Recordings(items), [[1]] * 24)
-    args = Seq2SeqTrainingArguments(**place, per_device_train_batch_size=2)
+    args = Seq2SeqTrainingArguments(**common, per_device_train_batch_size=2)
     trainer = SpeechTrainer(CapeSpeechForCTC(config), args, train_dataset=data)
     sampler = trainer._get_train_sampler()
     whole = BatchSampler(sampler, 2, drop_last=False)
@@ -91,8 +91,8 @@ def test_batch_without_padding_has_the_frames_of_each_recording():
     assert "attention_mask" not in batch
     for row, hop in enumerate(hops):
         alone = log_mel(torch.from_numpy(waves[hop.index]), 16000, 8, hop.seconds)
-        kept = ((times[row] * 1e-9 - 0.0125) / hop.seconds).round().long()
-        torch.testing.assert_close(features[row], alone[kept])
+        frame_numbers = ((times[row] * 1e-9 - 0.0125) / hop.seconds).round().long()
+        torch.testing.assert_close(features[row], alone[frame_numbers])
     again = collate([data[hop] for hop in hops])
     assert torch.equal(again["frame_nanoseconds"], times)
 
@@ -133,13 +133,13 @@ def make_pool(*seconds):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Tones of 0.3 to 0.5 s, each with its text."""
-    place = tmp_path_factory.mktemp("words")
+    words_folder = tmp_path_factory.mktemp("words")
     for number in range(12):
         times = np.arange(4800 + 300 * number) / 16000
         tone = 0.3 * np.sin(2 * np.pi * 200 * (1 + number % 3) * times)
-        soundfile.write(place / f"{number}.wav", tone, 16000)
-        (place / f"{number}.txt").write_text(["low", "middle", "high"][number % 3])
-    return place
+        soundfile.write(words_folder / f"{number}.wav", tone, 16000)
+        (words_folder / f"{number}.txt").write_text(["low", "middle", "high"][number % 3])
+    return words_folder
 
 
 def test_texts_belong_to_what_is_joined():

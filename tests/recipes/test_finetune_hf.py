@@ -313,9 +313,9 @@ def write_images(folder):
     """20 images of two classes in training, 4 in the test."""
     for split, number in (("train", 20), ("val", 4)):
         for n in range(number):
-            place = folder / split / ("dark", "light")[n % 2]
-            place.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (20 + n, 16), (200 * (n % 2), 10 * n, n)).save(place / f"{n}.png")
+            target = folder / split / ("dark", "light")[n % 2]
+            target.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20 + n, 16), (200 * (n % 2), 10 * n, n)).save(target / f"{n}.png")
 
 
 def write_recordings(folder):

@@ -39,12 +39,14 @@ def right_answer(name, question):
 @pytest.mark.parametrize("name", [name for name, task in data.TASKS.items() if task.make])
 def test_answers_are_right_at_each_length(name):
     task = data.TASKS[name]
-    made = [[*data.exercises(task, [length], 20, f"test {length}")] for length in (1, 2, 7, 30)]
-    for length, work in zip((1, 2, 7, 30), made, strict=True):
+    exercises = [
+        [*data.exercises(task, [length], 20, f"test {length}")] for length in (1, 2, 7, 30)
+    ]
+    for length, work in zip((1, 2, 7, 30), exercises, strict=True):
         assert all(exercise.answer == right_answer(name, exercise.question) for exercise in work)
         assert {len(exercise.answer) - length for exercise in work} == {int(name == "addition")}
-    assert made[3] == [*data.exercises(task, [30], 20, "test 30")]
-    assert made[3] != [*data.exercises(task, [30], 20, "train")]
+    assert exercises[3] == [*data.exercises(task, [30], 20, "test 30")]
+    assert exercises[3] != [*data.exercises(task, [30], 20, "train")]
 
 
 def test_only_answers_and_their_ends_are_predicted():
@@ -68,10 +70,10 @@ def test_losses_equal_the_model():
     assert list(map(len, stretches)) == [6, 6, 6]
     losses = lm.losses(model, stretches, 2)
     for ids, row in zip(stretches, losses, strict=True):
-        for place in range(1, 6):
-            logits = model(torch.tensor([ids[:place]])).logits[0, -1]
-            expected = -logits.log_softmax(-1)[ids[place]]
-            assert row[place - 1].item() == pytest.approx(expected.item(), abs=1e-5)
+        for position in range(1, 6):
+            logits = model(torch.tensor([ids[:position]])).logits[0, -1]
+            expected = -logits.log_softmax(-1)[ids[position]]
+            assert row[position - 1].item() == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_right_answers_are_what_generation_writes():

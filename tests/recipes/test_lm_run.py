@@ -34,12 +34,12 @@ FOLLOWING = {
 def parsed(*words):
     """What fairseq-train understands of the flags of each model."""
     args = run.parse_arguments(["--device", "cpu", *words])
-    known = {}
+    arguments = {}
     for model in args.models:
         parser = options.get_training_parser()
         argv = ["data", *run.training_flags(args, model)]
-        known[model.name, model.seed] = options.parse_args_and_arch(parser, argv)
-    return known
+        arguments[model.name, model.seed] = options.parse_args_and_arch(parser, argv)
+    return arguments
 
 
 def config(args):
@@ -48,9 +48,9 @@ def config(args):
 
 
 def test_settings_follow_from_the_lengths():
-    known = parsed(*LENGTHS)
-    assert [name for name, _ in known] == [*TYPES]
-    for (name, seed), args in known.items():
+    arguments = parsed(*LENGTHS)
+    assert [name for name, _ in arguments] == [*TYPES]
+    for (name, seed), args in arguments.items():
         options = FOLLOWING.keys() & TYPES[name].options.keys()
         if not TYPES[name].sampling:
             options -= {"max_position"}  # positions are counted
@@ -65,8 +65,8 @@ def test_settings_follow_from_the_lengths():
 )
 def test_positions_drawn_by_an_option_reach_the_longest_test(name):
     words = [f"{name}:draw_positions=uniform{more}" for more in ("", ",max_position=2000")]
-    known = [config(args) for args in parsed(*LENGTHS, "--compare", *words).values()]
-    assert [(row.draw_positions, row.max_position) for row in known] == [
+    configs = [config(args) for args in parsed(*LENGTHS, "--compare", *words).values()]
+    assert [(row.draw_positions, row.max_position) for row in configs] == [
         ("uniform", 1024),
         ("uniform", 2000),
     ]
@@ -76,8 +76,8 @@ def test_trainings_equal_the_hugging_face_recipe():
     """Blocks, updates and schedule, read off the options of the Trainer."""
     finetune_hf = pytest.importorskip("recipes.lm.finetune_hf")
     trainer = dict(re.findall(r"--(\w+) (\S+)", f"{finetune_hf.TRAINING} {TASKS['text'].training}"))
-    known = parsed(*LENGTHS, "--compare", "sinpos", "--seeds", "1", "2")
-    first, second = known.values()
+    arguments = parsed(*LENGTHS, "--compare", "sinpos", "--seeds", "1", "2")
+    first, second = arguments.values()
     assert first.seed != second.seed
     assert (first.tokens_per_sample, first.sample_break_mode) == (128, "none")
     assert first.batch_size == int(trainer["per_device_train_batch_size"])
@@ -100,8 +100,8 @@ def test_each_byte_has_a_symbol_that_fairseq_reads_as_itself():
     assert len({*run.SYMBOLS}) == 256
     assert all(re.fullmatch(r"[!-~]+", symbol) for symbol in run.SYMBOLS)
     assert run.symbols("a b\né") == ["a", "<0x20>", "b", "</s>", "<0xC3>", "<0xA9>"]
-    own = {Dictionary().symbols[index] for index in (0, 1, 3)}  # all but the end of a line
-    assert not own & {*run.SYMBOLS}
+    special = {Dictionary().symbols[index] for index in (0, 1, 3)}  # all but the end of a line
+    assert not special & {*run.SYMBOLS}
 
 
 @pytest.mark.slow
@@ -140,10 +140,10 @@ def test_losses_belong_to_each_token_after_the_ones_before_it(name):
     with torch.no_grad():
         values = run.losses(model, ids)
         assert values.shape == (2, 23)
-        for place in range(1, 24):
-            logits, _ = model(ids[:, :place])
-            expected = -logits[:, -1].log_softmax(-1).gather(1, ids[:, place, None])[:, 0]
-            torch.testing.assert_close(values[:, place - 1], expected, rtol=1e-4, atol=1e-4)
+        for position in range(1, 24):
+            logits, _ = model(ids[:, :position])
+            expected = -logits[:, -1].log_softmax(-1).gather(1, ids[:, position, None])[:, 0]
+            torch.testing.assert_close(values[:, position - 1], expected, rtol=1e-4, atol=1e-4)
 
 
 # ---- commands ------------------------------------------------------------------------------------

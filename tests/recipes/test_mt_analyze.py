@@ -120,9 +120,9 @@ def test_extrapolate_counts_subwords(work, tmp_path):
     model = work.corpus / "sentencepiece.model"
     analyze.main(["extrapolate", *files, *output, "--max-length", "12", "--spm", model])
     subwords = SentencePiece(model)
-    kept = (tmp_path / "de").read_text("utf-8").splitlines()
-    assert 0 < len(kept) < 80
-    assert max(len(subwords.encode(line).split()) for line in kept) == 12
+    lines = (tmp_path / "de").read_text("utf-8").splitlines()
+    assert 0 < len(lines) < 80
+    assert max(len(subwords.encode(line).split()) for line in lines) == 12
 
 
 def test_extrapolate_counts_subwords_of_one_kind(capsys):
@@ -176,8 +176,11 @@ def test_commands_write_tables_and_a_plot(work, tmp_path, command, capsys, monke
         ids = open_translator(work.fairseq("sinpos"), RUNNING).target_ids
         total = sum(len(ids(target)) - 1 for _, target in work.pairs())
         by_seed = [[row for row in rows if row["seed"] == seed] for seed in "12"]
-        assert [sum(int(row["count"]) for row in own) for own in by_seed] == [total, total]
-        higher = [sum(int(row["higher"]) for row in own) for own in by_seed]
+        assert [sum(int(row["count"]) for row in seed_rows) for seed_rows in by_seed] == [
+            total,
+            total,
+        ]
+        higher = [sum(int(row["higher"]) for row in seed_rows) for seed_rows in by_seed]
         assert f"of all {total} tokens {np.mean(higher) / total:.4f} ± " in report
     else:
         assert {(row["model"], row["seed"]) for row in rows} == {(m, s) for m in "ab" for s in "12"}
@@ -226,7 +229,7 @@ BAD = {
     "no model": (["stack", "--model", "a=folder"], "cannot be read as a Hugging Face model"),
     "no dictionary": (["stack", "--model", "a=A", "--data", "folder"], "--data FOLDER"),
     "no subwords": (["stack", "--model", "a=A", "--spm", "text"], "--spm text"),
-    "subwords of its own": (["stack", "--model", "h=folder", "--spm", "h=x"], "--spm h=x has no"),
+    "subwords of a folder": (["stack", "--model", "h=folder", "--spm", "h=x"], "--spm h=x has no"),
     "segmented by whom": (["length", "--model", "h=folder", "--segmented"], "--segmented: h is a"),
     "segmented twice": (
         ["length", "--model", "a=A", "--segmented", "--spm", "x"],

@@ -22,8 +22,8 @@ class Reached(Exception):
     """The work of a command would begin, with what the exception holds."""
 
 
-def stop(*given, **more):
-    raise Reached(*given)
+def stop(*args, **more):
+    raise Reached(*args)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_page_of_the_swap_has_the_loss_of_bleu(words_of, tmp_path, monkeypatch):
     """By a translator that writes training lines again, in their own order."""
     write_lines(tmp_path / "subwords", "train", 20, "a b c d <sep> e f g h")
     monkeypatch.setattr(Experiment, "open_selected", lambda self: SimpleNamespace(plain=str))
-    monkeypatch.setattr(experiment, "translations", lambda *given: list(given[-2]))
+    monkeypatch.setattr(experiment, "translations", lambda *args: list(args[-2]))
     (words,) = words_of("SH Table 1", "recipes.mt.run")
     recipe.main([*words, "--work", str(tmp_path), "--device", "cpu"])
     page = (tmp_path / "runs/shape/swap.md").read_text("utf-8")

@@ -40,7 +40,7 @@ def run(recipe, *words, splits=("valid", "test"), codes=("en", "de")):
     main([recipe, "prepare", *files, "--work", "work", "--workers", "1", *words])
 
 
-def given(write, source=None, target=None, codes=("en", "de")):
+def write_corpus(write, source=None, target=None, codes=("en", "de")):
     short = sentences(6)
     texts = {"train": (source or sentences(), target or sentences()), "valid": (short, short)}
     texts["test"] = texts["valid"]
@@ -50,7 +50,7 @@ def given(write, source=None, target=None, codes=("en", "de")):
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_file_of_blank_lines_is_refused_by_name_and_leaves_no_folder(write, tmp_path, split):
-    given(write)
+    write_corpus(write)
     write(**{f"{split}_en": [" "] * (PAIRS if split == "train" else 6)})
     before = sorted(tmp_path.iterdir())
     why = f"--{split} {split}.en {split}.de: no line has text in both"
@@ -63,7 +63,7 @@ def test_a_file_of_blank_lines_is_refused_by_name_and_leaves_no_folder(write, tm
     ("recipe", "unit"), [("wmt14_en_de", "words"), ("multi30k_small", "subwords")]
 )
 def test_cleaning_that_leaves_no_pair_is_an_error(write, recipe, unit):
-    given(write, target=sentences(words=200))
+    write_corpus(write, target=sentences(words=200))
     why = f"--train: cleaning by {unit} removed all {PAIRS} pairs .*; check that line n of one file"
     with pytest.raises(CommandError, match=why):
         run(recipe)
@@ -74,7 +74,7 @@ def test_cleaning_says_how_many_pairs_it_removed_and_why(write, capsys):
     source[3] = target[10] = ""
     source[20] = target[20] = " ".join("a" * 81)
     target[30] = " ".join("a" * 70)
-    given(write, source, target)
+    write_corpus(write, source, target)
     write(test_en=source, test_de=target)
     run("wmt14_en_de")
     said = capsys.readouterr().out
@@ -87,9 +87,9 @@ def test_cleaning_says_how_many_pairs_it_removed_and_why(write, capsys):
 
 
 def test_other_files_are_not_mixed_with_prepared_ones(write):
-    given(write)
+    write_corpus(write)
     run("multi30k_small")
-    given(write, source=sentences(words=5))
+    write_corpus(write, source=sentences(words=5))
     with pytest.raises(CommandError, match="made with other settings.*train.en.*--work"):
         run("multi30k_small")
 
@@ -98,7 +98,7 @@ FRENCH = ("--target-lang", "fr")
 
 
 def test_files_of_other_languages_are_refused(write):
-    given(write, codes=("en", "fr"))
+    write_corpus(write, codes=("en", "fr"))
     why = (
         r"--train train.en train.fr: by their names en and fr, but multi30k_small has en and de; "
         "give --source-lang en --target-lang fr"
@@ -116,7 +116,7 @@ def test_names_that_name_no_languages_are_as_good(write, names):
 
 
 def test_later_stages_take_the_languages_of_the_data(write):
-    given(write, codes=("en", "fr"))
+    write_corpus(write, codes=("en", "fr"))
     run("multi30k_small", *FRENCH, codes=("en", "fr"))
     args, extra = parse_arguments(["multi30k_small", "train", "--work", "work", "--device", "cpu"])
     assert (args.settled.languages, extra) == (("en", "fr"), [])
@@ -128,8 +128,8 @@ def test_later_stages_take_the_languages_of_the_data(write):
 def test_moses_reads_the_language_that_is_given(write, monkeypatch):
     """French keeps an apostrophe with the word before it, English with what follows."""
     calls = []
-    monkeypatch.setattr(prepare, "binarise", lambda *given: calls.append(given[1]))
-    given(write, target=["l'eau c'est bon ."] * PAIRS, codes=("en", "fr"))
+    monkeypatch.setattr(prepare, "binarise", lambda *args: calls.append(args[1]))
+    write_corpus(write, target=["l'eau c'est bon ."] * PAIRS, codes=("en", "fr"))
     run("wmt14_en_de", *FRENCH, codes=("en", "fr"))
     assert Path("work/tokenised/train.fr").read_text().startswith("l&apos; eau c&apos; est")
     assert {path.name for path in Path("work").rglob("train.*")} == {"train.en", "train.fr"}
@@ -140,7 +140,7 @@ def test_moses_reads_the_language_that_is_given(write, monkeypatch):
 def test_sacrebleu_splits_as_is_usual_for_the_target_language(
     write, monkeypatch, target, tokenizer
 ):
-    given(write, codes=("en", target))
+    write_corpus(write, codes=("en", target))
     run("multi30k_small", "--target-lang", target, codes=("en", target))
     args, extra = parse_arguments(["multi30k_small", "score", "--work", "work"])
     args.extra = extra

@@ -137,13 +137,13 @@ def flags_of(command):
 def test_training_and_decoding_have_the_numbers_of_the_paper(name, devices, capsys):
     expected, tokens, selection, beam, penalty = TRAININGS[name, devices]
     _, _, train, select, decode = printed(capsys, name, "--devices", str(devices))
-    given = flags_of(train)
-    assert {flag: given.get(flag) for flag in expected} == expected
-    assert int(given["--max-tokens"]) * int(given["--update-freq"]) * devices == tokens
+    train_flags = flags_of(train)
+    assert {flag: train_flags.get(flag) for flag in expected} == expected
+    assert int(train_flags["--max-tokens"]) * int(train_flags["--update-freq"]) * devices == tokens
     if selection == "average":
-        kept = "update" if "--max-update" in expected and name.startswith("wmt16") else "epoch"
+        unit = "update" if "--max-update" in expected and name.startswith("wmt16") else "epoch"
         assert select.startswith("cape-average-checkpoints")
-        assert flags_of(select)[f"--num-{kept}-checkpoints"] == "10"
+        assert flags_of(select)[f"--num-{unit}-checkpoints"] == "10"
     else:
         assert select.startswith("# select: the best BLEU on valid")
     assert flags_of(decode)["--beam"] == beam
@@ -183,6 +183,6 @@ def test_dry_run_names_each_training_and_leaves_nothing_behind(tmp_path, monkeyp
     named = [line.partition(":")[0] for line in lines if line.startswith("# cape")]
     assert named == ["# cape-seed1", "# cape-seed2"]
     flags = [flags_of(line) for line in lines if line.startswith("fairseq-train")]
-    assert [own["--seed"] for own in flags] == [str(n * SEED_STEP) for n in (1, 2)]
-    assert {own["--lr"] for own in flags} == {"1"}, "the last value counts"
+    assert [train_flags["--seed"] for train_flags in flags] == [str(n * SEED_STEP) for n in (1, 2)]
+    assert {train_flags["--lr"] for train_flags in flags} == {"1"}, "the last value counts"
     assert not list(tmp_path.iterdir())

@@ -291,10 +291,10 @@ def test_images_are_told_from_others(photos):
 
 
 def test_pairs_that_a_test_is_split_off_are_other_training_data(tmp_path, monkeypatch):
-    given = []
+    last_arguments = []
 
     def train_all(*args):
-        given.append(args[-1])
+        last_arguments.append(args[-1])
         raise CommandError("enough")
 
     monkeypatch.setattr(mt, "train_all", train_all)
@@ -307,7 +307,7 @@ def test_pairs_that_a_test_is_split_off_are_other_training_data(tmp_path, monkey
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         with pytest.raises(CommandError, match="enough"):
             mt.main([*words, *more])
-    assert len(set(given)) == 2
+    assert len(set(last_arguments)) == 2
 
 
 @pytest.mark.parametrize("classes", [0, 1])

@@ -33,7 +33,7 @@ from tests.support.phones import SIZES, config, make_corpus, make_experiment
 
 # each type with its positions, and a learned encoding and a relative type under each condition
 CASES = {(name, "inc"): None for name in TYPES}
-CASES |= {(name, given): None for given in CONDITIONS for name in ("abspos", "relpos", "fire")}
+CASES |= {(name, key): None for key in CONDITIONS for name in ("abspos", "relpos", "fire")}
 DRAWN = ("draw_histories", "draw_confusions", "draw_attention", "draw_class_attention")
 
 
@@ -111,14 +111,14 @@ def test_frames_that_take_their_positions_along_give_the_same(name):
 
 @pytest.mark.parametrize(("name", "condition"), CASES)
 def test_padding_changes_nothing(name, condition):
-    model, given = make_model(name), CONDITIONS[condition]
+    model, setting = make_model(name), CONDITIONS[condition]
     features = [torch.randn(length, BANDS) for length in (9, 20, 14)]
     orders = [torch.randperm(len(frames)) for frames in features]
-    output = run_batch(model, features, given, orders, need_weights=True)
-    without = run_batch(model, features, given, orders).logits
+    output = run_batch(model, features, setting, orders, need_weights=True)
+    without = run_batch(model, features, setting, orders).logits
     for index, (frames, order) in enumerate(zip(features, orders, strict=True)):
         length = len(frames)
-        logits, weights = run_model(model, frames, given, order, need_weights=True)
+        logits, weights = run_model(model, frames, setting, order, need_weights=True)
         assert torch.allclose(output.logits[index, :length], logits, atol=1e-5)
         assert torch.allclose(without[index, :length], logits, atol=1e-5)
         for batch, alone in zip(output.weights, weights, strict=True):
@@ -148,9 +148,9 @@ def test_every_type_learns_under_every_condition(name, condition):
     before = {key: value.clone() for key, value in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(1)
-    utterances, given = corpus.splits["train"], CONDITIONS[condition]
+    utterances, setting = corpus.splits["train"], CONDITIONS[condition]
     losses = [
-        float(np.mean(list(train_epoch(model, utterances, given, optimizer, generator))))
+        float(np.mean(list(train_epoch(model, utterances, setting, optimizer, generator))))
         for _ in range(6)
     ]
     assert losses[-1] < 0.8 * losses[0]
@@ -158,7 +158,7 @@ def test_every_type_learns_under_every_condition(name, condition):
     for key, value in model.named_parameters():
         if key.endswith("layer_bias.output.bias"):
             continue  # the same for all keys, so it changes no attention
-        used = given.positions or key in others
+        used = setting.positions or key in others
         assert torch.equal(value, before[key]) != used, key
 
 
@@ -221,7 +221,7 @@ def test_models_after_an_epoch_are_kept_and_trained_by_the_optimizer(tmp_path, n
     experiment = make_experiment(make_corpus(), Training(2, 0.01, 0.01, name, 4, (1, 2)), tmp_path)
     job = ("sinpos", config("sinpos"), "inc", 1)
     final, history = experiment.trained(*job)
-    kept = experiment.at_epochs(*job)
+    models = experiment.at_epochs(*job)
     model = experiment.build(config("sinpos"), 1)
     optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name](
         model.parameters(), lr=0.01
@@ -230,12 +230,12 @@ def test_models_after_an_epoch_are_kept_and_trained_by_the_optimizer(tmp_path, n
     losses = [*train_epoch(model, utterances, CONDITIONS["inc"], optimizer, generator, 4)]
     assert len(losses) == 2  # of 4 utterances and of 2
     assert history[0]["train_loss"] == pytest.approx(np.mean(losses), abs=1e-4)
-    assert kept.keys() == {1, 2}
-    pairs = zip(kept[1].parameters(), model.parameters(), kept[2].parameters(), strict=True)
+    assert models.keys() == {1, 2}
+    pairs = zip(models[1].parameters(), model.parameters(), models[2].parameters(), strict=True)
     for first, expected, second in pairs:
         assert torch.equal(first, expected)
         assert not torch.equal(first, second)
-    best = kept[min(history, key=lambda row: row["dev_per"])["epoch"]]
+    best = models[min(history, key=lambda row: row["dev_per"])["epoch"]]
     pairs = zip(best.parameters(), final.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
 

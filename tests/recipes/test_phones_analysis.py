@@ -136,18 +136,18 @@ def test_errors_are_printed_as_in_the_thesis():
 def test_attention_between_classes_is_compared_to_uniform():
     """Two utterances, by hand: the first attends to its own class only."""
     labels = [np.array([0, 0, 1, 1]), np.array([0, 2])]
-    own = np.kron(np.eye(2), np.full((2, 2), 0.5))
-    weights = [own[None, None], np.full((1, 1, 2, 2), 0.5)]
-    given, uniform = class_attention(weights, labels, 3)
-    assert given[0, 0].tolist() == [[2.5, 0, 0.5], [0, 2, 0], [0.5, 0, 0.5]]
+    within_class = np.kron(np.eye(2), np.full((2, 2), 0.5))
+    weights = [within_class[None, None], np.full((1, 1, 2, 2), 0.5)]
+    attention, uniform = class_attention(weights, labels, 3)
+    assert attention[0, 0].tolist() == [[2.5, 0, 0.5], [0, 2, 0], [0.5, 0, 0.5]]
     assert uniform.tolist() == [[1.5, 1, 0.5], [1, 1, 0], [0.5, 0, 0.5]]
-    (row,) = class_rows(given, uniform, ["z", "aa", "s"])
+    (row,) = class_rows(attention, uniform, ["z", "aa", "s"])
     assert row["same class"] == pytest.approx((2.5 + 2 + 0.5) / 3)
     assert row["same group"] == pytest.approx((2.5 + 2 + 0.5 + 0.5 + 0.5) / 4)
     assert row["all to z"] == pytest.approx(3 / 3)
     assert row["z to z"] == pytest.approx(2.5 / 1.5)
     assert row["z to s"] == row["s to z"] == pytest.approx(1)
-    (other,) = class_rows(given, uniform, ["p", "t", "k"])
+    (other,) = class_rows(attention, uniform, ["p", "t", "k"])
     assert other["z to s"] is None
     assert "same group" not in other
 

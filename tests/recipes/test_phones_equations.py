@@ -22,7 +22,7 @@ def torch_layer(layer):
     """torch's layer with the same parameters; its layer norms follow the residual connections."""
     shape = {"nhead": SIZES.heads, "dim_feedforward": SIZES.ffn, "dropout": 0.0}
     reference = torch.nn.TransformerEncoderLayer(WIDTH, **shape, batch_first=True).eval()
-    own = {name: value.detach().clone() for name, value in layer.named_parameters()}
+    parameters = {name: value.detach().clone() for name, value in layer.named_parameters()}
     names = {
         "self_attn.in_proj_": "query_key_value.",
         "self_attn.out_proj.": "mix.",
@@ -32,7 +32,7 @@ def torch_layer(layer):
         "norm2.": "ffn_norm.",
     }
     state = {
-        f"{ours}{part}": own[f"{theirs}{part}"]
+        f"{ours}{part}": parameters[f"{theirs}{part}"]
         for ours, theirs in names.items()
         for part in ("weight", "bias")
     }

@@ -180,8 +180,11 @@ def test_learning_rates_follow_the_optimizer():
     sgd, adamw = (run.parse_arguments(["--optimizer", name]) for name in ("sgd", "adamw"))
     assert (sgd.learning_rate, sgd.final_learning_rate) == (0.1, 0.001)
     assert adamw.learning_rate == 10 * adamw.final_learning_rate < 0.01
-    given = run.parse_arguments(["--optimizer", "adamw", "--learning-rate", "0.5"])
-    assert (given.learning_rate, given.final_learning_rate) == (0.5, adamw.final_learning_rate)
+    arguments = run.parse_arguments(["--optimizer", "adamw", "--learning-rate", "0.5"])
+    assert (arguments.learning_rate, arguments.final_learning_rate) == (
+        0.5,
+        adamw.final_learning_rate,
+    )
 
 
 # ---- short pieces and long tests -----------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_first_look_is_at_the_updates_that_it_names(tmp_path, monkeypatch):
             (run / runs.FIRST_SECONDS).write_text("1.0")
         return 1.0
 
-    def test(self, variant, seed, name, *place):
+    def test(self, variant, seed, name, *rest):
         tested.append((name, checkpoint.read_text()))
 
     monkeypatch.setattr(runs, "train", train)

@@ -29,14 +29,14 @@ def preprocess(module, *words, **how):
 def text_of(tmp_path_factory):
     """The folder of prepared number lists for a recipe; recipes with the same text share it,
     because options of training do not change the text."""
-    made = {}
+    folders = {}
 
     def text_of(row):
         key = astuple(Text(**{option.name: getattr(row, option.name) for option in fields(Text)}))
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("text")
-        prepare_again(row, made[key])
-        return made[key]
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("text")
+        prepare_again(row, folders[key])
+        return folders[key]
 
     return text_of
 

@@ -89,9 +89,9 @@ def changed(data):
 
 
 def test_augmentation_depends_on_seed_epoch_and_place():
-    def augmented(seed=0, epoch=0, place=0):
+    def augmented(seed=0, epoch=0, number=0):
         data.seed = seed
-        return data[Request(0, 16, epoch, place)][0]
+        return data[Request(0, 16, epoch, number)][0]
 
     data = Images([picture(3, 40, 30)], lambda item: (item, 0), ["a"])
     data.crop = (0.1, 0.9)
@@ -100,7 +100,7 @@ def test_augmentation_depends_on_seed_epoch_and_place():
     assert first.shape == (3, 16, 16)
     random.seed(3), torch.manual_seed(3)
     assert torch.equal(augmented(), first)
-    for other in (augmented(seed=1), augmented(epoch=1), augmented(place=1)):
+    for other in (augmented(seed=1), augmented(epoch=1), augmented(number=1)):
         assert not torch.equal(other, first)
 
 

@@ -50,9 +50,9 @@ def logits(classifier, image):
         return classifier.model((image[None] - 0.5) / 0.5).logits[0]
 
 
-def options(**given):
+def options(**changes):
     words = {"sizes": [16, 24], "protocol": "crop", "tta": False, "gamma": False, "bins": None}
-    return argparse.Namespace(**{**words, "trained_size": None, **given})
+    return argparse.Namespace(**{**words, "trained_size": None, **changes})
 
 
 def test_strategies_are_scored_by_bin_at_one_exact_size(classifier, data, monkeypatch):
@@ -67,7 +67,7 @@ def test_strategies_are_scored_by_bin_at_one_exact_size(classifier, data, monkey
     assert [row["strategy"] for row in rows] == [*strategies, *strategies, *strategies[:4]]
     sizes = [row["size"] for row in rows if row["strategy"] in ("min", "max")]
     assert sizes == [8, 9, 12, 13, 33, 33]
-    assert {(30, 9), (12, 20), (21, 13)} <= {tuple(shape) for shape in seen}, "not kept as they are"
+    assert {(30, 9), (12, 20), (21, 13)} <= {tuple(shape) for shape in seen}, "some sizes changed"
     untouched = label_ranks(classifier, data, {0: [View("untouched")]}, range(7))[0]
     right = sum(
         row["top1"] * row["images"] for row in rows if row["strategy"] == "original (no crop)"
@@ -118,10 +118,10 @@ def test_mixed_sizes_are_scored_as_one_by_one(classifier, data, monkeypatch, wor
 def test_labels_go_to_the_classes_of_the_model(classifier, data):
     """Data that know the classes in another order, and not all of them."""
     items = [data.images[index] for index in data.order]
-    kept = [(image, 6 - label) for image, label in items if label > 1]
-    images = Images(kept, lambda item: item, NAMES[:1:-1])
+    some_images = [(image, 6 - label) for image, label in items if label > 1]
+    images = Images(some_images, lambda item: item, NAMES[:1:-1])
     args = options()
-    some = measure.measure(classifier, Data("some", images, range(len(kept))), args)
+    some = measure.measure(classifier, Data("some", images, range(len(some_images))), args)
     order = [index for index in data.order if data.images[index][1] > 1]
     assert some == measure.measure(classifier, data._replace(order=order), args)
 
@@ -301,9 +301,9 @@ def test_bad_input_is_refused(words, message, digit_path, path, tmp_path):
         ViTForImageClassification(ViTConfig(**SIZES)).vit.save_pretrained(tmp_path / words[1])
     places = {name: str(tmp_path / name) for name in ("ABSPOS", "STOCK", "HEADLESS")}
     words = [{**places, "COLOURS": path}.get(word, word) for word in words]
-    given = [] if "--model" in words else ["--model", digit_path]
+    model_words = [] if "--model" in words else ["--model", digit_path]
     with pytest.raises(CommandError, match=re.escape(message)):
-        evaluate.main([*given, *words, "--output", str(tmp_path / "out")])
+        evaluate.main([*model_words, *words, "--output", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 

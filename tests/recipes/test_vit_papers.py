@@ -44,9 +44,9 @@ def commands(repo_root):
             prefixes[match[1]] = match[2]
             continue
         words = shlex.split(Template(line).substitute(prefixes))
-        given = words.index("--output") + 1 if "--output" in words else len(words) - 1
-        assert words[given] not in by_output
-        by_output[words[given].removeprefix("results/")] = words
+        index = words.index("--output") + 1 if "--output" in words else len(words) - 1
+        assert words[index] not in by_output
+        by_output[words[index].removeprefix("results/")] = words
     return by_output
 
 
@@ -58,8 +58,8 @@ def training_of(words, monkeypatch):
     """What a training command trains: settings by name, its options, the Trainer's options."""
     no_images = Images([], tuple, NAMES)
 
-    def start(*given):
-        raise Started(*given)
+    def start(*training):
+        raise Started(*training)
 
     monkeypatch.setattr(vit, "train_all", start)
     monkeypatch.setattr(vit, "given_data", lambda args, channels: (no_images, no_images))
@@ -101,7 +101,7 @@ def test_models_equal_table_3(commands, name, monkeypatch):
     """Also of Table 4 and Figures 2, 3, 4 and 10 to 13, which show the same models."""
     (width, heads, layers), sizes, batch, compared = TRAINED[name]
     settings, args, training = training_of(commands[name], monkeypatch)
-    assert [shown(own) for own in settings.values()] == compared
+    assert [shown(variant_settings) for variant_settings in settings.values()] == compared
     assert ([*args.train_sizes], args.univit) == (sizes, len(sizes) > 1)
     assert training.per_device_train_batch_size == batch
     assert training.learning_rate * UPDATE / batch == pytest.approx(1e-3)
@@ -133,7 +133,7 @@ def test_finetuning_follows_the_paper(commands, tmp_path, monkeypatch):
     save(tmp_path / "results/vit224/cape", {"type": "cape"})
     monkeypatch.chdir(tmp_path)
     settings, args, training = training_of(words, monkeypatch)
-    assert [shown(own) for own in settings.values()] == [CAPE]
+    assert [shown(variant_settings) for variant_settings in settings.values()] == [CAPE]
     assert training.num_train_epochs == 30
     batch = training.per_device_train_batch_size
     assert training.learning_rate * 512 / batch == pytest.approx(5e-6)
@@ -160,8 +160,8 @@ def trained(commands, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             settings, args, _ = training_of(commands[name], patch)
-        for variant, own in settings.items():
-            save(folder / args.output / folder_name(variant), own)
+        for variant, variant_settings in settings.items():
+            save(folder / args.output / folder_name(variant), variant_settings)
     return folder
 
 
@@ -241,12 +241,12 @@ def test_bins_and_strategies_equal_table_5(measured):
     bins = ["0-100", "101-150", "151-200", "201-250", "251-300", "301-350", "351-384", "385+"]
     fixed = {"160 px": 160, "224 px": 224, "384 px": 384}
     for label, side in zip(bins, SIDES, strict=True):
-        own = {row["strategy"]: row["size"] for row in rows if row["bin"] == label}
+        sizes = {row["strategy"]: row["size"] for row in rows if row["bin"] == label}
         largest = 500 if label == "385+" else side
-        numbers = {name: int(size) for name, size in own.items() if size != "own"}
+        numbers = {name: int(size) for name, size in sizes.items() if size != "own"}
         assert numbers == {**fixed, "min": side, "max": largest}
-        kept = {name for name, size in own.items() if size == "own"}
-        assert kept == (set() if label == "385+" else {"original", "original (no crop)"})
+        uncropped = {name for name, size in sizes.items() if size == "own"}
+        assert uncropped == (set() if label == "385+" else {"original", "original (no crop)"})
 
 
 def test_factors_on_the_grid_equal_table_6(measured):
@@ -271,7 +271,7 @@ def test_figure_9_has_the_grids_and_channels_of_the_paper(commands, figures):
     words = commands["figure9.png"]
     cape_plugins(words[1:])
     assert len(figures) == 1
-    place = words.index("--sizes")
-    assert [16 * int(size) for size in words[place + 1 : place + 4]] == [160, 224, 384]
+    index = words.index("--sizes")
+    assert [16 * int(size) for size in words[index + 1 : index + 4]] == [160, 224, 384]
     channels = [int(word) for word in words[words.index("--channels") + 1 : -2]]
     assert all(channel % 20 == 19 and channel < 768 for channel in channels)

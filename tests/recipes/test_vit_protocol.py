@@ -143,10 +143,10 @@ def test_largest_batch_is_found(fitting, monkeypatch):
     monkeypatch.setattr(speed, "clear_device_cache", lambda garbage_collection: None)
     for limit in (1, 100, 5000):
         calls = []
-        batch, known = speed.largest_batch(limited(fitting, calls), limit), min(fitting, limit)
+        batch, largest = speed.largest_batch(limited(fitting, calls), limit), min(fitting, limit)
         assert max(calls) <= limit
         assert len(calls) <= 25
-        assert batch == known if known < 128 else known * 63 / 64 <= batch <= known
+        assert batch == largest if largest < 128 else largest * 63 / 64 <= batch <= largest
 
 
 def test_what_is_no_lack_of_memory_is_raised():

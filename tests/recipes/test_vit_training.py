@@ -84,7 +84,7 @@ def test_repeated_augmentation_keeps_the_length_of_the_epoch():
 
 @pytest.mark.slow
 def test_finetuning_at_a_higher_size_and_several_seeds(tmp_path, monkeypatch, capsys):
-    """Digits at 16, then at 32 pixels; finished runs are taken as they are."""
+    """Digits at 16, then at 32 pixels; finished runs are not repeated."""
     monkeypatch.chdir(tmp_path)
     first = ["--max_steps", "3", "--compare", "abspos", "--seeds", "4", "5", "--output", "first"]
     first += ["--model-config", json.dumps({**TINY, "num_channels": 1})]

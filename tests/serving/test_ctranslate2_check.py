@@ -62,7 +62,7 @@ def test_sentences_to_check_are_spread_over_the_text(tmp_path):
     places = [lines.index(sentence) for sentence in sentences]
     assert places == sorted(places)
     assert {*long} <= {*places}
-    assert all(lines[place] != wide for place in places)
+    assert all(lines[index] != wide for index in places)
     gaps = [after - before for before, after in pairwise(places)]
     assert places[0] < 100
     assert places[-1] > 9900

@@ -324,11 +324,11 @@ def test_dictionaries_are_needed_and_come_from_the_training(models, cape, tmp_pa
 
 def test_weights_that_do_not_fit_the_settings(cape, tmp_path, capsys):
     name = "decoder.layers.1.fc1.weight"
-    checkpoint = changed(cape, tmp_path, lambda own: own.pop(name))
+    checkpoint = changed(cape, tmp_path, lambda weights: weights.pop(name))
     error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out")
     assert f"the weights of {checkpoint} do not fit its settings" in error
     assert name in error
-    checkpoint = changed(cape, tmp_path, lambda own: own[name][3].fill_(math.inf))
+    checkpoint = changed(cape, tmp_path, lambda weights: weights[name][3].fill_(math.inf))
     error = refusal(capsys, "ctranslate2", checkpoint, tmp_path / "out")
     assert f"the weights of {checkpoint} are not all finite: {name}" in error
 

@@ -39,11 +39,11 @@ def saved(corpus, tmp_path_factory):
     """Function that writes a model of one family and type, with its tokenizer."""
 
     def save(family, settings, **sizes):
-        place = tmp_path_factory.mktemp("model") / family
+        folder = tmp_path_factory.mktemp("model") / family
         tokenizer = corpus.tokenizer(family)
-        build(family, tokenizer, settings, **sizes).save_pretrained(place)
-        tokenizer.save_pretrained(place)
-        return place
+        build(family, tokenizer, settings, **sizes).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
 
     return save
 

@@ -46,17 +46,17 @@ def recording(number):
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    place = tmp_path_factory.mktemp("whisper") / "stock"
-    save_with_processor(place)
-    return place
+    folder = tmp_path_factory.mktemp("whisper") / "stock"
+    save_with_processor(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def trained(stock):
     """A cape_whisper at natural length that knows six recordings by heart."""
-    place = stock.parent / "trained"
-    model = convert(str(stock), place, NATURAL["cape"])
-    processor = AutoProcessor.from_pretrained(place)
+    folder = stock.parent / "trained"
+    model = convert(str(stock), folder, NATURAL["cape"])
+    processor = AutoProcessor.from_pretrained(folder)
     inputs = processor.feature_extractor(
         [recording(number) for number in range(len(TEXTS))],
         sampling_rate=16000,
@@ -71,8 +71,8 @@ def trained(stock):
         optimizer.zero_grad()
         model(**inputs, labels=text.masked_fill(ends, -100)).loss.backward()
         optimizer.step()
-    model.eval().save_pretrained(place)
-    return place
+    model.eval().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +83,11 @@ def exported(trained):
 @pytest.fixture(scope="module")
 def endless(stock):
     """An untrained cape_whisper whose texts never end."""
-    place = stock.parent / "endless"
-    model = convert(str(stock), place, NATURAL["cape"])
+    folder = stock.parent / "endless"
+    model = convert(str(stock), folder, NATURAL["cape"])
     model.generation_config.suppress_tokens = [model.config.eos_token_id]
-    model.generation_config.save_pretrained(place)
-    return place
+    model.generation_config.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

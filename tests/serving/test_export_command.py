@@ -113,7 +113,7 @@ FULL = {
 
 @pytest.mark.parametrize("error", FULL.values(), ids=FULL)
 def test_a_full_disk_is_told_in_one_line(error, tmp_path):
-    """Whatever library meets it, each with words of its own."""
+    """Each library that writes reports a full disk in other words."""
     with pytest.raises(OSError, match="cannot be written") as told, complete_folder(tmp_path / "o"):
         raise error
     told = str(told.value)

@@ -163,8 +163,8 @@ def test_graphs_compute_the_same_beyond_the_stock_size(seam, tmp_path):
 def test_a_stock_table_of_one_size_fixes_the_size_of_inputs(stock, axes):
     model = hf_models.switch(stock(), {"type": "abspos"}).eval()
     (graph,) = onnx.graphs(model)
-    ((name, given),) = graph.inputs.items()
-    assert given.axes == axes
+    ((name, graph_input),) = graph.inputs.items()
+    assert graph_input.axes == axes
     text = readme(model, [Described("model.onnx", [(name, "float", axes)], [])], 20)
     sizes = map({"frames": 16, "height": 96, "width": 128}.get, axes[1:], axes[1:])
     assert f"np.zeros({tuple(sizes)})" in text

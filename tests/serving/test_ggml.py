@@ -36,21 +36,21 @@ LAYER = {
     "mlp_ln": "final_layer_norm",
 }
 CROSS = {
-    f"cross_{own}": other.replace("self_attn", "encoder_attn")
-    for own, other in LAYER.items()
-    if own.startswith("attn")
+    f"cross_{name}": other.replace("self_attn", "encoder_attn")
+    for name, other in LAYER.items()
+    if name.startswith("attn")
 }
 
 
 def read(path):
     """Header, filters, words and tensors of a file, with the type of each tensor."""
-    data, place = path.read_bytes(), 0
+    data, start = path.read_bytes(), 0
 
     def take(count):
-        nonlocal place
-        place += count
-        assert place <= len(data)
-        return data[place - count : place]
+        nonlocal start
+        start += count
+        assert start <= len(data)
+        return data[start - count : start]
 
     def numbers(count):
         return struct.unpack(f"<{count}i", take(4 * count))
@@ -64,7 +64,7 @@ def read(path):
     filters = values(sizes, "<f4")
     words = [take(*numbers(1)) for _ in range(*numbers(1))]
     tensors = {}
-    while place < len(data):
+    while start < len(data):
         dims, length, kind = numbers(3)
         shape = numbers(dims)[::-1]
         name = take(length).decode()
@@ -80,11 +80,11 @@ def expected_tensors(model):
     pairs["decoder.token_embedding"] = "decoder.embed_tokens"
     for side, parts in (("encoder", LAYER), ("decoder", {**LAYER, **CROSS})):
         for layer in range(model.config.num_hidden_layers):
-            for own, other in parts.items():
-                pairs[f"{side}.blocks.{layer}.{own}"] = f"{side}.layers.{layer}.{other}"
+            for ggml_name, other in parts.items():
+                pairs[f"{side}.blocks.{layer}.{ggml_name}"] = f"{side}.layers.{layer}.{other}"
     return {
-        f"{own}.{kind}": weights[f"{other}.{kind}"]
-        for own, other in pairs.items()
+        f"{ggml_name}.{kind}": weights[f"{other}.{kind}"]
+        for ggml_name, other in pairs.items()
         for kind in ("weight", "bias")
         if f"{other}.{kind}" in weights
     }
@@ -93,7 +93,9 @@ def expected_tensors(model):
 def added(model, rows):
     """What the encoder adds to the convolutions of a recording, as its first layer shows."""
     encoder, seen = model.get_encoder(), []
-    hook = encoder.layers[0].register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    hook = encoder.layers[0].register_forward_pre_hook(
+        lambda module, inputs: seen.append(inputs[0])
+    )
     silence = torch.zeros(1, 80, 2 * rows)
     with torch.no_grad():
         encoder(silence)
@@ -105,9 +107,9 @@ def added(model, rows):
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    place = tmp_path_factory.mktemp("whisper") / "stock"
-    save_full(place)
-    return place
+    folder = tmp_path_factory.mktemp("whisper") / "stock"
+    save_full(folder)
+    return folder
 
 
 @pytest.fixture
@@ -128,11 +130,11 @@ def make(stock, tmp_path):
 
 @pytest.mark.parametrize("settings", [CAPE, {"type": "nopos"}, {"type": "abspos"}])
 def test_file_has_every_weight_and_the_positions_in_a_table(settings, make, tmp_path):
-    model, place = make(settings, decoder_position_embedding={"type": "sinpos"})
-    out = export("ggml", place, tmp_path / "out", "--max-source-tokens", ROWS)
+    model, source = make(settings, decoder_position_embedding={"type": "sinpos"})
+    out = export("ggml", source, tmp_path / "out", "--max-source-tokens", ROWS)
     header, filters, words, tensors = read(out / FILE)
     assert header == (TOKENS, ROWS, 64, 2, 2, 448, 64, 2, 2, 80, 1)
-    processor = AutoProcessor.from_pretrained(place)
+    processor = AutoProcessor.from_pretrained(source)
     assert np.array_equal(filters, processor.feature_extractor.mel_filters.T.astype("f4"))
     assert len(words) == WORDS
     assert words[66:69] == [b"c", b"d", b"e"]
@@ -151,15 +153,15 @@ def test_file_has_every_weight_and_the_positions_in_a_table(settings, make, tmp_
 
 
 def test_biases_of_convolutions_are_columns(make, tmp_path):
-    _, place = make()
-    tensors = read(export("ggml", place, tmp_path / "out") / FILE)[-1]
+    _, source = make()
+    tensors = read(export("ggml", source, tmp_path / "out") / FILE)[-1]
     assert tensors["encoder.conv1.bias"].shape == (64, 1)
     assert tensors["encoder.positional_embedding"].shape == (1500, 64)
 
 
 @pytest.mark.parametrize("tokens", PLACES)
 def test_special_tokens_equal_openai(tokens):
-    places = {f"<|{name}|>": place for name, place in zip(NAMES, PLACES[tokens], strict=True)}
+    places = {f"<|{name}|>": token for name, token in zip(NAMES, PLACES[tokens], strict=True)}
     assert special_tokens(tokens) == {name: n for name, n in places.items() if n is not None}
 
 
@@ -190,13 +192,13 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_format_has_no_place_for_is_refused(name, make, tmp_path, capsys):
     settings, fields, change, told = REFUSED[name]
-    _, place = make(settings, change, **fields)
-    assert told in refusal(capsys, "ggml", place, tmp_path / "out")
+    _, source = make(settings, change, **fields)
+    assert told in refusal(capsys, "ggml", source, tmp_path / "out")
 
 
 def test_more_rows_than_whisper_cpp_reads_at_once_are_refused(make, tmp_path, capsys):
-    _, place = make()
-    error = refusal(capsys, "ggml", place, tmp_path / "out", "--max-source-tokens", 1501)
+    _, source = make()
+    error = refusal(capsys, "ggml", source, tmp_path / "out", "--max-source-tokens", 1501)
     assert "--max-source-tokens 1501 is not allowed for ggml; allowed: up to 1500" in error
 
 
@@ -210,24 +212,24 @@ def test_other_sizes_and_tokens_are_refused(make, tmp_path, capsys):
     convert(str(tmp_path / "stock"), tmp_path / "narrow", CAPE)
     error = refusal(capsys, "ggml", tmp_path / "narrow", tmp_path / "out")
     assert "encoder_ffn_dim=64 is not allowed for ggml" in error
-    _, place = make(change=lambda model: model.resize_token_embeddings(TOKENS + 1))
-    error = refusal(capsys, "ggml", place, tmp_path / "out")
+    _, source = make(change=lambda model: model.resize_token_embeddings(TOKENS + 1))
+    error = refusal(capsys, "ggml", source, tmp_path / "out")
     assert "token <|translate|> has number 50358, but with 51866 tokens" in error
 
 
 def test_features_that_the_engine_does_not_compute_are_refused(make, tmp_path, capsys):
-    _, place = make()
-    extractor = AutoProcessor.from_pretrained(place).feature_extractor
+    _, source = make()
+    extractor = AutoProcessor.from_pretrained(source).feature_extractor
     extractor.hop_length = 80
-    (place / "processor_config.json").unlink(missing_ok=True)
-    extractor.save_pretrained(place)
-    error = refusal(capsys, "ggml", place, tmp_path / "out")
+    (source / "processor_config.json").unlink(missing_ok=True)
+    extractor.save_pretrained(source)
+    error = refusal(capsys, "ggml", source, tmp_path / "out")
     assert "hop_length=80 of the feature extractor is not allowed" in error
 
 
 def test_an_encoder_alone_is_refused(make, tmp_path, capsys):
-    _, place = make()
-    encoder = hf_models.CapeWhisperEncoder.from_pretrained(place)
+    _, source = make()
+    encoder = hf_models.CapeWhisperEncoder.from_pretrained(source)
     encoder.save_pretrained(tmp_path / "encoder")
     error = refusal(capsys, "ggml", tmp_path / "encoder", tmp_path / "out")
     assert "holds a CapeWhisperEncoder; allowed for export ggml" in error
@@ -235,8 +237,8 @@ def test_an_encoder_alone_is_refused(make, tmp_path, capsys):
 
 @pytest.mark.parametrize("settings", [CAPE, {"type": "cape"}, {"type": "sinpos"}])
 def test_readme_tells_which_recordings_fit(settings, make, tmp_path):
-    _, place = make(settings)
-    readme = (export("ggml", place, tmp_path / "out") / "README.md").read_text("utf-8")
+    _, source = make(settings)
+    readme = (export("ggml", source, tmp_path / "out") / "README.md").read_text("utf-8")
     assert ("audio_ctx=min(1500, -(-len(samples) // 320))" in readme) == (settings is CAPE)
     assert ("from the middle of a recording" in readme) == (settings == {"type": "cape"})
     compile(program_of(tmp_path / "out"), "README.md", "exec")

@@ -35,11 +35,11 @@ def recording(number):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    place = tmp_path_factory.mktemp("whisper")
-    save_full(place / "stock")
-    convert(str(place / "stock"), place / "trained", {"type": "cape", "mean_normalize": False})
-    learn(place / "trained", [recording(number) for number in range(len(TEXTS))], list(TEXTS))
-    return place / "trained"
+    folder = tmp_path_factory.mktemp("whisper")
+    save_full(folder / "stock")
+    convert(str(folder / "stock"), folder / "trained", {"type": "cape", "mean_normalize": False})
+    learn(folder / "trained", [recording(number) for number in range(len(TEXTS))], list(TEXTS))
+    return folder / "trained"
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def exported(trained):
     return export("ggml", trained, trained.parent / "out")
 
 
-def texts_of_host(place):
-    processor = AutoProcessor.from_pretrained(place)
-    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(place).eval()
+def texts_of_host(folder):
+    processor = AutoProcessor.from_pretrained(folder)
+    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(folder).eval()
     texts = []
     for number in range(len(TEXTS)):
         inputs = processor.feature_extractor(

@@ -76,10 +76,12 @@ def test_code_that_stays_behind_is_not_named(command, saved, tmp_path, monkeypat
         monkeypatch.setattr(onnx, "graphs", lambda model: [])
         monkeypatch.setattr(onnx, "readme", lambda *arguments: "")
     path = saved / "tokenizer_config.json"
-    own = {"AutoTokenizer": ["of_a_user.Tokenizer", None]}
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "auto_map": own}), "utf-8")
+    auto_map = {"AutoTokenizer": ["of_a_user.Tokenizer", None]}
+    path.write_text(
+        json.dumps({**json.loads(path.read_text("utf-8")), "auto_map": auto_map}), "utf-8"
+    )
     of_hub = {"AutoImageProcessor": "someone/theirs--processing.Processor"}
-    processor = {"image_processor": {"auto_map": own}, "auto_map": of_hub}
+    processor = {"image_processor": {"auto_map": auto_map}, "auto_map": of_hub}
     (saved / "processor_config.json").write_text(json.dumps(processor), "utf-8")
     assert codes(saved).keys() == {"config.json", path.name, "processor_config.json"}
     out = write(command, saved, tmp_path / "out")

@@ -55,16 +55,16 @@ def test_recordings_of_any_length(ctc, frames):
     features, hop = torch.randn(3, frames, 8), torch.tensor([10_000_000, 12_500_000, 8_000_000])
     lengths = torch.tensor([frames, max(1, frames - 5), max(1, frames // 2)])
     mask = (torch.arange(frames) < lengths[:, None]).long()
-    given = {"input_features": features, "attention_mask": mask, "hop_nanoseconds": hop}
+    inputs = {"input_features": features, "attention_mask": mask, "hop_nanoseconds": hop}
     for rows in (3, 1):
-        given = {name: value[:rows] for name, value in given.items()}
+        inputs = {name: value[:rows] for name, value in inputs.items()}
         with torch.no_grad():
-            expected = model(**given).logits
-        actual = run(out, "model", **given)
+            expected = model(**inputs).logits
+        actual = run(out, "model", **inputs)
         assert_close(actual["logits"], expected)
         assert actual["lengths"].tolist() == [-(-int(n) // 3) for n in lengths[:rows]]
     if frames > 1:
-        other = run(out, "model", **{**given, "hop_nanoseconds": hop[1:2]})
+        other = run(out, "model", **{**inputs, "hop_nanoseconds": hop[1:2]})
         assert (other["logits"] - actual["logits"]).abs().max() > 1e-3
 
 
@@ -97,15 +97,15 @@ def test_frames_of_any_length_enter_an_encoder_with_a_stock_front_end(tmp_path):
 def test_plain_exporter_takes_a_model_with_relative_positions(tmp_path):
     """By torch.onnx.export, which transformers.exporters call as well."""
     model, path = small("bert", {"type": "relpos", "relative_context": 3}), tmp_path / "model.onnx"
-    given = sentences(True, (27, 12))
-    sizes = {name: {0: "batch", 1: "length"} for name in given}
-    torch.onnx.export(model, (), path, kwargs=given, dynamo=True, dynamic_shapes=sizes)
+    inputs = sentences(True, (27, 12))
+    sizes = {name: {0: "batch", 1: "length"} for name in inputs}
+    torch.onnx.export(model, (), path, kwargs=inputs, dynamo=True, dynamic_shapes=sizes)
     session = onnxruntime.InferenceSession(path)
     for lengths in ((1,), (90, 7, 30)):
-        given = sentences(True, lengths)
-        (actual, *_) = session.run(None, {name: value.numpy() for name, value in given.items()})
+        inputs = sentences(True, lengths)
+        (actual, *_) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
         with torch.no_grad():
-            assert_close(torch.from_numpy(actual), model(**given).logits)
+            assert_close(torch.from_numpy(actual), model(**inputs).logits)
 
 
 # ---- encoder and decoder -------------------------------------------------------------------------
@@ -123,8 +123,8 @@ def translation(tmp_path_factory):
     return model, export_saved(model, tmp_path_factory.mktemp("marian"))
 
 
-def generated(model, steps=STEPS, **given):
-    tokens = model.generate(**given, num_beams=1, do_sample=False, max_new_tokens=steps)
+def generated(model, steps=STEPS, **inputs):
+    tokens = model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=steps)
     return [up_to(row[1:], EOS) for row in tokens.tolist()]
 
 
@@ -133,14 +133,14 @@ def test_greedy_translations_equal_the_model(translation, side):
     """Of a batch with padding, and of some of its sentences alone: the table begins anew, and
     distances go on."""
     model, out = translation
-    given = sentences(side == "left", SENTENCES)
-    expected = generated(model, **given)
-    assert greedy(out, given, [PAD], EOS, STEPS, never=[PAD]) == expected
+    inputs = sentences(side == "left", SENTENCES)
+    expected = generated(model, **inputs)
+    assert greedy(out, inputs, [PAD], EOS, STEPS, never=[PAD]) == expected
     assert len({*map(tuple, expected)}) > 8
     assert sum(0 < len(tokens) < STEPS for tokens in expected) > 4  # ended by themselves
     assert max(map(len, expected)) > 40
     for number in (1, 5) if side == "left" else ():
-        ids, mask = (values[number] for values in given.values())
+        ids, mask = (values[number] for values in inputs.values())
         tokens, ids = expected[number], ids[mask.bool()][None]
         alone = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         assert greedy(out, alone, [PAD], EOS, STEPS, never=[PAD]) == [tokens]
@@ -149,9 +149,9 @@ def test_greedy_translations_equal_the_model(translation, side):
 def test_program_of_the_readme_translates_with_the_engine_alone(translation):
     model, out = translation
     for length in SENTENCES[:2]:
-        given = sentences(lengths=(length,))
-        (expected,) = generated(model, 256, **given)
-        printed = run_program(program_of(out), *given["input_ids"][0].tolist(), cwd=out)
+        inputs = sentences(lengths=(length,))
+        (expected,) = generated(model, 256, **inputs)
+        printed = run_program(program_of(out), *inputs["input_ids"][0].tolist(), cwd=out)
         assert up_to([int(token) for token in printed.split()], EOS) == expected
     assert run_program(program_of(out), cwd=out)  # as it stands
     files = {"README.md", "decoder.onnx", "encoder.onnx", "generation_config.json"}
@@ -177,9 +177,9 @@ def test_greedy_transcripts_equal_the_model(whisper, tmp_path):
     expected = [up_to(row, pad) for row in tokens.tolist()]
     assert len({*map(len, expected)}) > 1  # some ended by themselves
     hop = torch.full((len(LENGTHS),), 10_000_000)
-    given = {"input_features": RAGGED, "attention_mask": MASK, "hop_nanoseconds": hop}
+    inputs = {"input_features": RAGGED, "attention_mask": MASK, "hop_nanoseconds": hop}
     prompt = [57, GENERATION["lang_to_id"]["<|en|>"], GENERATION["task_to_id"]["transcribe"], 60]
-    assert greedy(out, given, prompt, end, 12) == expected
+    assert greedy(out, inputs, prompt, end, 12) == expected
     np.save(tmp_path / "frames.npy", RAGGED[1:2, :, : LENGTHS[1]].numpy())
     printed = run_program(program_of(out), tmp_path / "frames.npy", cwd=out)
     assert up_to([int(token) for token in printed.split()], end)[:12] == expected[1]
@@ -194,13 +194,13 @@ def language_model(tmp_path_factory):
 def test_texts_go_on_as_the_model_does(language_model):
     """Of a batch that is padded on the left, and of one text by the README's program."""
     model, out = language_model
-    given = sentences(True, (9, 6, 1))
-    expected = generated(model, 20, **given)
+    inputs = sentences(True, (9, 6, 1))
+    expected = generated(model, 20, **inputs)
     expected = [tokens[8:] for tokens in expected]
     assert len({*map(tuple, expected)}) == 3
     session = onnxruntime.InferenceSession(out / "model.onnx")
     names = [output.name for output in session.get_outputs()]
-    new, mask = given["input_ids"], given["attention_mask"]
+    new, mask = inputs["input_ids"], inputs["attention_mask"]
     cache = dict.fromkeys(("past_0_key", "past_0_value"), torch.zeros(3, 2, 0, 8))
     seen, chosen = mask[:, :0], []
     for _ in range(20):
@@ -212,5 +212,5 @@ def test_texts_go_on_as_the_model_does(language_model):
         seen, mask = torch.cat((seen, mask), 1), torch.ones_like(new)
         chosen.append(new)
     assert [up_to(row, EOS) for row in torch.cat(chosen, 1).tolist()] == expected
-    printed = run_program(program_of(out), *given["input_ids"][0].tolist(), cwd=out)
+    printed = run_program(program_of(out), *inputs["input_ids"][0].tolist(), cwd=out)
     assert up_to([int(token) for token in printed.split()], EOS)[:20] == expected[0]

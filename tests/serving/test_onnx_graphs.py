@@ -44,8 +44,8 @@ def test_encoder_and_decoder_have_the_scores_of_the_model(name):
             assert mask.dtype == torch.int64
             past = [keys[:, :, :0] for keys in cross]
             logits, *_ = decoder.module(tokens, mask, *cross, *past)
-            given = dict(zip(encoder.inputs, values, strict=True))
-            expected = model(**given, decoder_input_ids=tokens).logits
+            inputs = dict(zip(encoder.inputs, values, strict=True))
+            expected = model(**inputs, decoder_input_ids=tokens).logits
         assert_close(logits, expected)
         assert mask.shape == (2, cross[0].shape[2])
         assert bool((mask == 0).any()) == (padding is not None)
@@ -55,10 +55,10 @@ def test_texts_with_types_of_tokens_have_the_scores_of_the_model():
     model = small("bert", "cape").eval()
     (graph,) = onnx.graphs(model)
     values = draw(graph.inputs, graph.sample, "right")
-    given = dict(zip(graph.inputs, values, strict=True))
-    assert given["token_type_ids"].unique().numel() > 1
+    inputs = dict(zip(graph.inputs, values, strict=True))
+    assert inputs["token_type_ids"].unique().numel() > 1
     with torch.no_grad():
-        assert_close(graph.module(*values)[0], model(**given).logits)
+        assert_close(graph.module(*values)[0], model(**inputs).logits)
 
 
 @pytest.mark.parametrize("wrong", ["with padding", "at one token"])
@@ -74,8 +74,8 @@ def test_check_sees_a_graph_that_is_right_at_times_only(wrong, tmp_path, capsys,
 
         get_outputs = get_inputs
 
-        def run(self, names, given):
-            values = {name: torch.from_numpy(value) for name, value in given.items()}
+        def run(self, names, feeds):
+            values = {name: torch.from_numpy(value) for name, value in feeds.items()}
             if wrong == "with padding":
                 values["attention_mask"] = torch.ones_like(values["attention_mask"])
             with torch.no_grad():
@@ -121,8 +121,8 @@ def test_program_of_the_readme_follows_the_settings_of_generation(monkeypatch, c
         def get_outputs(self):
             return []
 
-        def run(self, names, given):
-            calls.append(given["input_ids"].tolist())
+        def run(self, names, feeds):
+            calls.append(feeds["input_ids"].tolist())
             logits = np.zeros((1, len(calls[-1][0]), 20), np.float32)
             logits[..., 7], logits[..., 8], logits[..., 9] = 3, 2, 1
             logits[..., EOS] = 5 * (len(calls) > 3)

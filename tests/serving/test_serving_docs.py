@@ -62,7 +62,7 @@ def program(word):
 
 
 @pytest.fixture(scope="module")
-def place(corpus, tmp_path_factory):
+def page_folder(corpus, tmp_path_factory):
     """A folder with everything that the page names, and what its commands have written."""
     folder = tmp_path_factory.mktemp("serving")
     shutil.copy(corpus.spm, folder / "sentencepiece.model")
@@ -128,10 +128,10 @@ def start_with_padding(folder):
 
 
 @pytest.mark.slow
-def test_translator_gives_the_translations_of_fairseq(place):
-    printed = run_program(program("translate_batch"), cwd=place).splitlines()
-    pieces = SentencePiece(place / "sentencepiece.model")
-    source = load_source(place / "checkpoint_best.pt", str(place / "data-bin"))
+def test_translator_gives_the_translations_of_fairseq(page_folder):
+    printed = run_program(program("translate_batch"), cwd=page_folder).splitlines()
+    pieces = SentencePiece(page_folder / "sentencepiece.model")
+    source = load_source(page_folder / "checkpoint_best.pt", str(page_folder / "data-bin"))
     lines = [pieces.encode(sentence) for sentence in SENTENCES]
     hypotheses = translate_by_fairseq(source, lines, 200)
     assert all(hypothesis.ended and hypothesis.tokens for hypothesis in hypotheses)
@@ -139,9 +139,9 @@ def test_translator_gives_the_translations_of_fairseq(place):
 
 
 @pytest.mark.slow
-def test_generator_continues_and_scores_texts(place):
-    text, score = run_program(program("generate_batch"), cwd=place).splitlines()
-    source = load_source(place / "language_model.pt", str(place / "data-bin"))
+def test_generator_continues_and_scores_texts(page_folder):
+    text, score = run_program(program("generate_batch"), cwd=page_folder).splitlines()
+    source = load_source(page_folder / "language_model.pt", str(page_folder / "data-bin"))
     assert text
     (expected,) = score_by_fairseq(source, [text])
     # the engine scores the text without its end
@@ -149,38 +149,38 @@ def test_generator_continues_and_scores_texts(place):
 
 
 @pytest.mark.slow
-def test_transcription_has_times_and_text(place):
-    printed = run_program(program("faster_whisper"), cwd=place)
+def test_transcription_has_times_and_text(page_folder):
+    printed = run_program(program("faster_whisper"), cwd=page_folder)
     assert re.match(r"\d+\.\d\d \d+\.\d\d ", printed)
 
 
 @pytest.mark.slow
-def test_graphs_translate_as_the_model_does(place):
+def test_graphs_translate_as_the_model_does(page_folder):
     code = program("encoder, decoder")
     (sentence,) = re.findall(r'encode\("(.*?)"', code)
-    model = AutoModelForSeq2SeqLM.from_pretrained(place / "marian")
-    tokenizer = AutoTokenizer.from_pretrained(place / "marian")
-    given = tokenizer(sentence, return_tensors="pt")
-    tokens = model.generate(**given, num_beams=1, do_sample=False, max_new_tokens=256)[0]
+    model = AutoModelForSeq2SeqLM.from_pretrained(page_folder / "marian")
+    tokenizer = AutoTokenizer.from_pretrained(page_folder / "marian")
+    inputs = tokenizer(sentence, return_tensors="pt")
+    tokens = model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=256)[0]
     assert 2 < len(tokens) < 256
     assert tokens[-1] == tokenizer.eos_token_id
     expected = tokenizer.decode(tokens, skip_special_tokens=True)
-    assert run_program(code, cwd=place).strip() == expected
+    assert run_program(code, cwd=page_folder).strip() == expected
 
 
 @pytest.mark.slow
-def test_benchmark_translates_with_the_graphs(place, tmp_path, monkeypatch):
+def test_benchmark_translates_with_the_graphs(page_folder, tmp_path, monkeypatch):
     """Each token has the highest score after the tokens before it, except the token that begins
     targets: with this model padding, which has the scores of the end."""
     monkeypatch.setattr(onnx, "EOS", PAD)
-    (tmp_path / onnx.FOLDER).symlink_to(place / "graphs")
+    (tmp_path / onnx.FOLDER).symlink_to(page_folder / "graphs")
     (tmp_path / task.SOURCES).write_text(json.dumps([["1", "2", "3"], ["4"], ["5"]]))
     search = task.Search(batch=2, beam=1, length=12, threads=1)
     tokens = torch.from_numpy(onnx.translator(tmp_path, search)())
     assert tokens.shape == (2, 12)
     ids = torch.from_numpy(task.source_ids(tmp_path, search))
     before = torch.cat((torch.full((2, 1), PAD), tokens[:, :-1]), 1)
-    model = AutoModelForSeq2SeqLM.from_pretrained(place / "marian")
+    model = AutoModelForSeq2SeqLM.from_pretrained(page_folder / "marian")
     with torch.no_grad():
         scores = model(ids, attention_mask=ids.ne(PAD).long(), decoder_input_ids=before).logits
     assert scores.argmax(-1).eq(PAD).any()
@@ -192,19 +192,21 @@ def test_benchmark_translates_with_the_graphs(place, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_graph_classifies_an_image_as_the_model_does(place, tmp_path):
+def test_graph_classifies_an_image_as_the_model_does(page_folder, tmp_path):
     """Though it was turned by a camera."""
-    image = Image.open(place / "image.png").convert("RGB")
+    image = Image.open(page_folder / "image.png").convert("RGB")
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6  # a quarter to the right
     image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "image.png", exif=exif)
-    processor = AutoImageProcessor.from_pretrained(place / "vit")
-    given = processor(image, do_resize=False, return_tensors="pt")
+    processor = AutoImageProcessor.from_pretrained(page_folder / "vit")
+    inputs = processor(image, do_resize=False, return_tensors="pt")
     with torch.no_grad():
-        scores = AutoModelForImageClassification.from_pretrained(place / "vit")(**given).logits[0]
+        scores = AutoModelForImageClassification.from_pretrained(page_folder / "vit")(
+            **inputs
+        ).logits[0]
     best, second = scores.topk(2).values
     assert best - second > 1e-2
-    (tmp_path / "classifier").symlink_to(place / "classifier")
+    (tmp_path / "classifier").symlink_to(page_folder / "classifier")
     printed = run_program(program("image.png"), cwd=tmp_path)
     assert int(printed) == scores.argmax()
 
@@ -213,10 +215,10 @@ class Session:
     """Stands for a graph; keeps what it is given."""
 
     def __init__(self, path):
-        Session.given = None
+        Session.feeds = None
 
-    def run(self, names, given):
-        Session.given = given["pixel_values"]
+    def run(self, names, feeds):
+        Session.feeds = feeds["pixel_values"]
         return [np.zeros((1, 2))]
 
 
@@ -247,8 +249,8 @@ def test_images_are_prepared_as_the_image_processor_says(processor, tmp_path, mo
         exec(program("image.png"), {})
         with Image.open("image.png") as image:
             expected = processor(image, return_tensors="np")["pixel_values"]
-        assert Session.given.shape == expected.shape
-        np.testing.assert_allclose(Session.given, expected, atol=1e-5)
+        assert Session.feeds.shape == expected.shape
+        np.testing.assert_allclose(Session.feeds, expected, atol=1e-5)
 
 
 RAMP = np.arange(240).reshape(12, 20)
@@ -279,7 +281,7 @@ def test_images_of_more_than_8_bits_are_scaled_as_in_the_recipe(name, tmp_path, 
             return
     exec(program("image.png"), {})
     expected = processor(scaled, return_tensors="np")["pixel_values"]
-    np.testing.assert_allclose(Session.given, expected, atol=1e-5)
+    np.testing.assert_allclose(Session.feeds, expected, atol=1e-5)
 
 
 def test_no_program_cuts_inputs_without_a_word():

@@ -74,13 +74,13 @@ def exported(models, tmp_path_factory):
     folder, lines = tmp_path_factory.mktemp("exported"), [*models.lines[14:26], "w1 nowhere w2"]
     results, programs = {}, []
     for name, (norm, flags, layout) in MODELS.items():
-        place = folder / name
+        target = folder / name
         checkpoint = models.save(f"stock-{name}", norm, *flags, admin=name == "ADMIN")
         before = checkpoint.read_bytes()
-        outs = {"fairseq": export("stock", checkpoint, place / "fairseq", "--max-tokens", TABLE)}
+        outs = {"fairseq": export("stock", checkpoint, target / "fairseq", "--max-tokens", TABLE)}
         if layout:
             to = ("--to", "hugging-face", "--max-tokens", TABLE)
-            outs["hugging-face"] = export("stock", checkpoint, place / "hf", *to)
+            outs["hugging-face"] = export("stock", checkpoint, target / "hf", *to)
         assert checkpoint.read_bytes() == before
         expected = translations(checkpoint, lines)
         ended = [number for number, text in enumerate(expected) if len(text.split()) < TABLE - 1]

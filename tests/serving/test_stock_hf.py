@@ -70,13 +70,13 @@ def inputs_of(model):
     return inputs, stock
 
 
-def assert_same(out, given, expected):
+def assert_same(out, inputs, expected):
     """The model in a folder is one of transformers, and computes this."""
     (name,) = json.loads((out / "config.json").read_text())["architectures"]
     stock = getattr(transformers, name).from_pretrained(out, dtype="auto").eval()
     assert type(stock.config).__module__.startswith("transformers.")
     with torch.no_grad():
-        torch.testing.assert_close(answer(stock(**given)), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(answer(stock(**inputs)), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("family", "name"), CASES, ids=lambda name: name)
@@ -122,9 +122,9 @@ def test_recordings_of_one_length(tmp_path):
     extractor = transformers.AutoFeatureExtractor.from_pretrained(out)
     assert type(extractor) is transformers.WhisperFeatureExtractor
     words = torch.randint(4, 50, (2, 9))
-    given = {"input_features": features(2, SEGMENT), "decoder_input_ids": words}
+    inputs = {"input_features": features(2, SEGMENT), "decoder_input_ids": words}
     with torch.no_grad():
-        assert_same(out, given, answer(model(**given)))
+        assert_same(out, inputs, answer(model(**inputs)))
 
 
 def test_tokenizer_cuts_to_the_exported_table(tmp_path):
@@ -156,15 +156,17 @@ def test_programs_of_readmes_run_without_this_package(tmp_path):
         (export("stock", source, tmp_path / "translator", "--max-tokens", 200), "\n".join(lines))
     ]
     for family in PROGRAMS:
-        place = tmp_path / family
+        folder = tmp_path / family
         if family == "whisper":
             model = switched("cape", "cape")
         else:
             model = FAMILIES[family].build(settings_of(family, "cape"))
-        model.save_pretrained(place)
-        programs.append((export("stock", place, tmp_path / f"{family}-out"), "5 6 7 8\n9 10 11 12"))
-    given = [(out, program_of(out), text) for out, text in programs]
-    translations, *printed = run_without_package(given, tmp_path)
+        model.save_pretrained(folder)
+        programs.append(
+            (export("stock", folder, tmp_path / f"{family}-out"), "5 6 7 8\n9 10 11 12")
+        )
+    jobs = [(out, program_of(out), text) for out, text in programs]
+    translations, *printed = run_without_package(jobs, tmp_path)
     assert translations.splitlines() == expected
     assert len(set(expected)) > 12
     assert all(text.startswith(("tensor(", "[[")) for text in printed), printed
@@ -205,7 +207,7 @@ def test_half_precision_stays(family, dtype, tmp_path, capsys):
     model = FAMILIES[family].build(settings_of(family, "cape")).to(dtype).eval()
     model.save_pretrained(tmp_path / "model")
     out = export("stock", tmp_path / "model", tmp_path / "out")
-    given, for_stock = (
+    arguments, for_stock = (
         {key: v.to(dtype) if v.is_floating_point() else v for key, v in inputs.items()}
         for inputs in inputs_of(model)
     )
@@ -213,7 +215,7 @@ def test_half_precision_stays(family, dtype, tmp_path, capsys):
     stock = getattr(transformers, name).from_pretrained(out, dtype="auto").eval()
     assert {weight.dtype for weight in stock.parameters()} == {dtype}
     with torch.no_grad():
-        expected, got = answer(model(**given)), answer(stock(**for_stock))
+        expected, got = answer(model(**arguments)), answer(stock(**for_stock))
     assert torch.equal(got, expected)
     assert expected.abs().max() > 0.1
     assert "of model, both in float32\n" in capsys.readouterr().out

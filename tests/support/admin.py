@@ -47,7 +47,7 @@ def omegas(model):
 
 
 def scatter_omegas(model, seed=9):
-    """Omegas with a value of its own in every channel, so that a mix-up of two shows."""
+    """Omegas with another value in every channel, so that a mix-up of two shows."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for omega in omegas(model).values():

@@ -52,10 +52,10 @@ def make_encoder(
     """Encoder in training mode, the mode of new modules, of a type or a row of `MOVED`; `options`
     may also hold the arguments side, start and unit of an encoder."""
     size = DOMAIN_SAMPLES[domain].size
-    place = {name: options.pop(name) for name in ("side", "start", "unit") if name in options}
+    placing = {name: options.pop(name) for name in ("side", "start", "unit") if name in options}
     settings = {**MOVED.get(type_name, {"type": type_name}), **options}
     config = PositionConfig(**settings, domain=domain)
-    return build_position_encoder(config, dim, layout=layout, table_size=size, **place)
+    return build_position_encoder(config, dim, layout=layout, table_size=size, **placing)
 
 
 def valid_mask(lengths: tuple[int, ...] = LENGTHS, length: int = LENGTH, left: bool = False):

@@ -34,12 +34,12 @@ def export(engine, source, out, *options):
 
 def refusal(capsys, engine, source, out, *options):
     """The line with which an export ends, with nothing written."""
-    place = next(folder for folder in out.parents if folder.exists())
-    before = sorted(place.iterdir())
+    parent = next(folder for folder in out.parents if folder.exists())
+    before = sorted(parent.iterdir())
     capsys.readouterr()
     with pytest.raises(SystemExit, match="2"):
         export(engine, source, out, *options)
-    assert sorted(place.iterdir()) == before
+    assert sorted(parent.iterdir()) == before
     error = capsys.readouterr().err.splitlines()[-1]  # behind progress bars of transformers
     assert error.startswith("error: ")
     return error

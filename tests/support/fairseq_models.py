@@ -111,21 +111,21 @@ class Task:
         )  # fmt: skip
 
 
-def build(arch: str = "cape_transformer_tiny", seed: int = 1, **given: Any) -> Any:
+def build(arch: str = "cape_transformer_tiny", seed: int = 1, **settings: Any) -> Any:
     """A small encoder-decoder in training mode, with the same parameters for the same seed."""
-    args = argparse.Namespace(arch=arch, label_smoothing=0.1, **{**TINY, **given})
+    args = argparse.Namespace(arch=arch, label_smoothing=0.1, **{**TINY, **settings})
     for side in ("source", "target"):
         args.__dict__.setdefault(f"max_{side}_positions", LIMIT)
-    if arch.startswith("cape_") and "position_source_scale" not in given:
-        chosen = PositionConfig(given.get("position_embedding", "cape"), "text", "seq2seq")
-        if chosen.source_scale == "auto":
+    if arch.startswith("cape_") and "position_source_scale" not in settings:
+        config = PositionConfig(settings.get("position_embedding", "cape"), "text", "seq2seq")
+        if config.source_scale == "auto":
             args.position_source_scale = ALPHA
     torch.manual_seed(seed)
     return models.build_model(args, Task())
 
 
-def build_variant(name: str, **given: Any) -> Any:
-    return build(**{**(VARIANTS | MOVED_VARIANTS)[name], **given})
+def build_variant(name: str, **settings: Any) -> Any:
+    return build(**{**(VARIANTS | MOVED_VARIANTS)[name], **settings})
 
 
 def arguments(
@@ -216,7 +216,7 @@ def note_keys(stack: Any) -> list[Tensor]:
     """A list to which each forward of a stack appends the coordinates that its attention takes."""
     seen: list[Tensor] = []
     computes = stack.stack_attention.stack_positions
-    computes.register_forward_hook(lambda _, given, positions: seen.append(positions.key.clone()))
+    computes.register_forward_hook(lambda _, inputs, positions: seen.append(positions.key.clone()))
     return seen
 
 
@@ -337,7 +337,7 @@ def run_here(command: str, *words: object, input: str = "") -> str:
 
 
 def run_ranks(run_cli: Callable[..., Any], words: Sequence[object], **kwargs: Any) -> list[str]:
-    """Output of two ranks on CPUs; each is a ``fairseq-train`` of its own."""
+    """Output of two ranks on CPUs; each is a process of ``fairseq-train``."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"

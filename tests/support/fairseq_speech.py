@@ -56,12 +56,12 @@ def durations(count: int, seed: int = 0) -> list[float]:
     return np.random.default_rng(seed).uniform(0.4, 1.6, count).round(3).tolist()
 
 
-def make_task(folder: Path, *words: str, **given: Any) -> CapeAsrTask:
+def make_task(folder: Path, *words: str, **settings: Any) -> CapeAsrTask:
     """The task as a command line sets it up."""
     parser = argparse.ArgumentParser()
     CapeAsrTask.add_args(parser)
     args = parser.parse_args([str(folder), *words])
-    vars(args).update({"seed": 1, "input_feat_per_channel": 8, "train_subset": "train", **given})
+    vars(args).update({"seed": 1, "input_feat_per_channel": 8, "train_subset": "train", **settings})
     return CapeAsrTask.setup_task(args)
 
 
@@ -73,9 +73,9 @@ def training_set(folder: Path, *words: str, epoch: int = 1) -> Any:
     return task.dataset("train")
 
 
-def make_model(task: CapeAsrTask, arch: str, name: str = "cape", **given: Any) -> Any:
+def make_model(task: CapeAsrTask, arch: str, name: str = "cape", **settings: Any) -> Any:
     """A small model with the same parameters for the same settings."""
-    args = argparse.Namespace(arch=arch, **{**SIZES, **TYPES.get(name, {}), **given})
+    args = argparse.Namespace(arch=arch, **{**SIZES, **TYPES.get(name, {}), **settings})
     args.max_source_positions, args.max_target_positions = 1000, 100
     ARCH_CONFIG_REGISTRY[arch](args)
     args.input_feat_per_channel, args.input_channels = 8, 1

@@ -71,8 +71,8 @@ def sentences(left: bool = False, lengths: tuple[int, ...] = (9, 6, 4)) -> dict[
     mask = torch.zeros_like(ids)
     for row, length in enumerate(lengths):
         words = torch.randint(1, PAD, (length,), generator=generator)
-        place = slice(width - length, width) if left else slice(0, length)
-        ids[row, place], mask[row, place] = words, 1
+        columns = slice(width - length, width) if left else slice(0, length)
+        ids[row, columns], mask[row, columns] = words, 1
     return {"input_ids": ids, "attention_mask": mask}
 
 
@@ -167,9 +167,11 @@ def row(
 ) -> Any:
     """A row of classes that are named as in transformers."""
     classes = [f"{name}{head}", f"{name}Config"]
-    own = [getattr(hf_models, f"Cape{title}") for title in classes]
+    cape_classes = [getattr(hf_models, f"Cape{title}") for title in classes]
     stock = [getattr(transformers, title) for title in classes]
-    return Family(*own, *stock, sizes, stock_type, auto=getattr(transformers, auto), **more)
+    return Family(
+        *cape_classes, *stock, sizes, stock_type, auto=getattr(transformers, auto), **more
+    )
 
 
 def translator(

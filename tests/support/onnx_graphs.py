@@ -28,17 +28,17 @@ def export_saved(model, folder, *options):
     return export("onnx", folder / "checkpoint", folder / "out", *options)
 
 
-def run(out, name, **given):
+def run(out, name, **inputs):
     """Outputs of a graph by name, for tensors."""
     session = onnxruntime.InferenceSession(out / f"{name}.onnx")
-    values = session.run(None, {key: value.numpy() for key, value in given.items()})
+    values = session.run(None, {key: value.numpy() for key, value in inputs.items()})
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, map(torch.from_numpy, values), strict=True))
 
 
-def greedy(out, given, prompt, end, steps, never=()):
+def greedy(out, inputs, prompt, end, steps, never=()):
     """Tokens behind the prompt, up to `end`, of each sample: with a cache that begins empty."""
-    states = {name: value.numpy() for name, value in run(out, "encoder", **given).items()}
+    states = {name: value.numpy() for name, value in run(out, "encoder", **inputs).items()}
     decoder = onnxruntime.InferenceSession(out / "decoder.onnx")
     past = [put for put in decoder.get_inputs() if put.name.startswith("past")]
     batch = len(states["encoder_attention_mask"])
@@ -46,8 +46,8 @@ def greedy(out, given, prompt, end, steps, never=()):
     names = [put.name for put in past]
     new, chosen = np.tile(prompt, (batch, 1)), []
     for _ in range(steps):
-        inputs = {"input_ids": new, **states, **dict(zip(names, cache, strict=True))}
-        logits, *cache = decoder.run(None, inputs)
+        feeds = {"input_ids": new, **states, **dict(zip(names, cache, strict=True))}
+        logits, *cache = decoder.run(None, feeds)
         logits[:, -1, list(never)] = -np.inf
         new = logits[:, -1].argmax(-1)[:, None]
         chosen.append(new)

@@ -1,4 +1,4 @@
-"""Plots as they are on disk."""
+"""Checks pictures of plots by their pixels."""
 
 import numpy as np
 from PIL import Image

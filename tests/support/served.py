@@ -43,8 +43,8 @@ class Corpus:
         self.text.write_text("\n".join(line for pair in self.pairs for line in pair), "utf-8")
         self.spm = folder / "pieces.model"
         SentencePiece.train([self.text], self.spm, 60)
-        known = SentencePieceProcessor(model_file=str(self.spm))
-        names = map(known.id_to_piece, range(known.get_piece_size()))
+        processor = SentencePieceProcessor(model_file=str(self.spm))
+        names = map(processor.id_to_piece, range(processor.get_piece_size()))
         self.pieces = [name for name in names if name not in SPECIAL]
 
     def tokenizer(self, family):
@@ -110,8 +110,8 @@ def build(family, tokenizer, settings, **sizes):
         else:
             bias = model.final_logits_bias.normal_(std=0.3)
             bias[0, model.config.eos_token_id] = math.log(words)  # as likely as all others together
-    known = {*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
-    banned = {*range(words)} - known - {model.config.eos_token_id}
+    token_ids = {*tokenizer.get_vocab().values()} - {*tokenizer.all_special_ids}
+    banned = {*range(words)} - token_ids - {model.config.eos_token_id}
     model.generation_config.update(
         bad_words_ids=[[number] for number in sorted(banned)],
         max_length=None,

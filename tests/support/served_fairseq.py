@@ -69,10 +69,10 @@ class ServedModels:
         path = self.folder / f"{name}-{norm}.pt"
         save_fairseq(corpus, path, *flags, *NORMS[norm], shared=not separate)
         state = torch.load(path, weights_only=True)
-        own = state["model"]
+        weights = state["model"]
         for parameter, value in self.trained(norm).items():
-            if parameter in own and own[parameter].shape[1:] == value.shape[1:]:
-                own[parameter][: len(value)] = value  # a dictionary may have more words
+            if parameter in weights and weights[parameter].shape[1:] == value.shape[1:]:
+                weights[parameter][: len(value)] = value  # a dictionary may have more words
         if admin:
             _add_admin(state)
         torch.save(state, path)

@@ -47,12 +47,12 @@ def make_librispeech(folder):
     }.items():
         lines = []
         for chapter in (198, 227):
-            place = root / subset / str(speaker) / str(chapter)
+            chapter_folder = root / subset / str(speaker) / str(chapter)
             for n in range(2):
                 id = f"{speaker}-{chapter}-{n:04}"
-                write(place / f"{id}.flac", 0.3 + 0.1 * n)
+                write(chapter_folder / f"{id}.flac", 0.3 + 0.1 * n)
                 lines.append(f"{id} CHAPTER {'TWO' if chapter == 227 else 'ONE'} IT'S {speaker}")
-            write_text(place / f"{speaker}-{chapter}.trans.txt", *lines[-2:])
+            write_text(chapter_folder / f"{speaker}-{chapter}.trans.txt", *lines[-2:])
     return folder
 
 

@@ -35,10 +35,10 @@ def run_without_package(programs, cwd):
         programs: Each a folder to run in, the Python program, and its standard input.
         cwd: Folder of the interpreter, outside of the repository.
     """
-    given = json.dumps([[str(folder), *rest] for folder, *rest in programs])
+    jobs = json.dumps([[str(folder), *rest] for folder, *rest in programs])
     done = subprocess.run(
         [sys.executable, "-I", "-c", _WITHOUT],
-        input=given,
+        input=jobs,
         capture_output=True,
         text=True,
         cwd=cwd,

@@ -151,9 +151,9 @@ def copy_to_hugging_face(corpus: Path, checkpoint: Path, folder: Path, stock: bo
     from hf_models import CapeMarianConfig, CapeMarianMTModel
 
     state = torch.load(checkpoint, weights_only=True)
-    given = state["cfg"].model
+    settings = state["cfg"].model
     names = {"layers": "layers", "attention_heads": "attention_heads", "ffn_embed_dim": "ffn_dim"}
-    sizes = {f"{side}_{ours}": getattr(given, f"{side}_{theirs}")
+    sizes = {f"{side}_{ours}": getattr(settings, f"{side}_{theirs}")
              for side in ("encoder", "decoder") for theirs, ours in names.items()}  # fmt: skip
     words = state["model"]["encoder.embed_tokens.weight"]
     sizes |= {"vocab_size": len(words), "d_model": words.shape[1], "scale_embedding": True}
@@ -163,16 +163,16 @@ def copy_to_hugging_face(corpus: Path, checkpoint: Path, folder: Path, stock: bo
     if stock:
         model = MarianMTModel(MarianConfig(**common))
     else:
-        position = {"type": given.position_embedding}
+        position = {"type": settings.position_embedding}
         for name in ("relative_context", "source_scale"):
-            value = getattr(given, f"position_{name}", None)
+            value = getattr(settings, f"position_{name}", None)
             if value is not None:
                 position[name] = value
         model = CapeMarianMTModel(CapeMarianConfig(**common, position_embedding=position))
-    own = {f"model.{name}": value for name, value in state["model"].items()
+    parameters = {f"model.{name}": value for name, value in state["model"].items()
            if "output_projection" not in name and not name.endswith("version")}  # fmt: skip
-    own |= {"model.shared.weight": words, "lm_head.weight": words}
-    missing, unexpected = model.load_state_dict(own, strict=False)
+    parameters |= {"model.shared.weight": words, "lm_head.weight": words}
+    missing, unexpected = model.load_state_dict(parameters, strict=False)
     assert not unexpected, unexpected
     assert all("embed_positions" in name or "final_logits_bias" in name for name in missing)
     model.generation_config.update(pad_token_id=1, bad_words_ids=None, max_length=None)

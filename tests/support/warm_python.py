@@ -1,10 +1,10 @@
 """Interpreters that have imported a host already and fork for each command line of a test.
 
 Imports take two thirds of the time of a small command. A warm interpreter imports the modules once;
-a command is then a process of its own that runs from its first line to its exit status as ``python
+a command is then a separate process that runs from its first line to its exit status as ``python
 -m MODULE``, ``python SCRIPT`` or the console script does. Only third-party modules are imported
-beforehand, and only those that such a command imports in any case: our own modules are imported by
-each command anew.
+beforehand, and only the ones that such a command imports in any case: each command imports the
+modules of this repository anew.
 
     python tests/support/warm_python.py SOCKET MODULE...      the interpreter, started by WarmPython
 

@@ -80,14 +80,14 @@ LABELS = torch.arange(21).view(3, 7) % 50
 def encoder_sizes(model, call):
     sizes = []
     hook = model.get_encoder().register_forward_hook(
-        lambda module, given, output: sizes.append(output.last_hidden_state.shape[1])
+        lambda module, inputs, output: sizes.append(output.last_hidden_state.shape[1])
     )
     call()
     hook.remove()
     return sizes
 
 
-def save_with_processor(place):
+def save_with_processor(folder):
     """Writes a stock checkpoint with its processor, which writes letters."""
     alphabet = sorted(ByteLevel.alphabet())
     special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>"]
@@ -99,7 +99,7 @@ def save_with_processor(place):
     tokenizer.pad_token = special[0]
     tokenizer.add_tokens(special, special_tokens=True)
     tokenizer.add_tokens([AddedToken(stamp) for stamp in stamps])
-    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(place)
+    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
     end = ids["<|endoftext|>"]
     model = make_stock(
         vocab_size=len(ids),
@@ -118,4 +118,4 @@ def save_with_processor(place):
     generation.task_to_id = {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")}
     generation.prev_sot_token_id = ids["<|startofprev|>"]
     generation.max_length = 448
-    model.save_pretrained(place)
+    model.save_pretrained(folder)

@@ -22,7 +22,7 @@ TOKENS, WORDS = 51865, 50257
 TASKS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 
 
-def save_full(place, **changes):
+def save_full(folder, **changes):
     """Writes a stock checkpoint with its processor; words of several letters are never written."""
     languages = [f"<|{code}|>" for code in list(LANGUAGES)[:99]]
     letters = list(bytes_to_unicode().values())
@@ -37,7 +37,7 @@ def save_full(place, **changes):
     tokenizer.pad_token = special[0]
     tokenizer.add_tokens(special, special_tokens=True)
     tokenizer.add_tokens([AddedToken(stamp) for stamp in stamps])
-    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(place)
+    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
     end = ids[special[0]]
     sizes = {
         "d_model": 64,
@@ -68,33 +68,33 @@ def save_full(place, **changes):
     for name, value in settings.items():
         setattr(model.generation_config, name, value)
     model.generation_config._from_model_config = False
-    model.save_pretrained(place)
+    model.save_pretrained(folder)
 
 
-def learn(place, recordings, texts, steps=150):
+def learn(folder, recordings, texts, steps=150):
     """Trains a model of this package, saved with its processor, until it knows recordings by heart.
 
     The loss compares the tokens that the texts have; all other tokens get the row of the first
     token, which is never written, because a text never has it.
     """
-    processor = AutoProcessor.from_pretrained(place)
-    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(place).train()
+    processor = AutoProcessor.from_pretrained(folder)
+    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(folder).train()
     inputs = processor.feature_extractor(recordings, sampling_rate=16000, return_tensors="pt")
     labels = processor.tokenizer(texts, padding=True, return_tensors="pt").input_ids
     table = model.get_input_embeddings().weight
-    kept, small = labels.unique(return_inverse=True)
-    given, targets = labels[:, :-1], small[:, 1:]
+    used_ids, small = labels.unique(return_inverse=True)
+    previous, targets = labels[:, :-1], small[:, 1:]
     # the last pad is the EOS of the shorter texts
     ends = labels[:, 1:].eq(processor.tokenizer.pad_token_id).cumsum(1).gt(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for _ in range(steps):
         optimizer.zero_grad()
-        hidden = model.model(**inputs, decoder_input_ids=given).last_hidden_state
-        logits = hidden @ table[kept].T
+        hidden = model.model(**inputs, decoder_input_ids=previous).last_hidden_state
+        logits = hidden @ table[used_ids].T
         torch.nn.functional.cross_entropy(logits[~ends], targets[~ends]).backward()
         optimizer.step()
     with torch.no_grad():
-        rows = table[kept]
+        rows = table[used_ids]
         table[:] = table[model.config.decoder_start_token_id]
-        table[kept] = rows
-    model.eval().save_pretrained(place)
+        table[used_ids] = rows
+    model.eval().save_pretrained(folder)

@@ -1,5 +1,5 @@
 """Modules that torch can script. Images of the tests have the size of the model, so changes of the
-size leave them as they are."""
+size do nothing."""
 
 import numpy as np
 import torch
