@@ -140,8 +140,8 @@ class FireBias(nn.Module):
         with torch.no_grad():
             far = torch.finfo(torch.float32).max / 8  # a flat unit has no knot
             knots = (-bias / weight).nan_to_num(far, far, -far).clamp(-far, far).sort().values
-            # one number inside each piece, at which the signs of the hidden units are those of the
-            # whole piece
+            # one number inside each piece; all numbers of the piece give the hidden units the same
+            # signs
             first, last = knots[:1], knots[-1:]
             between = knots[1:] / 2 + knots[:-1] / 2
             within = torch.cat((first - first.abs() - 1, between, last + last.abs() + 1))

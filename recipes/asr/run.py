@@ -25,7 +25,7 @@ from typing import NamedTuple
 from cape_plugins.files import writing
 from cape_plugins.machine import available_cores
 from fairseq_user_dir.asr.manifest import read_manifest
-from fairseq_user_dir.checkpoints import read_checkpoint
+from fairseq_user_dir.host.reading import read_checkpoint
 from recipes.asr import prepare
 from recipes.asr.evaluate import PACKAGES, SECONDS, decode, measure
 from recipes.asr.report import METRICS, rates, write_report
