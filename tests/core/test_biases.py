@@ -146,12 +146,12 @@ def test_fire_is_the_net_of_the_paper(num_coords, causal, reach):
 
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_fire_of_evenly_spaced_positions_is_fire_of_each_pair(domain, causal, scale):
+@pytest.mark.parametrize("moves", [{}, {"max_global_scale": 2.0}, {"max_local_shift": 0.5}])
+def test_fire_of_evenly_spaced_positions_is_fire_of_each_pair(domain, causal, moves):
     """Outputs and gradients: grids, frames, and tokens with and without padding; with a scale for
-    each sample."""
+    each sample, which keeps the spaces even, and with local shifts, which do not."""
     row = DOMAINS[domain]
-    encoder = build_position_encoder(PositionConfig("fire", domain, max_global_scale=scale), 8)
+    encoder = build_position_encoder(PositionConfig("fire", domain, **moves), 8)
     stack = build_stack_positions(encoder.config, HEAD_DIM, HEADS)
     draw = encoder.train().draw(3)
     valid = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 0]]).bool()
@@ -166,8 +166,11 @@ def test_fire_of_evenly_spaced_positions_is_fire_of_each_pair(domain, causal, sc
             patch_positions(*[1] * row.num_coords),
         ]
     for positions in batches:
-        attention = stack(encoder, positions, draw, random=encoder.draws)
-        coords = encoder.coordinates(positions, draw).expand(3, -1, -1)
+        generators = (torch.Generator().manual_seed(4) for _ in range(2))
+        drawn = {"random": encoder.draws, "generator": next(generators)}
+        attention = stack(encoder, positions, draw, **drawn)
+        drawn["generator"] = next(generators)
+        coords = encoder.coordinates(positions, draw, **drawn).expand(3, -1, -1)
         module = build_layer_bias(encoder.config, HEADS, causal=causal)
         double, expected = slow_fire(module, coords, coords)
         x = torch.zeros(3, HEADS, coords.shape[1], HEAD_DIM)
