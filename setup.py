@@ -87,7 +87,7 @@ setup(
     package_data={
         "": ["*.md"],  # templates of READMEs of exported folders
         "cape_plugins": ["py.typed"],
-        "hf_models": ["tested.json"],
+        "hf_models": ["not_proved.json", "tested.json"],
     },
     install_requires=["numpy", "torch>=2.6"],
     extras_require={

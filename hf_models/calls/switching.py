@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from cape_plugins.checkpoints.families import find_family
 from cape_plugins.mathematics.binding import Bound
-from hf_models.generated.families import part_of
+from hf_models.generated.families import make_if_known, part_of
 from hf_models.generated.model import how_to_check
 from hf_models.seams.base import Seam
 from hf_models.switching.configuration import copy_implementations
@@ -271,6 +271,7 @@ def _refusal(model: Any) -> str:
     if hasattr(model, "peft_config"):
         return f"model is wrapped in a {name}. Switch it before peft wraps it (get_peft_model)."
     model_type = getattr(getattr(model, "config", None), "model_type", "")
+    make_if_known(model_type)  # the head of a user may be the first use of a generated family
     for part in filter(is_model, PARTS.values()):
         if model_type in part.config_class.model_types():
             return without_head(name, part.config_class)

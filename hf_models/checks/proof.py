@@ -163,7 +163,8 @@ def _proof_of_kind(
                 return proofs[-1]
     except NoStockModel as reason:
         name = "model type" if isinstance(reason, NoModelType) else STOCK_MODEL
-        proofs.append(Proof(model_type, None, "", [Check(name, SKIPPED, str(reason))]))
+        # in front: a class of another type, which may run, is not what stands in the way
+        proofs.insert(0, Proof(model_type, None, "", [Check(name, SKIPPED, str(reason))]))
     if known_row is None and model_type in REASONS:
         return Proof(model_type, None, proofs[0].stock, [_no_seam(REASONS[model_type])])
     return proofs[0]

@@ -82,7 +82,8 @@ def tiny_stock_models(
         ValueError: if the installed transformers has no such model type.
         NoModelType: if no Auto class loads a model of this type and the table has no row, or for
             another name of a type.
-        NoStockModel: if no model runs.
+        NoStockModel: if no model with the configuration of this type runs. Models of other types,
+            which some Auto classes give for this one, are yielded before.
     """
     if model_type not in CONFIG_MAPPING._mapping:
         raise ValueError(
@@ -93,19 +94,21 @@ def tiny_stock_models(
     if config_class.model_type != model_type:
         raise NoModelType(f"The type is another name of {config_class.model_type}.")
     reasons: list[str] = []
-    runs, heads = False, list(_heads(config_class))
+    heads = list(_heads(config_class))
     if not heads and model_type in GENERATED:
         # the last class of a file contains the others
         heads = [(None, stock) for stock in reversed(stock_models(config_class))]
     if not heads:
         raise NoModelType("The type is a part of other models, and no Auto class loads it.")
+    of_type = [stock for _, stock in heads if stock.config_class.model_type == model_type]
+    running = []
     for auto, stock in heads:
         with torch.random.fork_rng():
             model = _first_that_runs(stock, auto, fields or {}, reasons)
         if model is not None:
-            runs = True
+            running.append(stock)
             yield model
-    if not runs:
+    if reasons and {*running}.isdisjoint(of_type or running):
         raise NoStockModel("; ".join(reasons[:2]))
 
 

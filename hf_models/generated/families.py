@@ -27,6 +27,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from cape_plugins.checkpoints.families import OWN_PREFIX
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.generated.model import GeneratedModel, how_to_check
+from hf_models.releases import warn_if_not_proved
 from hf_models.seams.image_sizes import size_mixins
 from hf_models.switching.configuration import position_config_class
 from hf_models.switching.install import PARTS, FamilyClasses, stock_class
@@ -70,6 +71,7 @@ def make(model_type: str) -> FamilyClasses:
         )
     with _lock:
         if stock_type not in _families:
+            warn_if_not_proved(stock_type, transformers.__version__)
             _families[stock_type] = _make(CONFIG_MAPPING[stock_type])
         return _families[stock_type]
 

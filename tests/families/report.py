@@ -1,17 +1,22 @@
-"""Writes docs/families.md from the results of all releases in build/families."""
+"""Writes docs/families.md, and hf_models/proved.json, from the results of all releases in
+build/families."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from packaging.version import Version
 
+from cape_plugins.checkpoints.generated import GENERATED
 from cape_plugins.files import writing
 from hf_models.checks.in_attention import IN_ATTENTION
 from hf_models.checks.packed import PACKED
+from hf_models.releases import NOT_PROVED
 from tests.families.reasons import reason_of
 from tests.families.results import (
     FAILS,
@@ -41,8 +46,9 @@ _SHOWN = {
     "generation": "greedy steps with a cache, from texts with padding on the left: tokens and "
     "logits are equal",
     "updates": "three steps of SGD give equal parameters",
-    "storage": "saved and loaded by the Auto class and by the class itself; stock checkpoint "
-    "loaded with `position_embedding`, also without positions; the stock class refuses the folder",
+    "storage": "saved and loaded by the Auto class and by the class itself, or by the class itself "
+    "alone, where no Auto class loads the model; stock checkpoint loaded with "
+    "`position_embedding`, also without positions; the stock class refuses the folder",
     "copies": "`copy.deepcopy` and `pickle`",
     "another type": "the output changes without positions; evaluation draws nothing; two draws "
     "change the output in training; gradients are finite, and the same with gradient checkpointing",
@@ -60,22 +66,42 @@ shows, in a process for each type:
 
 | what | how |
 |---|---|"""
+_READING = """\
+Everything above was shown, except what the last column names. Where the cell of types
+in attention is empty, the model turns queries and keys, or its family has a file.
+
+`moonshine` counts the frames of its encoder, 24 ms each, not seconds, because the stock model does.
+"""
 _OTHER_WAY = """
 `cape-plugins doctor MODEL_TYPE` shows the same for one model type on your release.
 """
 
 
-def write(machine: str, path: Path = DOCUMENT) -> None:
-    """Writes the page.
+def write(machine: str, path: Path = DOCUMENT, not_proved_path: Path = NOT_PROVED) -> None:
+    """Writes the page, and which rows of the table are not proved, by release.
 
     Args:
         machine: The command, the machine and the versions of the last run.
-        path: Where to write.
+        path: Where to write the page.
+        not_proved_path: Where to write the names, which :mod:`hf_models.releases` reads.
     """
     files = sorted(FOLDER.glob("*.jsonl"), key=lambda file: Version(file.stem))
     releases = {file.stem: read(file) for file in files}
     with writing(path) as file:
         file.write("\n".join(page(releases, machine)) + "\n")
+    rows = not_proved(releases).items()
+    lines = (f"{json.dumps(release)}: {json.dumps(names)}" for release, names in rows)
+    with writing(not_proved_path) as file:
+        file.write("{\n  " + ",\n  ".join(lines) + "\n}\n")
+
+
+def not_proved(releases: Mapping[str, Mapping[str, Row]]) -> dict[str, list[str]]:
+    """By release, the rows of the table of generated families that the release has, but that were
+    not proved there. For the argument see :func:`page`."""
+    return {
+        release: sorted(n for n in rows.keys() & GENERATED.keys() if not _is_proved(rows[n]))
+        for release, rows in releases.items()
+    }
 
 
 def page(releases: Mapping[str, Mapping[str, Row]], machine: str) -> Iterator[str]:
@@ -97,16 +123,17 @@ def page(releases: Mapping[str, Mapping[str, Row]], machine: str) -> Iterator[st
         for name in types
     }
     yield "\n## Families\n"
-    yield "Everything above was shown, except what the last column names. Where the cell of types"
-    yield "in attention is empty, the model turns queries and keys, or its family has a file.\n"
+    yield _READING
     yield "| model type | stock class | seam | in attention | transformers | not shown |"
     yield "|---|---|---|---|---|---|"
     for name in types:
         if proved[name]:
-            row = releases[proved[name][-1]][name]
-            shown_on = ", ".join(proved[name])
-            cells = row["class"], row["seam"], _in_attention(row), shown_on, _missing(row)
+            rows = {release: releases[release][name] for release in proved[name]}
+            stock, seam, in_attention, missing = (_cell(rows, text) for text in _CELLS)
+            cells = stock, seam, in_attention, ", ".join(rows), missing
             yield f"| `{name}` | {' | '.join(cells)} |"
+    last = {name: _last(releases, name) for name in types if proved[name]}
+    yield from _lost({name: row for name, row in last.items() if not _is_proved(row)})
     yield from _out({name: _last(releases, name) for name in types if not proved[name]})
 
 
@@ -144,6 +171,14 @@ def _last(releases: Mapping[str, Mapping[str, Row]], name: str) -> Row:
     return [rows[name] for rows in releases.values() if name in rows][-1]
 
 
+def _cell(rows: Mapping[str, Row], text_of: Callable[[Row], str]) -> str:
+    """A text for all releases, or where they differ a text for each that has one."""
+    texts = {release: text_of(row) for release, row in rows.items()}
+    if len({*texts.values()}) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{release}: {text}" for release, text in texts.items() if text)
+
+
 def _in_attention(row: Row) -> str:
     """Types in attention that were shown beside the types that add, or why there are none."""
     if (refusal := row["skipped"].get(IN_ATTENTION)) is not None:
@@ -155,6 +190,20 @@ def _missing(row: Row) -> str:
     """What could not be shown because the stock model fails, in a few words."""
     failing = [name for name, text in row["skipped"].items() if text.startswith("the stock model")]
     return f"{', '.join(failing)}: the stock model fails" if failing else ""
+
+
+_CELLS = (itemgetter("class"), itemgetter("seam"), _in_attention, _missing)
+
+
+def _lost(rows: Mapping[str, Row]) -> Iterator[str]:
+    """Families that an older release shows and the newest release with the type does not."""
+    if not rows:
+        return
+    yield "\n## Families that the newest release does not show\n"
+    yield "| model type | transformers | why |"
+    yield "|---|---|---|"
+    for name, row in rows.items():
+        yield f"| `{name}` | {row['release']} | {reason_of(row)} |"
 
 
 def _out(rows: Mapping[str, Row]) -> Iterator[str]:

@@ -22,8 +22,9 @@ FOLDER = ROOT / "build" / "families"
 PROVED, NO_ROW, FAILS, NO_SEAM = "proved", "no row in the table", "fails", "no known seam"
 PART, NOT_RUN = "part or other name", "stock model not run"
 FILE = "file"  # seam of a family with a file
-# In each sample, although the row is like others: several thetas, positions of three coordinates.
-ALWAYS = ("gemma3_text", "qwen2_vl")
+# In each sample, although the row is like others: several thetas, positions of three coordinates,
+# and models that many users have.
+ALWAYS = ("gemma3_text", "qwen2_vl", "gpt2", "llava", "opt", "roberta")
 
 Row = dict[str, Any]
 
