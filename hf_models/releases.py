@@ -61,8 +61,8 @@ def warn_if_not_proved(model_type: str, release: str) -> None:
     if model_type not in by_minor.get(minor_release(release), (model_type,)):
         return
     warnings.warn(
-        f"the family of {model_type!r} has not been shown to equal its stock models on transformers "
-        f"{release}; run `cape-plugins doctor {model_type}` to see whether it does, or take a "
+        f"the family of {model_type!r} has not been shown to equal its stock models on "
+        f"transformers {release}; run `cape-plugins doctor {model_type}` to see whether it does, or take a "
         "release that docs/families.md names for this model type.",
         stacklevel=3,
     )

@@ -65,8 +65,8 @@ _BY_ERROR = tuple(
             "The cache needs layers of more kinds than the tiny model has.",
         ),
         (
-            r"out of (?:range|bounds)|size of tensor|shape '|cannot be multiplied|Given |divisible|expects|"
-            r"split_with_sizes|values to unpack|input size|output size|too small|must be greater|"
+            r"out of (?:range|bounds)|size of tensor|shape '|cannot be multiplied|Given |divisible|"
+            r"expects|split_with_sizes|values to unpack|input size|output size|too small|must be greater|"
             r"must be in|not in the valid range|ZeroDivisionError|Input must be a 5D|conv1d\(\)|"
             r"has shape|empty\(\)",
             "Small sizes of the probe do not fit together in the stock code.",
