@@ -100,7 +100,7 @@ def tiny_stock_models(
         heads = [(None, stock) for stock in reversed(stock_models(config_class))]
     if not heads:
         raise NoModelType("The type is a part of other models, and no Auto class loads it.")
-    of_type = [stock for _, stock in heads if stock.config_class.model_type == model_type]
+    of_type = [stock for _, stock in heads if _is_of_type(stock, model_type)]
     running = []
     for auto, stock in heads:
         with torch.random.fork_rng():
@@ -144,6 +144,15 @@ def _heads(config_class: type) -> Iterator[tuple[Any, Any]]:
         model = model[0] if isinstance(model, tuple) else model
         if model is not None:
             yield auto, model
+
+
+def _is_of_type(stock: Any, model_type: str) -> bool:
+    """Whether a class has the configuration of a model type; True if a package is missing, without
+    which transformers does not show the configuration."""
+    try:
+        return stock.config_class.model_type == model_type
+    except ImportError:
+        return True
 
 
 def _built(stock: Any, config: Any, auto: Any, step: str) -> StockModel:

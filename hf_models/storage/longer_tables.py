@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from cape_plugins import resize_grid
+from cape_plugins import PositionTable, resize_grid
 from cape_plugins.settings.registry import ROTARY
-from hf_models.seams.grids import PatchGrid, PatchTable
+from hf_models.seams.grids import PatchGrid, PatchTable, TakesAnySize, as_pair
 from hf_models.seams.images import PatchEmbeddings
 from hf_models.seams.packed_grids import PackedTable
 from hf_models.seams.rows import RowTable
@@ -113,6 +113,17 @@ def extend_table(
             f"copy, stretch. Leave out :{number}."
         )
     config = _with_field(model.config, growth.field, growth.value)
+    sides = as_pair(growth.value)
+    is_square = sides[0] == sides[1] or not grids
+    if not is_square and not _takes_images(model, config, sides):
+        # an image with equal sides shows that the size is the reason
+        equal = _with_field(config, growth.field, type(growth.value)((sides[0], sides[0])))
+        if _takes_images(model, equal, (sides[0], sides[0])):
+            raise ValueError(
+                f"table size {size} is not allowed for {type(model).__name__}, whose stock code "
+                "takes a table of patches for a square; allowed: height = width. Give N pixels, "
+                "or choose a type that needs no table, such as cape, for images of any size."
+            )
     copy_implementations(model.config, config)
     longer = type(model)(config).to(device=model.device, dtype=model.dtype)
     weights = model.state_dict()
@@ -190,6 +201,8 @@ def _tables(model: nn.Module) -> Iterator[_Table]:
             weight, grid = getattr(module, module.table_name).weight, module.grid
             if math.prod(grid) != len(weight):  # no square, which stock code cannot use
                 continue
+        elif type(module) is PositionTable:  # an InterpolatedTable has the size in its settings
+            weight, grid = module.weight, module.size if len(module.size) > 1 else None
         if id(weight) in names:  # fixed tables are no parameters
             yield _Table(names[id(weight)], weight, special, grid, behind)
 
@@ -319,6 +332,21 @@ def _new_shapes(
     new = {table.name: table for table in _tables(other) if table.name in names}
     old_names = {table.name for table in tables}
     return new, [name for name in names if name not in old_names and not _BUFFERS.search(name)]
+
+
+def _takes_images(model: PreTrainedModel, config: Any, sides: tuple[int, int]) -> bool:
+    """Whether a model with this configuration adds its tables to an image of this height and width.
+    Some stock code takes each table for a square (DPT). Runs the model without memory."""
+    with torch.device("meta"):
+        other = type(model)(config)
+    for module in other.modules():
+        if isinstance(module, TakesAnySize):
+            cut = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
+            try:
+                module(torch.empty(1, cut.in_channels, *sides, device="meta"))
+            except Exception:  # stock code fails by any error
+                return False
+    return True
 
 
 def _extended(old: _Table, new: _Table, kind: str, keep: int) -> Tensor:

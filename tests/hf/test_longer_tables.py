@@ -130,15 +130,17 @@ def spectrograms():
     return transformers.ASTForAudioClassification(config).eval()
 
 
-def test_one_size_extends_encoder_and_decoder():
-    stock = seq2seq()
-    model = hf_models.switch(stock, {"type": "abspos"})
+@pytest.mark.parametrize("family", ["bart", "marian"])
+def test_one_size_extends_encoder_and_decoder(family):
+    """Marian has sinusoids, so its tables are modules of this package."""
+    stock = seq2seq() if family == "bart" else FAMILIES[family].build_stock()
+    model = hf_models.switch(stock, {"type": "abspos"}).eval()
     longer = hf_models.extend_table(model, LONG, "copy")
-    ids = texts(TABLE)
+    ids = texts(model.config.max_position_embeddings)
     both = {"input_ids": ids, "decoder_input_ids": ids}
     assert torch.equal(longer(**both).logits, model(**both).logits)
-    rows = [len(table) for name, table in longer.named_parameters() if "embed_positions" in name]
-    assert rows == [LONG + 2] * 2
+    tables = [table for name, table in longer.named_parameters() if "positions" in name]
+    assert [len(table) for table in tables] == [LONG + 2 * (family == "bart")] * 2
 
 
 @pytest.mark.parametrize(
@@ -247,6 +249,14 @@ REFUSED = [
         "stretch:0",
         "'stretch:0'.*2 x 4 patches.*allowed: copy, stretch. Leave",
     ),
+    ("dpt", "abspos", "56x112", "copy", "takes a table of patches for a square; allowed: height"),
+    (
+        "whisper",
+        "abspos",
+        "400",
+        "copy",
+        "max_source_positions or .*; give one of these as FIELD=400",
+    ),
     ("siglip2", "abspos", "num_patches=64", "stretch:3", "'stretch:3'.*allowed: copy, stretch"),
     ("siglip2", "abspos", "num_patches=60", "copy", "of 4 x 4 patches; allowed"),
     ("siglip2", "abspos", "48x32", "copy", "of 4 x 4 patches; allowed"),
@@ -260,7 +270,8 @@ REFUSED = [
 def test_other_sizes_and_extensions_are_refused(model, name, size, extension, message):
     stocks = {"text": lambda: build("roberta"), "vit": vit, "beit": beit, "siglip2": siglip2}
     stocks["ast"] = spectrograms
-    stocks["llama"] = FAMILIES["llama"].build_stock
+    stocks |= {name: FAMILIES[name].build_stock for name in ("llama", "whisper")}
+    stocks["dpt"] = lambda: next(tiny_stock_models("dpt")).model
     stock = stocks[model]()
     with pytest.raises(ValueError, match=message):
         hf_models.extend_table(hf_models.switch(stock, {"type": name}), size, extension)
