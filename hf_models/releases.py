@@ -62,7 +62,7 @@ def warn_if_not_proved(model_type: str, release: str) -> None:
         return
     warnings.warn(
         f"the family of {model_type!r} has not been shown to equal its stock models on "
-        f"transformers {release}; run `cape-plugins doctor {model_type}` to see whether it does, or take a "
-        "release that docs/families.md names for this model type.",
+        f"transformers {release}; run `cape-plugins doctor {model_type}` to see whether it does, "
+        "or take a release that docs/families.md names for this model type.",
         stacklevel=3,
     )

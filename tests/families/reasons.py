@@ -66,9 +66,9 @@ _BY_ERROR = tuple(
         ),
         (
             r"out of (?:range|bounds)|size of tensor|shape '|cannot be multiplied|Given |divisible|"
-            r"expects|split_with_sizes|values to unpack|input size|output size|too small|must be greater|"
-            r"must be in|not in the valid range|ZeroDivisionError|Input must be a 5D|conv1d\(\)|"
-            r"has shape|empty\(\)",
+            r"expects|split_with_sizes|values to unpack|input size|output size|too small|"
+            r"must be greater|must be in|not in the valid range|ZeroDivisionError|"
+            r"Input must be a 5D|conv1d\(\)|has shape|empty\(\)",
             "Small sizes of the probe do not fit together in the stock code.",
         ),
         (

@@ -1,5 +1,5 @@
-"""Writes docs/families.md, and hf_models/proved.json, from the results of all releases in
-build/families."""
+"""Writes docs/families.md, and hf_models/not_proved.json, from the results of all releases
+in build/families."""
 
 from __future__ import annotations
 

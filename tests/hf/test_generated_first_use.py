@@ -77,6 +77,21 @@ def test_classes_are_found_by_name():
     assert in_new_process(script) == ["True", "CapeMixtralModel", "False", "False", "False"]
 
 
+def test_a_new_process_tells_how_to_add_a_head():
+    script = """
+        import hf_models, transformers
+        from transformers.models.roberta.modeling_roberta import RobertaPreTrainedModel
+        class Ranking(RobertaPreTrainedModel): pass
+        try:
+            hf_models.switch(Ranking(transformers.RobertaConfig()), {"type": "cape"})
+        except ValueError as refusal:
+            print(refusal)
+    """
+    said = " ".join(in_new_process(script))
+    assert "Ranking has no counterpart in 'cape_roberta', which has CapeRobertaForCausalLM" in said
+    assert "register_family" in said
+
+
 def test_all_rows_are_families_that_have_classes():
     assert GENERATED.keys() <= FAMILY_ROWS.keys()
     assert {row.seam for row in GENERATED.values()} <= SEAMS.keys()

@@ -3,6 +3,7 @@ its arguments; the releases that the tests have passed on."""
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
@@ -11,7 +12,9 @@ from transformers import LlamaModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.models.bart.modeling_bart import BartDecoder
 
+from cape_plugins.checkpoints.generated import GENERATED
 from hf_models import releases
+from hf_models.generated import families
 from hf_models.host import cache_name, cached_tokens, check_forwards, find_cache
 from hf_models.seams.text import TargetStack
 from tests.support.hf import make, sentences, targets
@@ -157,3 +160,35 @@ def test_a_tested_release_and_its_repairs_are_not_worth_a_word():
     for row in releases.tested_releases():
         for release in (row["transformers"], row["transformers"] + ".post1"):
             assert warnings_of(release) == []
+
+
+def test_a_family_that_a_tested_release_does_not_prove_is_told_once(tmp_path, monkeypatch):
+    """On a tested release whose families nobody has proved, each family is told."""
+    tested = [{"transformers": release} for release in ("5.22.2", "5.23.0", "5.24.0")]
+    for path, content in (("TESTED", tested), ("NOT_PROVED", {"5.23.0": [], "5.24.0": ["llama4"]})):
+        monkeypatch.setattr(releases, path, tmp_path / path)
+        (tmp_path / path).write_text(json.dumps(content))
+    monkeypatch.setattr(families, "_make", lambda config: families.FamilyClasses(config, ()))
+
+    def told(release):
+        monkeypatch.setattr(families, "_families", {})
+        monkeypatch.setattr(families.transformers, "__version__", release)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for name in ("llama4", "phimoe", "cape_llama4"):
+                families.make(name)
+        return [str(warning.message) for warning in caught]
+
+    (message,) = told("5.24.1")
+    assert message.startswith("the family of 'llama4' has not been shown to equal its stock models")
+    assert "`cape-plugins doctor llama4`" in message
+    assert told("5.23.0") == []
+    assert [message.split("'")[1] for message in told("5.22.2")] == ["llama4", "phimoe"]
+    assert told("99.0.0") == []  # the import has told
+    (tmp_path / "NOT_PROVED").unlink()  # as in a self-contained folder
+    assert told("5.24.0") == []
+
+
+def test_names_of_families_that_are_not_proved_are_rows_of_the_table():
+    for names in json.loads(releases.NOT_PROVED.read_text(encoding="utf-8")).values():
+        assert {*names} <= GENERATED.keys()

@@ -10,6 +10,7 @@ import hf_models
 from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.convert import main
 from tests.hf.test_rows import MODELS, PAD, TABLE, build, output, switched, texts
+from tests.support import whisper
 from tests.support.hf import FAMILIES
 
 LONG = 50
@@ -270,7 +271,7 @@ REFUSED = [
 def test_other_sizes_and_extensions_are_refused(model, name, size, extension, message):
     stocks = {"text": lambda: build("roberta"), "vit": vit, "beit": beit, "siglip2": siglip2}
     stocks["ast"] = spectrograms
-    stocks |= {name: FAMILIES[name].build_stock for name in ("llama", "whisper")}
+    stocks["llama"], stocks["whisper"] = FAMILIES["llama"].build_stock, whisper.make_stock
     stocks["dpt"] = lambda: next(tiny_stock_models("dpt")).model
     stock = stocks[model]()
     with pytest.raises(ValueError, match=message):

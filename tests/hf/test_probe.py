@@ -102,6 +102,7 @@ PROOFS = {
         ("padding on the left", "skip", "the forward of the model takes no tokens with a mask"),
     ),
     "refused": proof_of("refused", ("switch", "ok", ""), ("in attention", "skip", REFUSAL)),
+    "mistral": proof_of("mistral", ("switch", "ok", "")),
     "wrong": proof_of("wrong", ("switch", "ok", ""), ("outputs", "FAIL", "logits by | 1")),
     "seamless": proof_of("seamless", ("seam", "skip", "by a convolution"), row=None),
     "broken": proof_of("broken", ("stock model", "skip", f"{ERROR}; {ERROR}"), row=None, stock=""),
@@ -115,32 +116,42 @@ PROOFS = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Results of the proofs above on one release, and of one of them on a newer one."""
+    """Results of the proofs above on one release, and of some of them on a newer one."""
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(report, "FOLDER", tmp_path)
     for name, proof in PROOFS.items():
         row = results.row_of(proof, name, "5.9.0", 1.0)
         results.append(results.path_of("5.9.0"), row)
-    row = results.row_of(PROOFS["right"], "right", "5.10.0", 1.0)
-    results.append(results.path_of("5.10.0"), row)
+    newer = {"right": PROOFS["right"], "mistral": PROOFS["broken"]}
+    newer["refused"] = proof_of("refused", ("rope: positions reach the output", "ok", ""))
+    for name, proof in newer.items():
+        results.append(results.path_of("5.10.0"), results.row_of(proof, name, "5.10.0", 1.0))
     return tmp_path
 
 
 def test_the_page_has_a_row_for_each_type_with_what_was_shown_or_why_not(folder):
-    report.write("Made on a machine.", folder / "families.md")
+    not_proved = folder / "not_proved.json"
+    report.write("Made on a machine.", folder / "families.md", not_proved)
     lines = (folder / "families.md").read_text().splitlines()
     assert "Made on a machine." in lines
     assert "| model types | 5.9.0 | 5.10.0 |" in lines  # 5.10 is the newer release
-    assert "| proved, seam angles | 2 | 1 |" in lines
+    assert "| proved, seam angles | 3 | 2 |" in lines
     assert "| fails, seam angles | 2 | 0 |" in lines
-    assert "| **all proved** | **2** | **1** |" in lines
-    assert "| `refused` | XModel | angles | none: XAttention computes scores | 5.9.0 |  |" in lines
+    assert "| **all proved** | **3** | **2** |" in lines
+    # the newer release shows more
+    in_attention = "5.9.0: none: XAttention computes scores; 5.10.0: rope"
+    assert f"| `refused` | XModel | angles | {in_attention} | 5.9.0, 5.10.0 |  |" in lines
+    assert "| `mistral` | XModel | angles |  | 5.9.0 |  |" in lines
     assert (
         "| `right` | XModel | angles | rope | 5.9.0, 5.10.0 | generation: the stock model fails |"
         in lines
     )
     zaya = reasons.reason_of({"type": "zaya", "result": results.FAILS, "reason": ""})
     timm = "The stock model needs the package timm, which is missing."
+    lost = lines.index("## Families that the newest release does not show")
+    assert lines[lost + 4] == f"| `mistral` | 5.10.0 | {timm} |"
+    assert not lines[lost + 5]
+    assert json.loads(not_proved.read_text()) == {"5.9.0": [], "5.10.0": ["mistral"]}
     assert lines[-7:] == [
         "| no row in the table | Everything was shown. | `new` |",
         "| fails | The checks did not end within 1 s. | `dead` |",

@@ -8,9 +8,10 @@ import torch
 from transformers import MixtralForCausalLM
 
 from cape_plugins.checkpoints.generated import GENERATED
+from hf_models.checks import stock_models
 from hf_models.checks.calls import LENGTH, calls_of, padded
-from hf_models.checks.proof import prove
-from hf_models.checks.stock_models import NoModelType, tiny_stock_models
+from hf_models.checks.proof import STOCK_MODEL, prove
+from hf_models.checks.stock_models import NoModelType, NoStockModel, tiny_stock_models
 from hf_models.checks.without_seam import REASONS
 from hf_models.generated.families import class_of_name, make
 from hf_models.seams.rotary import RotaryAngles
@@ -205,6 +206,31 @@ def test_a_tiny_model_of_any_kind_runs_with_inputs_of_its_kind(model_type, names
 def test_another_name_of_a_model_type_is_told():
     with pytest.raises(NoModelType, match="another name of mlcd_vision_model"):
         next(tiny_stock_models("mlcd"))
+
+
+def test_a_class_of_another_type_hides_no_reason_of_the_type():
+    """AutoModelForImageTextToText gives Gemma 3 for ShieldGemma 2, whose class needs tokens that
+    the small vocabulary lacks."""
+    models = tiny_stock_models("shieldgemma2")
+    assert next(models).model.config.model_type == "gemma3"
+    with pytest.raises(NoStockModel, match="^ShieldGemma2ForImageClassification, shrunk: Index"):
+        next(models)
+    (check,) = prove("shieldgemma2").checks
+    assert check.name == STOCK_MODEL
+    assert check.text.startswith("ShieldGemma2ForImageClassification")
+
+
+def test_a_class_whose_package_is_missing_is_told(monkeypatch):
+    class Missing:
+        """As transformers makes for a class that needs a package."""
+
+        @property
+        def config_class(self):
+            raise ImportError("X requires the torchaudio library")
+
+    monkeypatch.setattr(stock_models, "_heads", lambda config: [(None, Missing())])
+    with pytest.raises(NoStockModel, match="requires the torchaudio library"):
+        next(tiny_stock_models("mistral"))
 
 
 def test_padding_is_masked_on_its_side():
