@@ -173,6 +173,29 @@ def test_the_page_gives_its_reasons_in_whole_sentences():
         assert "Error:" not in reason, (result, reason)
 
 
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            "IndexError: index 10784 is out of bounds for dimension 0 with size 128",
+            "Small sizes of the probe do not fit together in the stock code.",
+        ),
+        (
+            "AttributeError: 'MoeCausalLMOutputWithPast' object has no attribute 'image_outputs'",
+            "The stock forward reads `image_outputs` of an output that has none.",
+        ),
+        (
+            "AttributeError: 'NoneType' object has no attribute 'get'",
+            "The stock code reads a field or an input that the probe leaves empty.",
+        ),
+    ],
+)
+def test_errors_of_stock_code_are_told_in_sentences(error, sentence):
+    reason = f"XModel, shrunk: {error}; XModel, filled: {error}"
+    row = {"type": "x", "result": results.NOT_RUN, "reason": reason}
+    assert reasons.reason_of(row) == sentence
+
+
 def test_a_run_that_was_stopped_goes_on_where_it_was(folder, monkeypatch, capsys):
     path = results.path_of(transformers.__version__)
     results.append(path, results.row_of(PROOFS["right"], "a", "", 598.0))
