@@ -117,6 +117,10 @@ def test_coarse_grids_have_a_table(advise):
     rarely_larger = advise("image", [8] * 30 + [9], 9)
     assert all_settings(rarely_larger) == [{"type": "abspos"}]
     assert '"or"' not in rarely_larger
+    # trained models, as measured on CIFAR-10
+    for trained, name in (("sinpos", "rope"), ("abspos", "abspos")):
+        words = ("--train-lengths", "lengths", "--trained", trained)
+        assert settings_of(advise("image", [8], 16, *words)) == {"type": name}
 
 
 @pytest.mark.parametrize(
