@@ -81,6 +81,7 @@ class AttentionPositions:
         return bias.to(query.dtype)
 
     def _learned(self, layer_bias: nn.Module) -> Tensor:
+        """The learned bias ``[B or 1, H, T, S]`` of a layer."""
         bias = layer_bias(self.query, self.key, self.axes)
         if self.pairs is None:
             return bias
@@ -203,15 +204,14 @@ class StackPositions(nn.Module):
             encoder.refuse_missing_draw()
         axes = pairs = None
         if self.in_layers and query_positions is None and not _is_uneven(encoder, draw, random):
-            axes, row_of = _known_axes(positions), positions.row_of
-            if axes is not None and row_of is not None and draw is None:
-                # each layer computes its bias for the rows, once for the batch
-                num_rows = positions.rows.shape[1]
-                row_of = row_of % num_rows  # padding, -1, has the last row, as in `elements`
-                pairs = num_rows * row_of[:, :, None] + row_of[:, None]
-                positions = positions._replace(row_of=None)
-            elif row_of is not None:
-                axes = None
+            axes = _known_axes(positions)
+            if axes is not None and positions.row_of is not None:
+                if draw is None and positions.shared:
+                    # each layer computes its bias for the rows, once for the batch
+                    pairs = _pairs_of_rows(positions.row_of, positions.rows.shape[1])
+                    positions = positions._replace(row_of=None)
+                else:
+                    axes = None
         key = encoder.coordinates(positions, draw, generator=generator, random=random)
         query = key if query_positions is None else encoder.coordinates(query_positions)
         if self.rotation is not None:
@@ -235,6 +235,12 @@ def _known_axes(positions: Positions) -> tuple[int, ...] | None:
     if axes is None or torch.jit.is_tracing() or any(type(size) is not int for size in axes):
         return None
     return axes
+
+
+def _pairs_of_rows(row_of: Tensor, num_rows: int) -> Tensor:
+    """Numbers of the pairs ``[B, T, T]``, for :class:`AttentionPositions`."""
+    row_of = row_of % num_rows  # padding, -1, has the last row, as in `Positions.elements`
+    return num_rows * row_of[:, :, None] + row_of[:, None]
 
 
 def build_stack_positions(

@@ -58,10 +58,13 @@ class Positions(NamedTuple):
     @property
     def axes(self) -> tuple[int, ...] | None:
         """Sizes of the axes, the slowest first, if the rows are the cells of one evenly spaced
-        grid: an image, a clip, or a sequence that is counted."""
+        grid: an image, a clip, or a sequence that is counted without gaps. Positions of the caller
+        may be in any order, so they have no axes."""
         if self.rows.shape[0] > 1:
             return None
-        return (self.rows.shape[1],) if self.in_steps else self.patches
+        if self.in_steps:
+            return None if self.first is None else (self.rows.shape[1],)
+        return self.patches
 
     @property
     def coords(self) -> Tensor:

@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from cape_plugins import (
     DOMAINS,
     PositionConfig,
+    Positions,
     build_layer_bias,
     build_position_encoder,
     build_stack_positions,
@@ -159,6 +160,8 @@ def test_fire_of_evenly_spaced_positions_is_fire_of_each_pair(domain, causal, mo
         token_position_at(0, length=5),
         token_positions(valid),
         frame_positions(valid.sum(1), 0.5, 5),
+        # of the caller, such as of two texts in one sample: not even
+        Positions(torch.tensor([0.0, 1, 0, 1, 2]).view(1, -1, 1), in_steps=True),
     ]
     if row.grid:
         batches = [
