@@ -226,8 +226,9 @@ def two_ranks(run_cli, tmp_path_factory):
     model, other = "marian cape", f"vit {next(iter(MOVED))}"
     trainings = (
         *(f"without 2 no no yes {model}", f"whole 4 no yes yes {model}"),
-        *(f"again 4 whole/checkpoint-2 yes yes {model}", f"eager 4 no no no {other}"),
-        f"again-eager 4 eager/checkpoint-2 no no {other}",
+        *(f"again 4 whole/checkpoint-2 yes yes {model}", f"eager 4 no no no {model}"),
+        *(f"again-eager 4 eager/checkpoint-2 no no {model}", f"moved 4 no no no {other}"),
+        f"again-moved 4 moved/checkpoint-2 no no {other}",
     )
     launch = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2)
     run_cli(*launch, folder / "script.py", *trainings, cwd=folder)
@@ -242,10 +243,11 @@ def test_ranks_draw_differently_and_resume_alike(two_ranks):
     def drawn_in(folder):
         return [json.loads((two_ranks / f"{folder}.{rank}").read_text()) for rank in (0, 1)]
 
-    without, whole, eager = map(drawn_in, ("without", "whole", "eager"))
+    without, whole = map(drawn_in, ("without", "whole"))
     assert without[0]["chances"] == without[1]["chances"]  # what the callback is for
     assert whole[0]["common"] == whole[1]["common"]
-    for ranks, again in ((whole, drawn_in("again")), (eager, drawn_in("again-eager"))):
+    again_of = {"whole": "again", "eager": "again-eager", "moved": "again-moved"}
+    for ranks, again in (map(drawn_in, names) for names in again_of.items()):
         drawn = [[chance for step in rank["chances"] for chance in step] for rank in ranks]
         assert all(0 < chances.count(1) < len(chances) == 12 for chances in drawn)
         assert drawn[0] != drawn[1]
