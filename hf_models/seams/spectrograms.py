@@ -57,6 +57,25 @@ class SpectrogramTable(ParameterOwner):
         size = scope.size(_SPECTROGRAM)
         return None if size is None else (size[0], size[2], size[1])
 
+    def adapt_call(self, model: nn.Module, call: dict[str, Any]) -> None:
+        """See :class:`~hf_models.seams.base.Seam`.
+
+        Raises:
+            ValueError: if the stock table is kept, and is for sounds of another size.
+        """
+        super().adapt_call(model, call)
+        size = self.input_size(Scope(model.argument_names, call))
+        if size is None or not self.keeps_table:
+            return
+        trained_bands, trained_frames = self.trained_size(self, self.config)
+        if self.patches(*size[1:]) != self.patches(trained_bands, trained_frames):
+            raise ValueError(
+                f"a sound of {size[2]} frames and {size[1]} bands does not fit the stock table; "
+                f"allowed with 'abspos': {trained_frames} frames and {trained_bands} bands. Pad or "
+                "cut the sounds, resize the table by hf_models.extend_table(model, FRAMES, "
+                "'stretch'), or choose another type, such as 'cape'."
+            )
+
     def build_encoder(self, settings: PositionConfig) -> PositionEncoder:
         """The encoder of the times of patches; a patch is at its centre."""
         self.bands = Sinusoid(self.width // 2)

@@ -14,7 +14,6 @@ import re
 from typing import Any, NamedTuple
 
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cape_plugins import AttentionPositions, Draw, PositionConfig, Positions
@@ -101,13 +100,6 @@ def add_to_layers(model: nn.Module, path: str, seam: Seam, only_adds: bool) -> N
             f"{type(computing[0]).__name__} does not look its attention function up as "
             "transformers' other models do",
         )
-    around = _model_around(model, path)
-    if model.can_generate() and around is not model and type(model).part_for(around) is None:
-        refuse_in_attention(
-            settings,
-            f"generation of {name} calls the stock {type(around).__name__} alone, which knows no "
-            "positions",
-        )
     if not attentions:
         refuse_in_attention(settings, f"{name} has no attention with heads that are known")
     modules = [module for _, module in attentions]
@@ -182,16 +174,6 @@ def _self_attentions(model: nn.Module, path: str) -> tuple[str, list[tuple[str, 
         if attentions:
             return path, attentions
     return path, []
-
-
-def _model_around(model: nn.Module, path: str) -> nn.Module:
-    """The innermost model of transformers around a module."""
-    while path:
-        path = path.rpartition(".")[0]
-        around = model.get_submodule(path) if path else model
-        if isinstance(around, PreTrainedModel):
-            return around
-    return model
 
 
 def _looks_up_function(module: nn.Module) -> bool:

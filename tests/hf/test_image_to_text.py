@@ -88,10 +88,11 @@ def test_stock_type_is_the_stock_model_bit_for_bit(name):
 
 
 @each
+@pytest.mark.parametrize("settings", [CAPE, {"type": "rope"}], ids=["cape", "rope"])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (16, 56)])
-def test_generation_sees_the_positions_of_the_forward(name, height, width):
+def test_generation_sees_the_positions_of_the_forward(name, settings, height, width):
     """Generation calls the stock encoder alone, which has to know the size of the images."""
-    model, pixels = switched(build(name), **CAPE), images(height, width)
+    model, pixels = switched(build(name), **settings), images(height, width)
     logits, ids = generated(model, pixels)
     torch.testing.assert_close(model(pixels, ids).logits, logits, rtol=1e-4, atol=1e-4)
 

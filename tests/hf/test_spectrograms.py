@@ -113,6 +113,14 @@ def test_sounds_of_any_duration(name):
         model(sounds(7))
 
 
+def test_the_stock_table_takes_one_duration_until_it_is_resized():
+    model = switched(build(), type="abspos")
+    with pytest.raises(ValueError, match=rf"200 frames .*: {FRAMES} frames .*extend_table"):
+        model(sounds(200))
+    longer = hf_models.extend_table(model, 200, "stretch")
+    assert torch.isfinite(longer(sounds(200)).logits).all()
+
+
 def test_patches_of_a_longer_sound_keep_their_seconds():
     model = switched(build(), type="sinpos")
     torch.testing.assert_close(rows_of(model, frames=200)[:, :, :COLUMNS], rows_of(model))

@@ -144,6 +144,37 @@ def test_a_tower_called_alone_has_the_positions_of_the_whole_model(name):
 
 
 @each
+@pytest.mark.parametrize("type_name", ["cape", "rope", "fire"])
+def test_an_inner_model_called_alone_is_the_one_in_the_whole_model(name, type_name):
+    """Some programs call ``text_model`` and ``vision_model`` of a trained CLIP themselves."""
+    images = CAPE if name == "siglip" else {"type": type_name}
+    model, batch = switched(build(name), {"type": type_name}, images), inputs(24, 56, length=30)
+    batch["attention_mask"] = (torch.arange(30) > 4).long().expand(2, -1)
+    inner_models = {
+        "text_model": ("input_ids", "attention_mask"),
+        "vision_model": ("pixel_values",),
+    }
+    for part, names in inner_models.items():
+        inner_model, outputs = getattr(model, part), []
+        handle = inner_model.register_forward_hook(lambda *call, seen=outputs: seen.append(call[2]))
+        model(**batch)
+        inner_model(**{argument: batch[argument] for argument in names})
+        handle.remove()
+        assert torch.equal(outputs[0].last_hidden_state, outputs[1].last_hidden_state)
+    assert pickle.loads(pickle.dumps(model)).text_model(batch["input_ids"])[0].shape[1] == 30
+    assert type(model.text_model).__name__ == type(build(name).text_model).__name__
+
+
+@each
+def test_an_inner_model_called_alone_draws_in_training(name):
+    model, batch = switched(build(name), {"type": "cape"}, CAPE).train(), inputs()
+    texts = model.text_model(input_ids=batch["input_ids"]).last_hidden_state
+    images = model.vision_model(pixel_values=batch["pixel_values"]).last_hidden_state
+    assert not torch.allclose(texts[0], texts[1], atol=1e-3)
+    assert not torch.allclose(images[0], images[1], atol=1e-3)
+
+
+@each
 def test_texts_longer_than_the_table_begin_it_anew(name):
     text, _ = embeddings(switched(build(name)), batch := inputs(length=30))
     assert torch.isfinite(text).all()
