@@ -179,7 +179,7 @@ def says_how(page: Path) -> bool:
 
 
 def test_every_row_of_the_results_has_a_page_with_its_command() -> None:
-    """The page of the column `page`, or those beside the file."""
+    """The page, or the section of a page, of the column `page`, or the pages beside the file."""
     results = ROOT / "docs/results"
     tables = list(results.rglob("*.csv"))
     assert tables
@@ -190,6 +190,9 @@ def test_every_row_of_the_results_has_a_page_with_its_command() -> None:
         assert not any(None in row for row in rows), f"{table}: more values than columns"
         named = {row["page"] for row in rows if "page" in row}
         assert bool(named) == (table.parent == results), table
-        pages = [results / name for name in named] or list(table.parent.glob("*.md"))
+        sections = [urldefrag(name) for name in named]
+        pages = [results / page for page, _ in sections] or list(table.parent.glob("*.md"))
         assert pages, table
         assert all(map(says_how, pages)), table
+        for page, anchor in sections:
+            assert not anchor or anchor in anchors(read(results / page)), f"{page}#{anchor}"
