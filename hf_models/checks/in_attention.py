@@ -25,6 +25,7 @@ from cape_plugins.doctor.check import (
 from cape_plugins.settings.registry import types_of
 from hf_models.checks.calls import SIDES, unpadded
 from hf_models.checks.generation import from_padded
+from hf_models.checks.inner_models import inner_models, same_alone
 from hf_models.checks.model import augmentation, draw_new_tables, draws_nothing, one_step, padding
 from hf_models.checks.outputs import outputs_of
 from hf_models.checks.stock_models import one_line
@@ -117,6 +118,8 @@ def _checks(
     compare = partial(draws_nothing, inputs=inputs)
     row = check(f"{name}: evaluation draws nothing", partial(compare, cape_model))
     yield unless_stock_fails(row, partial(compare, bare))
+    if inner_models(cape_model):
+        yield check(f"{name}: inner models alone", partial(same_alone, cape_model, inputs))
     if cape_model.config.position_settings(FIELD).random:
         yield check(f"{name}: training draws positions", partial(augmentation, cape_model, inputs))
     compare = partial(same_checkpointed, inputs=inputs)

@@ -40,6 +40,7 @@ from hf_models.calls.switching import switch
 from hf_models.checks.calls import SIDES, Batch, padded, unpadded
 from hf_models.checks.generation import from_padded, generate
 from hf_models.checks.in_attention import attention_checks
+from hf_models.checks.inner_models import inner_models, same_alone
 from hf_models.checks.model import augmentation, draw_new_tables, draws_nothing, one_step, padding
 from hf_models.checks.outputs import equal, outputs_of
 from hf_models.checks.packed import PACKED, difference_of_packed, packed, same_packed
@@ -299,6 +300,8 @@ def _training_checks(
     compare = partial(draws_nothing, inputs=inputs)
     row = check(f"{name}: evaluation draws nothing", partial(compare, cape_model))
     yield unless_stock_fails(row, partial(compare, model))
+    if inner_models(cape_model):
+        yield check(f"{name}: inner models alone", partial(same_alone, cape_model, inputs))
     yield check(f"{name}: training draws positions", partial(augmentation, cape_model, inputs))
     yield check(f"{name}: {PACKED}", partial(same_packed, model, cape_model, inputs))
     compare = partial(same_checkpointed, inputs=inputs)

@@ -50,7 +50,8 @@ _SHOWN = {
     "alone, where no Auto class loads the model; stock checkpoint loaded with "
     "`position_embedding`, also without positions; the stock class refuses the folder",
     "copies": "`copy.deepcopy` and `pickle`",
-    "another type": "the output changes without positions; evaluation draws nothing; two draws "
+    "another type": "the output changes without positions; evaluation draws nothing; a model "
+    "inside, such as the text model of CLIP, gives the same if it is called alone; two draws "
     "change the output in training; gradients are finite, and the same with gradient checkpointing",
     "in attention": "where the stock model adds positions and looks its attention function up by "
     "the interface of transformers: a type of each kind that acts in attention changes the output, "

@@ -94,6 +94,12 @@ def test_a_model_that_saves_another_position_embedding_is_found(monkeypatch):
     assert {name.partition(" by ")[0] for name in failed} == {"saved and loaded"}
 
 
+def test_a_part_that_has_no_positions_if_called_alone_is_found(monkeypatch):
+    monkeypatch.setattr("hf_models.generated.model._open_scopes_alone", lambda model: None)
+    failed = {row.name for row in prove("metaclip_2").checks if row.failed}
+    assert failed == {f"{name}: inner models alone" for name in ("rope", "alibi")}
+
+
 def test_a_gradient_that_is_wrong_is_found_by_the_updates(monkeypatch):
     cape_class = class_of_name("CapeMistralForCausalLM")
 
