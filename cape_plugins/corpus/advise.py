@@ -252,7 +252,8 @@ def _how_to_switch(trained: str, is_rotary: bool, in_fairseq: bool) -> Iterator[
         "note:     after a switch train for 50 % of the updates of the first training, at its "
         f"highest learning rate{'' if is_rotary else twice}, with warm-up and decay; train "
         f"{trained} on for as long, and compare. Only a control task, number lists, captions, "
-        f"CIFAR-10 and exercises of rotary models were measured ({SETTINGS}, A trained model)."
+        "digits with CTC, CIFAR-10 and exercises of rotary models were measured "
+        f"({SETTINGS}, A trained model)."
     )
 
 
