@@ -31,8 +31,7 @@ def inner_models(model: nn.Module) -> dict[str, PreTrainedModel]:
 @torch.no_grad()
 def same_alone(model: nn.Module, inputs: Mapping[str, Tensor]) -> str:
     """Calls each model inside `model`, such as the text model of CLIP, with the arguments that the
-    whole model gives it. Without its scope such a model would lack draws, positions in attention
-    and positions beyond the stock table.
+    whole model gives it. Without its scope such a model has no positions in attention.
 
     Raises:
         Mismatch: if an output differs.

@@ -177,16 +177,15 @@ def _part(stock: Any, config: type) -> type:
 
 
 def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A stock method that calls a part of the model, such as ``get_text_features`` of CLIP, with
-    positions and draws as in the forward."""
+    """A stock method that calls a part of the model, such as ``get_image_features`` of GroupViT,
+    with positions and draws as in the forward. Not all parts are models, which open a scope."""
     names = tuple(inspect.signature(method).parameters)[1:]
 
     @functools.wraps(method)
     def in_scope(self: GeneratedModel, *args: Any, **kwargs: Any) -> Any:
         if not any(seam.adds for seam in self.seams()):
             return method(self, *args, **kwargs)
-        call = {**dict(zip(names, args, strict=False)), **kwargs}
-        return self.run_in_scope(functools.partial(method, self), names, call)
+        return self.run_in_scope(functools.partial(method, self), names, args, kwargs)
 
     return in_scope
 

@@ -67,17 +67,20 @@ class ScopedModel:
         self,
         stock: Callable[..., Any],
         names: Sequence[str],
-        call: dict[str, Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
         draw: Draw | None = None,
     ) -> Any:
         """Runs a stock method with a scope for the seams below this model.
 
         Args:
             stock: The method.
-            names: Names of the arguments that the method takes.
-            call: Arguments by name.
+            names: Names of the arguments that the method takes, in order.
+            args: Arguments without names.
+            kwargs: Arguments by name.
             draw: Random numbers for this forward; None to draw in training.
         """
+        call = {**dict(zip(names, args, strict=False)), **kwargs}
         seams, call_of_user, bound = self.seams(), dict(call), self.bound_modules()
         scope = Scope(names, call_of_user, scope_of(bound), draw)
         for seam in seams:
@@ -165,8 +168,7 @@ class GeneratedModel(PositionHost, PositionModelMixin, ScopedModel):
                 of generation (:class:`~hf_models.seams.scope.Scope`).
             **kwargs: As the stock model.
         """
-        call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
-        return self.run_in_scope(super().forward, self.argument_names, call, draw)
+        return self.run_in_scope(super().forward, self.argument_names, args, kwargs, draw)
 
 
 class InnerModel(RunTimeMixin, ScopedModel):
@@ -189,8 +191,8 @@ class InnerModel(RunTimeMixin, ScopedModel):
         def forward(self: InnerModel, *args: Any, **kwargs: Any) -> Any:
             if scope_of(self.bound_modules()) is not None:
                 return stock(self, *args, **kwargs)
-            call = {**dict(zip(self.argument_names, args, strict=False)), **kwargs}
-            return self.run_in_scope(functools.partial(stock, self), self.argument_names, call)
+            forward_of_self = functools.partial(stock, self)
+            return self.run_in_scope(forward_of_self, self.argument_names, args, kwargs)
 
         cls.forward = forward
 

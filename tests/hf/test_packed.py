@@ -8,11 +8,8 @@ from cape_plugins.settings.registry import ROTARY_TYPES
 from hf_models.seams.rotary import number_texts
 from tests.support.hf import FAMILIES, VARIANTS, batch, families_of
 
-LENGTHS = (
-    3,
-    5,
-    4,
-)  # a later text is longer than the first: it needs distances that the first lacks
+# a later text is longer than the first: it needs distances that the first lacks
+LENGTHS = (3, 5, 4)
 BIDIRECTIONAL = [name for name, row in FAMILIES.items() if row.auto is AutoModelForMaskedLM]
 SAMPLED = [name for name, row in ROTARY_TYPES.items() if row.sampling]
 SETTINGS = [
