@@ -30,8 +30,8 @@ from cape_plugins.checkpoints.fairseq_files import (
     fairseq_arguments,
     fairseq_configs,
 )
-from cape_plugins.files import writing
 from cape_plugins.settings.arguments import Parser, positive
+from cape_plugins.utils.files import writing
 from fairseq_user_dir.host.reading import read_checkpoint
 
 _FILES = {

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from cape_plugins.corpus.alpha import TokenCounts, count_token_lists
 from cape_plugins.settings.config import parse_option
 from cape_plugins.settings.options import COUNTED
-from cape_plugins.texts import first_line, text_lines
+from cape_plugins.utils.texts import first_line, text_lines
 
 
 def token_lists(

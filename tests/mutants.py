@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from cape_plugins.machine import describe_processor
+from cape_plugins.utils.machine import describe_processor
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".txt")

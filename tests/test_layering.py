@@ -103,7 +103,7 @@ class Rooms(NamedTuple):
 
 
 ROOMS = {
-    CORE: Rooms(CORE_ROOMS, {"files", "machine", "texts"}, {"__init__", "__main__", "cli"}),
+    CORE: Rooms(CORE_ROOMS, {"utils"}, {"__init__", "__main__", "cli"}),
     "fairseq_user_dir": Rooms(FAIRSEQ_ROOMS, set(), {"__init__", "average", "doctor"}),
     "hf_models": Rooms(
         HF_ROOMS,
@@ -350,7 +350,7 @@ def test_no_modules_import_each_other_in_a_circle(files: dict[str, str]) -> None
         graph[name] = used & modules.keys() - {name}
     assert len(graph) > 100
     TopologicalSorter(graph).prepare()  # raises CycleError
-    graph["cape_plugins.texts"].add("cape_plugins.corpus.alpha")
+    graph["cape_plugins.utils.texts"].add("cape_plugins.corpus.alpha")
     with pytest.raises(CycleError):
         TopologicalSorter(graph).prepare()
 

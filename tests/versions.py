@@ -28,7 +28,7 @@ from xml.etree import ElementTree
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from cape_plugins.files import writing
+from cape_plugins.utils.files import writing
 from hf_models.releases import TESTED, tested_releases
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -25,7 +25,7 @@ import torch
 from cape_plugins.checkpoints.families import FAIRSEQ_FAMILIES, find_fairseq_family
 from cape_plugins.settings.arguments import PREFIX, TYPE_ARG
 from cape_plugins.settings.config import PositionConfig, option_fields
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 
 DICTIONARIES = "dictionaries"  # key in "task_state": size and digest of each dictionary
 NUMBERS = ("bool", "int32", "int64", "float32", "float64")  # numpy types that metrics may hold

@@ -33,7 +33,7 @@ from cape_plugins.settings.arguments import TYPE_ARG, option_flag
 from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.domains import DOMAINS, Domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY, TYPES
-from cape_plugins.texts import text_lines
+from cape_plugins.utils.texts import text_lines
 
 REACHED = 0.05  # share of the training inputs that have the length T or more
 LARGEST_SCALE = 4  # for rotary models; larger scales have not been measured

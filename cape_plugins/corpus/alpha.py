@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cape_plugins.texts import text_lines
+from cape_plugins.utils.texts import text_lines
 
 _MAX_COUNT = 2**63 - 1  # counts are stored in int64 tensors of checkpoints
 USUAL = (0.5, 2.0)  # alpha between languages; measured values are 0.94 to 1.3

@@ -20,8 +20,6 @@ import torch
 
 from cape_plugins.demo.model import BATCH, LAYERS, UPDATES, Job, train_and_test
 from cape_plugins.demo.tasks import CHANCE, SYMBOLS, TASKS, Task
-from cape_plugins.files import missing_folder, writing
-from cape_plugins.machine import available_cores, describe_processor
 from cape_plugins.pictures.command import markdown_table
 from cape_plugins.pictures.plot import new_figure, save
 from cape_plugins.settings.arguments import (
@@ -36,6 +34,8 @@ from cape_plugins.settings.switching import (
     gains_of_switches,
     plan_trainings,
 )
+from cape_plugins.utils.files import missing_folder, writing
+from cape_plugins.utils.machine import available_cores, describe_processor
 
 Rows = list[dict[str, Any]]
 

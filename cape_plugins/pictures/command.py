@@ -14,7 +14,6 @@ import torch
 
 from cape_plugins.checkpoints.families import SIDES
 from cape_plugins.checkpoints.stack import SOURCE_TARGET, Size, Stack, choose_side, read_stack
-from cape_plugins.files import missing_folder
 from cape_plugins.mathematics.builders import build_position_encoder
 from cape_plugins.mathematics.relative_tables import build_relative_positions
 from cape_plugins.pictures.plot import components_figure, save, similarities_figure
@@ -24,6 +23,7 @@ from cape_plugins.settings.arguments import PREFIX, TYPE_ARG, add_position_args,
 from cape_plugins.settings.config import ARCHITECTURES, PositionConfig
 from cape_plugins.settings.domains import DOMAINS, each_domain
 from cape_plugins.settings.registry import DEFAULT_TYPE, ROTARY_TYPES, TYPES, types_of
+from cape_plugins.utils.files import missing_folder
 
 # Positions of one input; as many as in the similarity maps of the thesis that recipes/phones
 # repeats.

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from cape_plugins.checkpoints.stack import Size, Stack
-from cape_plugins.files import writing
 from cape_plugins.pictures.views import View, similarity, similarity_by_distance
 from cape_plugins.settings.config import option_fields
+from cape_plugins.utils.files import writing
 
 DPI = 120
 WIDTH = 10.0  # inches

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cape_plugins.checkpoints.fairseq_files import reason
-from cape_plugins.texts import text_lines
+from cape_plugins.utils.texts import text_lines
 
 BEAM = 5
 CHECKED = 200  # largest number of sentences of a check

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cape_plugins.speech.ctc import Hypothesis, best_path, collapse
-from cape_plugins.texts import text_lines
+from cape_plugins.utils.texts import text_lines
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cape_plugins.speech.audio import AudioError, audio_seconds, read_audio
 from cape_plugins.speech.features import HOP_SECONDS, SAMPLING_RATE, WINDOW_SECONDS, normalized
-from cape_plugins.texts import text_lines
+from cape_plugins.utils.texts import text_lines
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from cape_plugins.speech import manifest
 from cape_plugins.speech.manifest import Unusable, Utterance, measured
-from cape_plugins.texts import read_text
+from cape_plugins.utils.texts import read_text
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from cape_plugins.files import writing
+from cape_plugins.utils.files import writing
 
 SPACE = "|"  # between words
 SUBWORD_SPACE = "\u2581"  # sentencepiece's mark at the beginning of words

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from transformers import BatchFeature, SequenceFeatureExtractor, WhisperFeatureExtractor
 
-from cape_plugins.files import editing_json
 from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
+from cape_plugins.utils.files import editing_json
 
 
 class CapeSpeechFeatureExtractor(SequenceFeatureExtractor):

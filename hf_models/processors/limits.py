@@ -21,9 +21,9 @@ from transformers import AutoConfig, Pipeline, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from cape_plugins.checkpoints.families import find_family
-from cape_plugins.files import editing_json
 from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.registry import ROTARY
+from cape_plugins.utils.files import editing_json
 
 LIMIT = "model_max_length"
 STOCK_LIMIT = f"stock_{LIMIT}"  # setting of a tokenizer whose limit follows a model

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 from hf_models.switching.install import stock_class
 
 # What a model of a kind that the exporters know may lack, or call by another name.

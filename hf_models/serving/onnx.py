@@ -21,7 +21,7 @@ from transformers import AutoConfig
 import hf_models
 from cape_plugins import PositionEncoder
 from cape_plugins.serving.output import Exported
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.seams.packed_grids import refuse_packed_patches
 from hf_models.seams.video import VideoSeam

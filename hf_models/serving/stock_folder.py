@@ -12,11 +12,11 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from cape_plugins.checkpoints.families import find_family, width_of
-from cape_plugins.files import editing_json
 from cape_plugins.serving.checks import refuse_large_table
 from cape_plugins.serving.output import Exported
 from cape_plugins.serving.templates import fill
 from cape_plugins.settings.arguments import HUGGING_FACE
+from cape_plugins.utils.files import editing_json
 from hf_models.convert import own_class
 from hf_models.processors.feature_extraction import choose_extractor
 from hf_models.processors.limits import follow_in_folder, set_limit

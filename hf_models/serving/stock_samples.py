@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from cape_plugins.serving.command import SHORTEST
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 from hf_models.serving.known_inputs import first_outputs, known_inputs
 from hf_models.storage.stock_model import shape_of_images, shape_of_inputs
 from hf_models.switching.install import stock_class

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from cape_plugins.files import editing_json
+from cape_plugins.utils.files import editing_json
 
 # Files that the new folder gets anyway, or that belong to a training that has ended.
 LEFT_BEHIND = (

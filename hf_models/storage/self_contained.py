@@ -15,7 +15,7 @@ from typing import Any
 
 import cape_plugins
 import hf_models
-from cape_plugins.files import editing_json, write_json
+from cape_plugins.utils.files import editing_json, write_json
 from hf_models.generated.families import make_if_known
 from hf_models.switching.modeling import model_card
 

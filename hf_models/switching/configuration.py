@@ -12,9 +12,9 @@ from huggingface_hub.dataclasses import strict
 
 from cape_plugins import PositionConfig
 from cape_plugins.checkpoints.families import OWN_PREFIX, find_family, known_types
-from cape_plugins.files import write_json
 from cape_plugins.settings.config import applies, option_fields
 from cape_plugins.settings.options import AUGMENT_PROBABILITY
+from cape_plugins.utils.files import write_json
 from hf_models.switching.settings import FIELD, CheckedSettings, refuse_misplaced
 
 # Fields for the kinds of attention and of experts, which are not saved.

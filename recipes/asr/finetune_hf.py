@@ -27,12 +27,12 @@ import transformers
 from transformers import Seq2SeqTrainingArguments, WhisperProcessor
 
 import hf_models
-from cape_plugins.files import writing
 from cape_plugins.speech.audio import AudioError
 from cape_plugins.speech.ctc import outputs_needed
 from cape_plugins.speech.ctc_decoder import build_decoder
 from cape_plugins.speech.manifest import LeftOut, Unusable, Utterance
-from cape_plugins.texts import first_line
+from cape_plugins.utils.files import writing
+from cape_plugins.utils.texts import first_line
 from hf_models import CapeSpeech2TextConfig, CapeSpeechConfig, CapeSpeechForCTC, CapeWhisperConfig
 from hf_models.families.speech_ctc import CORPORA
 from recipes.asr.data import (

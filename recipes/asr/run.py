@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cape_plugins.files import writing
-from cape_plugins.machine import available_cores
+from cape_plugins.utils.files import writing
+from cape_plugins.utils.machine import available_cores
 from fairseq_user_dir.asr.manifest import read_manifest
 from fairseq_user_dir.host.reading import read_checkpoint
 from recipes.asr import prepare

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from cape_plugins import PRESETS, TYPES
-from cape_plugins.files import missing_folder
 from cape_plugins.settings import arguments, switching
 from cape_plugins.settings.arguments import (
     PREFIX,
@@ -25,7 +24,8 @@ from cape_plugins.settings.arguments import (
 )
 from cape_plugins.settings.domains import DOMAINS
 from cape_plugins.settings.switching import Step
-from cape_plugins.texts import first_line
+from cape_plugins.utils.files import missing_folder
+from cape_plugins.utils.texts import first_line
 from recipes.lab.steps import CommandError, started_as
 
 Settings = Mapping[str, Any]  # of a position embedding

@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cape_plugins import texts
-from cape_plugins.texts import first_line
+from cape_plugins.utils import texts
+from cape_plugins.utils.texts import first_line
 from recipes.lab.steps import CommandError
 
 TABLES = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -253,7 +253,7 @@ def train_and_test(
 
 
 def read_text(path: Path) -> str:
-    """The whole of a text file, see :func:`cape_plugins.texts.read_text`."""
+    """The whole of a text file, see :func:`cape_plugins.utils.texts.read_text`."""
     try:
         return texts.read_text(path)
     except ValueError as error:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cape_plugins.files import writing
+from cape_plugins.utils.files import writing
 from recipes.lab.tables import Cells, of_seeds
 
 # lowest part of the whole that the vertical axis spans; a smaller part makes noise look large

@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 from recipes.lab.steps import CommandError
 
 # Errors of checkpoints that do not match their model type, are damaged, or have other shapes

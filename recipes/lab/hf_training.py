@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, Trainer, TrainerCallback
 
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 from hf_models import RankSeedCallback
 from recipes.lab.command_line import add_compared, add_shared, check_shared, new_parser
 from recipes.lab.data import read_text

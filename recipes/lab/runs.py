@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 import cape_plugins
-from cape_plugins.files import writing
+from cape_plugins.utils.files import writing
 from recipes.lab import steps
 
 USER_DIR = Path(cape_plugins.__file__).resolve().parent

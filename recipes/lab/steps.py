@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from cape_plugins.files import writing
+from cape_plugins.utils.files import writing
 
 RECORD = "settings.json"
 

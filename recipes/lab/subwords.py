@@ -14,7 +14,7 @@ import sentencepiece
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from cape_plugins.files import writing
+from cape_plugins.utils.files import writing
 from recipes.lab.steps import CommandError
 
 WORD_START = "\u2581"  # sentencepiece puts this mark before the first piece of a word

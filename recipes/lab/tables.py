@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from cape_plugins.files import writing
-from cape_plugins.machine import describe_processor
+from cape_plugins.utils.files import writing
+from cape_plugins.utils.machine import describe_processor
 from recipes.lab.steps import write_lines
 
 Row = Mapping[str, Any]

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cape_plugins.machine import available_cores
 from cape_plugins.settings.registry import types_of
+from cape_plugins.utils.machine import available_cores
 from fairseq_user_dir.serving.source_checkpoint import load_trained
 from recipes.lab import command_line
 from recipes.lab.data import fingerprint

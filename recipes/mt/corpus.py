@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-from cape_plugins.files import writing
-from cape_plugins.texts import text_lines
+from cape_plugins.utils.files import writing
+from cape_plugins.utils.texts import text_lines
 from recipes.lab import subwords
 from recipes.lab.steps import CommandError, digest, recorded
 
@@ -41,8 +41,8 @@ def fingerprint(path: Path, option: str) -> str:
 
 
 def read_lines(path: Path, option: str) -> Iterator[str]:
-    """Yields the stripped lines of a text file, see :func:`cape_plugins.texts.text_lines`; errors
-    name `option`."""
+    """Yields the stripped lines of a text file, see :func:`cape_plugins.utils.texts.text_lines`;
+    errors name `option`."""
     try:
         yield from map(str.strip, text_lines(path))
     except OSError as error:

@@ -14,7 +14,7 @@ from statistics import fmean
 import torch
 from sacrebleu.metrics import BLEU
 
-from cape_plugins.files import writing
+from cape_plugins.utils.files import writing
 from recipes.lab import command_line, runs, steps, tables
 from recipes.lab.command_line import Settings
 from recipes.lab.steps import CommandError

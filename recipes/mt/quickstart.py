@@ -32,8 +32,8 @@ from typing import NamedTuple
 if __name__ == "__main__":  # also as a script, whose import path has only the folder of this file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cape_plugins.machine import available_cores
 from cape_plugins.settings.switching import Step, add_switch_args
+from cape_plugins.utils.machine import available_cores
 from recipes.lab import command_line, runs
 from recipes.lab.scores import write_scores
 from recipes.lab.steps import CommandError, folder_name, read_written, run_main, step, write_lines

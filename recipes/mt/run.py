@@ -32,7 +32,7 @@ from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
-from cape_plugins.machine import available_cores
+from cape_plugins.utils.machine import available_cores
 from recipes.lab import command_line, runs, steps, tables
 from recipes.lab.command_line import add_shared, int_at_least, positive
 from recipes.lab.steps import CommandError, recorded

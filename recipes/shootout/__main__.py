@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cape_plugins.machine import available_cores
+from cape_plugins.utils.machine import available_cores
 from recipes.lab import command_line
 from recipes.lab.steps import ChildError, CommandError, run_main, started_as
 from recipes.lab.tables import how_made, markdown, shown_command, write_page

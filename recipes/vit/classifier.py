@@ -16,7 +16,7 @@ from transformers import AutoModelForImageClassification, ViTImageProcessor
 import hf_models  # noqa: F401  registers the cape types
 from cape_plugins import PositionEncoder
 from cape_plugins.settings.config import applies
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 from recipes.lab.hf_checkpoints import UNREADABLE, unloadable
 from recipes.lab.steps import CommandError
 from recipes.lab.tables import Row

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import ViTImageProcessor
 
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 from recipes.lab.data import TEST_SPLITS, check_columns, open_dataset, train_and_test
 from recipes.lab.steps import CommandError, progress
 

@@ -25,7 +25,7 @@ if __name__ == "__main__":  # as a script, like finetune_hf.py
 
 import torch
 
-from cape_plugins.machine import available_cores
+from cape_plugins.utils.machine import available_cores
 from recipes.lab import command_line, tables
 from recipes.lab.data import fingerprint
 from recipes.lab.figures import Panel, new_figure, widen, write_figure, write_lines_figure

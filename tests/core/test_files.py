@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from cape_plugins.files import editing_json, writing
+from cape_plugins.utils.files import editing_json, writing
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from cape_plugins.texts import first_line, read_text, text_lines
+from cape_plugins.utils.texts import first_line, read_text, text_lines
 
 ODD = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\rj"  # where str.splitlines ends lines
 

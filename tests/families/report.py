@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from cape_plugins.checkpoints.generated import GENERATED
-from cape_plugins.files import writing
+from cape_plugins.utils.files import writing
 from hf_models.checks.in_attention import IN_ATTENTION
 from hf_models.checks.packed import PACKED
 from hf_models.releases import NOT_PROVED

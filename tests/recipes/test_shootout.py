@@ -12,8 +12,8 @@ import pytest
 from cape_plugins import TYPES as REGISTRY
 from cape_plugins import PositionConfig, cli
 from cape_plugins.demo import tasks as demo
-from cape_plugins.machine import describe_processor
 from cape_plugins.settings.registry import ROTARY
+from cape_plugins.utils.machine import describe_processor
 from recipes.asr import run as asr
 from recipes.lab.steps import ChildError, CommandError
 from recipes.lm import finetune_hf as llama

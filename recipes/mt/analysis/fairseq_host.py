@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fairseq_user_dir  # noqa: F401 registers the architectures, lets torch load checkpoints
 from cape_plugins import PositionConfig
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 from recipes.lab.steps import CommandError
 from recipes.mt.analysis.translators import Decoding, Ids, Running, Translator, pad
 from recipes.mt.corpus import SEPARATOR, Segmented, open_segmentation

@@ -11,7 +11,7 @@ from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING as TRANSLATING
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from cape_plugins import PositionConfig
-from cape_plugins.texts import first_line
+from cape_plugins.utils.texts import first_line
 from hf_models import CapeMarianConfig, CapeMarianMTModel
 from hf_models.seams.bos_hint import place_hint
 from recipes.lab.steps import CommandError

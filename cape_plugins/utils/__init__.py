@@ -1,0 +1,1 @@
+"""Files, texts and facts about the machine: tools that know nothing of positions."""
