@@ -1,7 +1,6 @@
 """`recipes.mt.run prepare` with the user's text: cleaning and languages; and the built-in corpus:
 its language, lengths, and no test list in training."""
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,15 +93,9 @@ def test_other_files_are_not_mixed_with_prepared_ones(write):
         run("multi30k_small")
 
 
-FRENCH = ("--target-lang", "fr")
-
-
 def test_files_of_other_languages_are_refused(write):
     write_corpus(write, codes=("en", "fr"))
-    why = (
-        r"--train train.en train.fr: by their names en and fr, but multi30k_small has en and de; "
-        "give --source-lang en --target-lang fr"
-    )
+    why = "--train train.en train.fr: .* en and fr, .* en and de; give .* --target-lang fr"
     with pytest.raises(CommandError, match=why):
         run("multi30k_small", codes=("en", "fr"))
 
@@ -110,14 +103,13 @@ def test_files_of_other_languages_are_refused(write):
 @pytest.mark.parametrize("names", [("a.src", "a.tgt"), ("a.en", "b.en")])
 def test_names_that_name_no_languages_are_as_good(write, names):
     write(**{name.replace(".", "_"): sentences() for name in names})
-    words = ["multi30k_small", "prepare", "--train", *names, "--work", "work", "--workers", "1"]
-    main(words)
+    main(["multi30k_small", "prepare", "--train", *names, "--work", "work", "--workers", "1"])
     assert recorded(Path("work/text"))["languages"] == ["en", "de"]
 
 
 def test_later_stages_take_the_languages_of_the_data(write):
     write_corpus(write, codes=("en", "fr"))
-    run("multi30k_small", *FRENCH, codes=("en", "fr"))
+    run("multi30k_small", "--target-lang", "fr", codes=("en", "fr"))
     args, extra = parse_arguments(["multi30k_small", "train", "--work", "work", "--device", "cpu"])
     assert (args.settled.languages, extra) == (("en", "fr"), [])
     assert args.settled.title.endswith("(no paper), here en to fr")
@@ -130,16 +122,14 @@ def test_moses_reads_the_language_that_is_given(write, monkeypatch):
     calls = []
     monkeypatch.setattr(prepare, "binarise", lambda *args: calls.append(args[1]))
     write_corpus(write, target=["l'eau c'est bon ."] * PAIRS, codes=("en", "fr"))
-    run("wmt14_en_de", *FRENCH, codes=("en", "fr"))
+    run("wmt14_en_de", "--target-lang", "fr", codes=("en", "fr"))
     assert Path("work/tokenised/train.fr").read_text().startswith("l&apos; eau c&apos; est")
     assert {path.name for path in Path("work").rglob("train.*")} == {"train.en", "train.fr"}
     assert calls == [("en", "fr")]
 
 
 @pytest.mark.parametrize(("target", "tokenizer"), [("zh", "zh"), ("de", "13a")])
-def test_sacrebleu_splits_as_is_usual_for_the_target_language(
-    write, monkeypatch, target, tokenizer
-):
+def test_sacrebleu_splits_as_is_usual_for_the_target(write, monkeypatch, target, tokenizer):
     write_corpus(write, codes=("en", target))
     run("multi30k_small", "--target-lang", target, codes=("en", target))
     args, extra = parse_arguments(["multi30k_small", "score", "--work", "work"])
@@ -150,27 +140,22 @@ def test_sacrebleu_splits_as_is_usual_for_the_target_language(
     assert f"|tok:{tokenizer}|" in (training.run / "scores.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--target-lang", "en"), "--source-lang en --target-lang en: both languages are the same"),
-        (("--target-lang", "a/b"), "--target-lang: 'a/b' is not the name of a language"),
-        (("--target-lang", "xx"), "language xx: there are no built-in number lists"),
-    ],
-)
-def test_bad_languages_are_refused(tmp_path, monkeypatch, capsys, words, message):
+BAD_LANGUAGES = {
+    "en": "--source-lang en --target-lang en: both languages are the same",
+    "a/b": "--target-lang: 'a/b' is not the name of a language",
+    "xx": "language xx: there are no built-in number lists",
+}
+
+
+@pytest.mark.parametrize("language", BAD_LANGUAGES)
+def test_bad_languages_are_refused(tmp_path, monkeypatch, capsys, language):
     monkeypatch.chdir(tmp_path)
     with pytest.raises((CommandError, SystemExit)) as error:
-        main(["multi30k_small", "prepare", "--work", "work", "--workers", "1", "--sample", *words])
-    assert re.search(message, f"{error.value} {capsys.readouterr().err}")
+        main(["multi30k_small", "prepare", "--sample", "--target-lang", language])
+    assert BAD_LANGUAGES[language] in f"{error.value} {capsys.readouterr().err}"
 
 
 SIZES = {"train": 800, "valid": 80, "test": 240}
-
-
-@pytest.fixture(scope="module")
-def splits():
-    return make_number_lists(seed=1, sizes=SIZES)
 
 
 def test_numbers_are_spelled_in_each_language():
@@ -179,8 +164,9 @@ def test_numbers_are_spelled_in_each_language():
     assert spell((99,), "fr") == "quatre-vingt-dix-neuf"
 
 
-def test_training_lists_are_short_and_all_others_new(splits):
+def test_training_lists_are_short_and_all_others_new():
     """Training has all numbers, also alone; lengths of the test are equally frequent."""
+    splits = make_number_lists(seed=1, sizes=SIZES)
     train, valid, test = (set(splits[name]) for name in ("train", "valid", "test"))
     assert {*map(len, train)} == {*map(len, valid)} == {1, 2, 3, 4}
     assert {n for numbers in train for n in numbers} == set(range(MAX_NUMBER + 1))

@@ -25,11 +25,7 @@ from recipes.mt.analysis.arguments import open_translator
 from recipes.mt.analysis.similarity import similarities
 from recipes.mt.analysis.translators import Decoding, Running, batches, shifted
 from recipes.mt.corpus import SEPARATOR, Segmentation, Segmented, open_segmentation
-from tests.support.translation_models import (
-    TinyModels,
-    copy_to_hugging_face,
-    save_fairseq,
-)
+from tests.support.translation_models import TinyModels, copy_to_hugging_face, save_fairseq
 
 RUNNING = Running(torch.device("cpu"), max_tokens=200)
 GREEDY = Decoding(beam=1, max_len_a=1.0, max_len_b=2)

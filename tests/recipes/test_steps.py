@@ -12,14 +12,7 @@ import pytest
 
 from recipes.lab.command_line import usable_folder
 from recipes.lab.runs import run_all
-from recipes.lab.steps import (
-    ChildError,
-    CommandError,
-    run_main,
-    run_module,
-    started_as,
-    step,
-)
+from recipes.lab.steps import ChildError, CommandError, run_main, run_module, started_as, step
 from recipes.lab.tables import shown_command
 
 
@@ -43,11 +36,8 @@ def test_no_traceback_for_what_the_caller_did(error, status, message, capsys):
 
 
 def test_a_defect_keeps_its_traceback():
-    def main():
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        run_main(main)
+        run_main(lambda: 1 / 0)
 
 
 def test_a_job_between_two_commands_starts_none_that_stays(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ nothing.
 import glob
 import re
 import shlex
+from itertools import product
 from string import Template
 
 import numpy as np
@@ -30,7 +31,6 @@ from tests.support.tables import read_csv
 UPDATE = 1024  # images, of 16 GPUs with 64 or, at 384 pixels, 32 with 32 (A B.1)
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 TINY |= {"num_attention_heads": 2, "image_size": 224, "patch_size": 16}
-TESTED = [160, 224, 384, 672]
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +106,12 @@ def test_models_equal_table_3(commands, name, monkeypatch):
     assert training.per_device_train_batch_size == batch
     assert training.learning_rate * UPDATE / batch == pytest.approx(1e-3)
     with torch.device("meta"):
-        config = vit.build_model(
-            args, next(iter(settings.values())), args.model_config, NAMES
-        ).config
-    assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (
-        width, heads, layers,
-    )  # fmt: skip
-    assert config.intermediate_size == 4 * width
-    assert config.patch_size == 16
-    assert config.image_size == (sizes[0] if len(sizes) == 1 else 224)
+        model = vit.build_model(args, next(iter(settings.values())), args.model_config, NAMES)
+    names = (
+        "hidden_size intermediate_size num_attention_heads num_hidden_layers patch_size image_size"
+    )
+    shape = [getattr(model.config, name) for name in names.split()]
+    assert shape == [width, 4 * width, heads, layers, 16, sizes[0] if len(sizes) == 1 else 224]
     # A B.1; DeiT, whose training it is, has the numbers
     assert (training.num_train_epochs, training.weight_decay) == (300, 0.05)
     assert training.max_steps < 0
@@ -129,10 +126,9 @@ def test_models_equal_table_3(commands, name, monkeypatch):
 
 def test_finetuning_follows_the_paper(commands, tmp_path, monkeypatch):
     """From 224 to 384 pixels, "+ft" of A Table 3."""
-    words = commands["vit384-ft"]
     save(tmp_path / "results/vit224/cape", {"type": "cape"})
     monkeypatch.chdir(tmp_path)
-    settings, args, training = training_of(words, monkeypatch)
+    settings, args, training = training_of(commands["vit384-ft"], monkeypatch)
     assert [shown(variant_settings) for variant_settings in settings.values()] == [CAPE]
     assert training.num_train_epochs == 30
     batch = training.per_device_train_batch_size
@@ -195,19 +191,17 @@ def test_sizes_and_data_equal_tables_3_and_4(measured):
     args, rows = measured("672", "accuracy")
     assert args.protocol == "crop"
     assert measure.CENTRE == 224 / 256
-    sets = ["IMAGENET", "V2_A", "V2_B", "V2_C"]
     models = {row["model"] for row in rows}
     assert len(models) == len(TRAINED["vit224"][3])
-    assert [(row["data"], int(row["size"])) for row in rows] == [
-        (data, size) for _ in models for data in sets for size in TESTED
-    ]
+    sets, sizes = ("IMAGENET", "V2_A", "V2_B", "V2_C"), (160, 224, 384, 672)
+    expected = [*product(sets, sizes)] * len(models)
+    assert [(row["data"], int(row["size"])) for row in rows] == expected
     assert all(row["top1"] and row["top5"] for row in rows)
 
 
 def test_three_sizes_are_added_up_in_table_1(measured):
     args, rows = measured("--tta", "tta")
-    assert {int(row["size"]) for row in rows} == {224, 384}
-    assert {row["tta"] for row in rows} == {"-", "+"}
+    assert {(int(row["size"]), row["tta"]) for row in rows} == {*product((224, 384), "-+")}
     shown = ("vit224/sinpos", "vit224/cape", "univit/sinpos", "univit/cape-max_global_scale-1")
     checkpoints = [path.removeprefix("results/") for path in args.model]
     assert tuple(checkpoints) == shown
@@ -255,15 +249,11 @@ def test_factors_on_the_grid_equal_table_6(measured):
     assert {int(row["size"]) for row in rows} == {160, 384}
     columns = measure.columns_of(args, 224)
     for size in (160, 384):
-        rules = {
-            rule: views
-            for (table, r, rule), views in columns.items()
-            if (table, r) == ("gamma", size)
-        }
-        assert {rule: views[0].gamma for rule, views in rules.items()} == pytest.approx(
-            {"1": 1, "r/train": size / 224, "sqrt(r/train)": (size / 224) ** 0.5}
-        )
-        assert {row["gamma"] for row in rows if int(row["size"]) == size} == rules.keys()
+        gammas = {rule: views[0].gamma for (*column, rule), views in columns.items()
+                  if column == ["gamma", size]}  # fmt: skip
+        expected = {"1": 1, "r/train": size / 224, "sqrt(r/train)": (size / 224) ** 0.5}
+        assert gammas == pytest.approx(expected)
+        assert {row["gamma"] for row in rows if int(row["size"]) == size} == gammas.keys()
 
 
 def test_figure_9_has_the_grids_and_channels_of_the_paper(commands, figures):
