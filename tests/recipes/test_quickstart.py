@@ -183,24 +183,20 @@ def test_ended_quickstart_leaves_no_training_behind_and_says_that_it_goes_on(rep
     assert not (tmp_path / "results").exists()
 
 
-@pytest.fixture(scope="module")
-def own_text(tmp_path_factory):
+def write_text(folder):
     """300 pairs of 2 to 21 words; the target is the source backwards."""
-    folder = tmp_path_factory.mktemp("text")
     words = ["the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "house", "red", "old"]
     rng = random.Random(0)
     lines = [rng.choices(words, k=2 + n % 20) for n in range(300)]
     (folder / "own.en").write_text("".join(" ".join(line) + "\n" for line in lines))
     (folder / "own.de").write_text("".join(" ".join(line[::-1]) + "\n" for line in lines))
-    return folder
+    return folder / "own.en", folder / "own.de"
 
 
 @pytest.mark.slow
-def test_own_text_is_scored_by_source_length_and_its_model_analysed(
-    own_text, run_cli, tmp_path, monkeypatch
-):
+def test_own_text_is_scored_by_length_and_its_model_analysed(run_cli, tmp_path, monkeypatch):
     """The command line of the analysis needs no other flags."""
-    files = own_text / "own.en", own_text / "own.de"
+    files = write_text(tmp_path)
     monkeypatch.setenv("DATA", f"{files[0]},{files[1]}")
     monkeypatch.setattr("sys.executable", warm_fairseq())
     monkeypatch.chdir(tmp_path)
@@ -242,9 +238,8 @@ BAD_INPUTS = [
 
 
 @pytest.fixture
-def bad_files(own_text, tmp_path, monkeypatch):
-    for name in ("own.en", "own.de"):
-        (tmp_path / name).write_bytes((own_text / name).read_bytes())
+def bad_files(tmp_path, monkeypatch):
+    write_text(tmp_path)
     (tmp_path / "same").write_text("a b c\n" * 300)
     (tmp_path / "few").write_text("a\nb\nc\n")
     monkeypatch.chdir(tmp_path)

@@ -123,7 +123,8 @@ def test_labels_go_to_the_classes_of_the_model(classifier, data):
     assert some == measure.measure(classifier, data._replace(order=order), args)
 
 
-def test_gamma_scales_the_grid_in_its_block_only(classifier):
+def test_gamma_scales_the_grid_in_its_block_only(classifier, tmp_path):
+    """And goes on from the gamma of the checkpoint."""
     images = torch.rand(2, 3, 24, 32)
     encoder = classifier.model.vit.embeddings.positions
     reach = []
@@ -136,12 +137,8 @@ def test_gamma_scales_the_grid_in_its_block_only(classifier):
     with pytest.raises(KeyError), scaled_grid(classifier.model, 2.0):
         raise KeyError
     assert encoder.config.gamma == 1
-
-
-def test_gamma_goes_on_from_the_checkpoint(tmp_path):
     half = Classifier(save(tmp_path / "half", "sinpos", gamma=0.5))
     whole = Classifier(save(tmp_path / "whole", "sinpos"))
-    images = torch.rand(2, 3, 24, 24)
     assert torch.equal(half.scores(images, 2.0), whole.scores(images))
     assert torch.equal(half.scores(images, 1.0), whole.scores(images, 0.5))
 
