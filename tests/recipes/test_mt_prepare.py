@@ -93,11 +93,17 @@ def test_other_files_are_not_mixed_with_prepared_ones(write):
         run("multi30k_small")
 
 
-def test_files_of_other_languages_are_refused(write):
+def test_later_stages_take_the_languages_that_are_given_for_files_of_others(write):
     write_corpus(write, codes=("en", "fr"))
     why = "--train train.en train.fr: .* en and fr, .* en and de; give .* --target-lang fr"
     with pytest.raises(CommandError, match=why):
         run("multi30k_small", codes=("en", "fr"))
+    run("multi30k_small", "--target-lang", "fr", codes=("en", "fr"))
+    args, extra = parse_arguments(["multi30k_small", "train", "--work", "work", "--device", "cpu"])
+    assert (args.settled.languages, extra) == (("en", "fr"), [])
+    assert args.settled.title.endswith("(no paper), here en to fr")
+    with pytest.raises(CommandError, match=r"--work work: its text is en to fr, not en to cs"):
+        parse_arguments(["multi30k_small", "train", "--work", "work", "--target-lang", "cs"])
 
 
 @pytest.mark.parametrize("names", [("a.src", "a.tgt"), ("a.en", "b.en")])
@@ -105,16 +111,6 @@ def test_names_that_name_no_languages_are_as_good(write, names):
     write(**{name.replace(".", "_"): sentences() for name in names})
     main(["multi30k_small", "prepare", "--train", *names, "--work", "work", "--workers", "1"])
     assert recorded(Path("work/text"))["languages"] == ["en", "de"]
-
-
-def test_later_stages_take_the_languages_of_the_data(write):
-    write_corpus(write, codes=("en", "fr"))
-    run("multi30k_small", "--target-lang", "fr", codes=("en", "fr"))
-    args, extra = parse_arguments(["multi30k_small", "train", "--work", "work", "--device", "cpu"])
-    assert (args.settled.languages, extra) == (("en", "fr"), [])
-    assert args.settled.title.endswith("(no paper), here en to fr")
-    with pytest.raises(CommandError, match=r"--work work: its text is en to fr, not en to cs"):
-        parse_arguments(["multi30k_small", "train", "--work", "work", "--target-lang", "cs"])
 
 
 def test_moses_reads_the_language_that_is_given(write, monkeypatch):

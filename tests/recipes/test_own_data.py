@@ -198,40 +198,33 @@ WIDE = {
 }
 
 
-def opened(file, declared, channels=1, mode=None):
+def opened(values, format, declared, channels=1, mode=None, **options):
     """The image of a parquet file, declared as one or bytes alone, as a model gets it."""
-    image = {"bytes": file, "path": None}
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, format, **options)
+    image = {"bytes": file.getvalue(), "path": None}
     features = datasets.Features({"image": datasets.Image(mode), "label": datasets.Value("int64")})
     columns = {"image": [image], "label": [0]}
     rows = datasets.Dataset.from_dict(columns, features=features if declared else None)
-    return vit_data.read_images(COLUMNS, rows, rows, channels).read(0)[0]
-
-
-def encoded(image, format, **options):
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
+    return vit_data.read_images(COLUMNS, rows, rows, channels).read(0)[0].numpy()
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "bytes"])
 @pytest.mark.parametrize("name", WIDE)
 def test_images_of_more_than_8_bits_are_scaled(name, declared):
-    values, format = WIDE[name]
-    file = encoded(Image.fromarray(values), format)
     for channels in (1, 3):
-        assert (opened(file, declared, channels) == torch.from_numpy(RAMP)).all()
+        assert (opened(*WIDE[name], declared, channels) == RAMP).all()
 
 
 def test_a_declared_mode_does_not_cut_wide_images_off():
-    file = encoded(Image.fromarray((RAMP * 257).astype(np.uint16)), "PNG")
-    assert (opened(file, True, 3, mode="RGB") == torch.from_numpy(RAMP)).all()
+    assert (opened(*WIDE["16 bits"], True, 3, mode="RGB") == RAMP).all()
 
 
 @pytest.mark.parametrize("values", [[0, 70000], [-1, 5], [0.0, 256.0], [0.0, np.nan]])
 def test_images_without_a_known_white_are_refused(values):
     image = np.array([values]).astype(np.int32 if type(values[0]) is int else np.float32)
     with pytest.raises(CommandError, match="its values are .*; allowed: whole numbers from 0 to"):
-        opened(encoded(Image.fromarray(image), "TIFF"), False)
+        opened(image, "TIFF", False)
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "bytes"])
@@ -250,8 +243,7 @@ def test_images_are_turned_as_their_exif_says(orientation, declared):
         7: values[::-1, ::-1].T,
         8: np.rot90(values),
     }[orientation]
-    file = encoded(Image.fromarray(values), "PNG", exif=exif)
-    assert opened(file, declared)[0].tolist() == expected.tolist()
+    assert (opened(values, "PNG", declared, exif=exif)[0] == expected).all()
 
 
 def test_images_are_told_from_others(photos):
@@ -281,9 +273,9 @@ def test_pairs_that_a_test_is_split_off_are_other_training_data(tmp_path, monkey
     monkeypatch.setattr(mt, "train_all", train_all)
     for name in ("train", "test"):
         write_rows(tmp_path / f"{name}.csv", [[f"a b {name} {n}", f"x y {n}"] for n in range(40)])
-    words = ["--vocab-size", "30", "--output", str(tmp_path / "out")]
-    words += ["--train-file", str(tmp_path / "train.csv")]
-    for more in (["--test-file", str(tmp_path / "test.csv")], []):
+    monkeypatch.chdir(tmp_path)
+    words = ["--vocab-size", "30", "--output", "out", "--train-file", "train.csv"]
+    for more in (["--test-file", "test.csv"], []):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         with pytest.raises(CommandError, match="enough"):
             mt.main([*words, *more])

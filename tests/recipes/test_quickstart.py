@@ -25,9 +25,7 @@ MICRO = ("--updates", "12", "--train-size", "400", "--test-size", "24", "--jobs"
 
 
 @pytest.mark.slow
-def test_table_has_every_variant_and_length_and_finished_runs_are_reused(
-    run_cli, tmp_path, monkeypatch
-):
+def test_finished_runs_have_every_row_and_are_reused(run_cli, tmp_path, monkeypatch):
     command = ("python", "-m", "recipes.mt.quickstart", *MICRO, "--compare", "shape-sync", "cape")
     run_cli(*command, cwd=tmp_path, timeout=1200, warm_children=True)
     rows = read_csv(tmp_path / "results/quickstart/scores.csv")
@@ -210,10 +208,8 @@ def test_own_text_is_scored_by_length_and_its_model_analysed(run_cli, tmp_path, 
         assert fact in text
     assert f"--data {files[0]} {files[1]}`" in text  # can be pasted
     data = tmp_path / "build/quickstart/own.en/data"
-    longest, of_test = (
-        max(len(line.split()) for line in (data / f"{split}.en").read_text().splitlines())
-        for split in ("train", "test")
-    )
+    texts = [(data / f"{split}.en").read_text().splitlines() for split in ("train", "test")]
+    longest, of_test = (max(len(line.split()) for line in lines) for lines in texts)
     assert longest <= 12 < of_test
 
     monkeypatch.undo()

@@ -131,7 +131,7 @@ def test_the_word_of_a_type_has_the_augmentation_of_the_type(task):
             assert getattr(config, option) == getattr(expected, option), (name, word)
 
 
-def settings(word: str, architecture: str) -> PositionConfig:
+def settings(word, architecture):
     name, _, options = word.partition(":")
     values = dict(part.split("=") for part in options.split(",") if part)
     numbers = {key: value == "true" or float(value) for key, value in values.items()}
@@ -155,18 +155,13 @@ PARSERS = {
     "recipes.phones.run": lambda words: phones.make_parser().parse_args(words),
     "recipes.vit.finetune_hf": lambda words: vit.read_options(words)[0],
 }
-PAIR = ("a.en", "a.de")
-FILES = {
-    "texts": ["--train-file", "a.txt", "--validation-file", "b.txt"],
-    "images": ["--dataset", "images"],
-    "captions": ["--train", *PAIR, "--valid", *PAIR, "--test", *PAIR],
-    "": [],
-}
+FILES = {"texts": "--train-file a.txt --validation-file b.txt", "images": "--dataset images"}
+FILES |= {"captions": "--train a.en a.de --valid b.en b.de --test c.en c.de", "": ""}
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_the_recipe_has_the_options_of_the_task(task):
-    module, *words = command_of(task, task.types(), 1, FILES[task.files])
+    module, *words = command_of(task, task.types(), 1, FILES[task.files].split())
     options = [word for name in task.shared for word in (f"--{name}", "1")]
     args = PARSERS[module]([*words, *options])
     assert list(args.compare) == [task.word(name) for name in task.types()]
@@ -244,7 +239,7 @@ def test_published_values_are_read_anew_and_other_data_stay_apart(tmp_path, monk
         run(monkeypatch, tmp_path, *mine[:-1], "--budget", "none", files="images")
 
 
-def fake_recipe(module: str, *words: object, log: Path):
+def fake_recipe(module, *words, log):
     """Takes the place of :func:`recipes.lab.steps.run_module`: writes a table with each type that
     is compared, or fails for a domain that does not exist."""
     words = [*map(str, words)]

@@ -193,9 +193,9 @@ def test_command_line_on_a_folder_of_images(run_cli, repo_root, tmp_path):
     for seed, name in enumerate("ab"):
         save(tmp_path / name, seed=seed)
     words = (
-        "--dataset photos --model cape=a,b --sizes 16 24 --output out --device cpu --bins 10 20 "
+        "--dataset photos --model cape=a,b --sizes 16 24 --output out --device cpu --gamma --tta "
     )
-    words += "--tta --tta-step 8 --gamma --throughput --runs 2 --warmup 1 --max-batch 4"
+    words += "--tta-step 8 --bins 10 20 --throughput --runs 2 --warmup 1 --max-batch 4"
     command = ["python", repo_root / "recipes/vit/evaluate.py", *words.split()]
     output = run_cli(*command, cwd=tmp_path).stdout
     tables = ("accuracy", "tta", "gamma", "bins", "throughput")

@@ -28,7 +28,6 @@ from recipes.vit.data import Data, Images, make_processor
 from tests.support.image_models import NAMES
 from tests.support.tables import read_csv
 
-UPDATE = 1024  # images, of 16 GPUs with 64 or, at 384 pixels, 32 with 32 (A B.1)
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 TINY |= {"num_attention_heads": 2, "image_size": 224, "patch_size": 16}
 
@@ -101,17 +100,18 @@ def test_models_equal_table_3(commands, name, monkeypatch):
     """Also of Table 4 and Figures 2, 3, 4 and 10 to 13, which show the same models."""
     (width, heads, layers), sizes, batch, compared = TRAINED[name]
     settings, args, training = training_of(commands[name], monkeypatch)
-    assert [shown(variant_settings) for variant_settings in settings.values()] == compared
+    assert [*map(shown, settings.values())] == compared
     assert ([*args.train_sizes], args.univit) == (sizes, len(sizes) > 1)
     assert training.per_device_train_batch_size == batch
-    assert training.learning_rate * UPDATE / batch == pytest.approx(1e-3)
+    # an update has 1024 images, of 16 GPUs with 64 or, at 384 pixels, 32 with 32 (A B.1)
+    assert training.learning_rate * 1024 / batch == pytest.approx(1e-3)
     with torch.device("meta"):
         model = vit.build_model(args, next(iter(settings.values())), args.model_config, NAMES)
-    names = (
-        "hidden_size intermediate_size num_attention_heads num_hidden_layers patch_size image_size"
-    )
-    shape = [getattr(model.config, name) for name in names.split()]
-    assert shape == [width, 4 * width, heads, layers, 16, sizes[0] if len(sizes) == 1 else 224]
+    config = model.config
+    assert (config.hidden_size, config.intermediate_size) == (width, 4 * width)
+    assert (config.num_attention_heads, config.num_hidden_layers) == (heads, layers)
+    image_size = sizes[0] if len(sizes) == 1 else 224
+    assert (config.patch_size, config.image_size) == (16, image_size)
     # A B.1; DeiT, whose training it is, has the numbers
     assert (training.num_train_epochs, training.weight_decay) == (300, 0.05)
     assert training.max_steps < 0
@@ -129,7 +129,7 @@ def test_finetuning_follows_the_paper(commands, tmp_path, monkeypatch):
     save(tmp_path / "results/vit224/cape", {"type": "cape"})
     monkeypatch.chdir(tmp_path)
     settings, args, training = training_of(commands["vit384-ft"], monkeypatch)
-    assert [shown(variant_settings) for variant_settings in settings.values()] == [CAPE]
+    assert [*map(shown, settings.values())] == [CAPE]
     assert training.num_train_epochs == 30
     batch = training.per_device_train_batch_size
     assert training.learning_rate * 512 / batch == pytest.approx(5e-6)
@@ -202,9 +202,8 @@ def test_sizes_and_data_equal_tables_3_and_4(measured):
 def test_three_sizes_are_added_up_in_table_1(measured):
     args, rows = measured("--tta", "tta")
     assert {(int(row["size"]), row["tta"]) for row in rows} == {*product((224, 384), "-+")}
-    shown = ("vit224/sinpos", "vit224/cape", "univit/sinpos", "univit/cape-max_global_scale-1")
-    checkpoints = [path.removeprefix("results/") for path in args.model]
-    assert tuple(checkpoints) == shown
+    paths = ("vit224/sinpos", "vit224/cape", "univit/sinpos", "univit/cape-max_global_scale-1")
+    assert args.model == [f"results/{path}" for path in paths]
     assert len({row["model"] for row in rows}) == 4
     columns = measure.columns_of(args, 224)
     for size in (224, 384):

@@ -135,12 +135,11 @@ def test_mixes_are_drawn_as_in_deit():
         assert all(bool(always.draw(8, 8).box) == box for _ in range(20))
 
 
-def make_trainer(tmp_path, settings=None, **training):
+def make_trainer(tmp_path, name="abspos", **training):
     torch.manual_seed(0)
-    config = CapeViTConfig(**TINY, num_labels=4, position_embedding=settings or {"type": "abspos"})
-    args = hf_training.Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, report_to="none", **training
-    )
+    config = CapeViTConfig(**TINY, num_labels=4, position_embedding={"type": name})
+    how = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", **training}
+    args = hf_training.Seq2SeqTrainingArguments(**how)
     return vit.ImageTrainer(CapeViTForImageClassification(config), args)
 
 
@@ -165,12 +164,8 @@ def test_targets_are_smoothed_as_in_deit(tmp_path):
 
 
 def test_weight_decay_leaves_out_what_is_added(tmp_path):
-    for settings in (
-        {"type": "abspos"},
-        {"type": "relpos", "relative_context": 3},
-        {"type": "fire"},
-    ):
-        trainer = make_trainer(tmp_path, settings)
+    for name in ("abspos", "relpos", "fire"):
+        trainer = make_trainer(tmp_path, name)
         names = dict(trainer.model.named_parameters())
         decayed = set(trainer.get_decay_parameter_names(trainer.model))
         added = {name for name in names if re.search(r"cls_token|position_emb|relative|bias", name)}
@@ -179,14 +174,12 @@ def test_weight_decay_leaves_out_what_is_added(tmp_path):
         assert len(added) > 15
 
 
-@pytest.mark.parametrize(
-    ("words", "rate"), [((), 1e-3 * 32 / 1024), (("--learning-rate=0.5",), 0.5)]
-)
-def test_recipe_gives_defaults_that_flags_win_over(words, rate):
-    more = ("--mixup", "0", "--no-flip", "--dataset", "x", "--output", "out")
-    batch = ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "4")
-    args, training, _ = vit.read_options(["--recipe", "deit", *batch, *more, *words])
-    assert training.learning_rate == pytest.approx(rate)
+def test_recipe_gives_defaults_that_flags_win_over():
+    words = "--recipe deit --mixup 0 --no-flip --dataset x --output out"
+    words += " --per_device_train_batch_size 8 --gradient_accumulation_steps 4"
+    for more, rate in (([], 1e-3 * 32 / 1024), (["--learning-rate=0.5"], 0.5)):
+        args, training, _ = vit.read_options([*words.split(), *more])
+        assert training.learning_rate == pytest.approx(rate)
     assert (args.mixup, args.cutmix, args.flip, args.crop) == (0, 1.0, False, (0.08, 1.0))
     assert training.max_grad_norm == 0
     args, *_ = vit.read_options(["--dataset", "x"])
