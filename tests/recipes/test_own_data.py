@@ -328,6 +328,7 @@ BAD_METADATA = [
 @pytest.mark.parametrize(("name", "text", "message"), BAD_METADATA)
 def test_metadata_that_cannot_be_used_are_refused(numbered, name, text, message):
     (numbered / name).write_text(text)
+    (numbered.parent / "x.png").touch()
     with pytest.raises(CommandError, match=message):
         read_folder(numbered)
 
