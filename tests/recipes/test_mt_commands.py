@@ -63,16 +63,25 @@ def test_figure_8_is_stacked_to_300_tokens(words_of, tmp_path, monkeypatch):
     assert analyze.make_parser().parse_args(["stack", *texts]).target_tokens == 300
 
 
-def test_shapes_rows_have_ten_thousand_swapped_lines_and_its_beam(words_of, tmp_path, monkeypatch):
-    """Four hypotheses (table 4), and no penalty: the paper names none, OpenNMT-py has none."""
+@pytest.fixture
+def swap(words_of, tmp_path, monkeypatch):
+    """What SHAPE's swap test gives to the function that translates and scores."""
     write_lines(tmp_path / "subwords", "train", 10_001, "x <sep> y")
     monkeypatch.setattr(Experiment, "open_selected", lambda self: SimpleNamespace(plain=str))
     monkeypatch.setattr(Experiment, "detokenise", lambda self, lines: lines)
     monkeypatch.setattr(experiment, "swap_bleu", stop)
     (words,) = words_of("SH Table 1", "recipes.mt.run")
-    translate, sources, references, *_ = reached(words, tmp_path)
-    assert len(sources) == len(references) == 10_000
-    assert (translate.args[1].beam, translate.args[1].length_penalty) == (4, 0)
+    return reached(words, tmp_path)
+
+
+def test_table_1_swaps_ten_thousand_training_lines(swap):
+    assert [len(lines) for lines in swap[1:3]] == [10_000, 10_000]  # sources, references
+
+
+def test_beam_search_of_shapes_rows_has_its_length_penalty(words_of, swap):
+    """Four hypotheses (table 4), and no penalty: the paper names none, OpenNMT-py has none."""
+    decoding = swap[0].args[1]
+    assert (decoding.beam, decoding.length_penalty) == (4, 0)
     for row in ("SH Fig. 3", "SH Fig. 7"):
         (words,) = words_of(row, "recipes.mt.analyze")
         args = analyze.make_parser().parse_args(words)

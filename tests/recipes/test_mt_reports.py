@@ -28,15 +28,22 @@ LOG = """
 """  # noqa: E501
 
 
+def curve_in(folder):
+    (folder / "train.log").write_text(LOG.lstrip())
+    return read_curve(folder / "train.log")
+
+
 def test_clock_of_an_interrupted_training_leaves_out_what_was_lost(tmp_path):
-    """Update 100 was at 140 s; the 60 s to update 150, made twice, count once. Speeds are relative
-    to the first type. Odd characters in a log end no line."""
-    log = tmp_path / "train.log"
-    log.write_text(LOG.lstrip())
-    curve = read_curve(log)
+    """Update 100 was at 140 s; the 60 s to update 150, made twice, count once. Odd characters end
+    no line of a log."""
+    curve = curve_in(tmp_path)
     points = [(50, 70.0, 7.0, 90.5), (100, 140.0, 6.0, 80.0), (150, 210.0, 5.0, 70.0)]
     assert [tuple(point) for point in curve.points] == points
     assert (curve.updates, curve.seconds, curve.parameters) == (150, 210.0, 1_234_567)
+
+
+def test_speed_is_relative_to_the_first_type(tmp_path):
+    curve = curve_in(tmp_path)
     slow = curve._replace(seconds=420.0)
     lines = time_table({"sinpos": [curve], "relpos": [slow]})
     assert lines[2] == "| sinpos | 1234567 | 150 | 210 | 1.00 | 70.00 | 70.00 |"

@@ -49,6 +49,11 @@ def test_originals_keep_their_shape():
     assert torch.equal(View("original")(image), enlarged[0, :, 2:37, 5:75])
 
 
+def test_bins_equal_the_papers_bins():
+    paper = "0-100 101-150 151-200 201-250 251-300 301-350 351-384 385+"
+    assert [label for label, *_ in measure.size_bins(measure.BIN_EDGES)] == paper.split()
+
+
 def test_best_of_each_bin_is_weighted_by_images():
     measured = [
         *(("0-9", "16 px", 10, 50.0), ("0-9", "min", 10, 70.0), ("0-9", "original", 10, 0.0)),
