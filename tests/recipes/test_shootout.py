@@ -266,10 +266,7 @@ def test_a_failing_command_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     assert "- control-text, `nopos`: seed 1 failed" in page
     assert "- control-audio, `nopos`: one seed, so no rank" in page
     assert "\n\nNo seconds are in the tables of control-audio (trained here).\n\n" in page
-
-
-def test_a_group_that_the_table_lacks_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("recipes.shootout.cells.run_module", fake_recipe)
+    # a table that lacks a group
     with pytest.raises(ChildError, match=r"scores.csv has no row of nopos at 5; see"):
         make(replace(CONTROL, tests={SAME: ("4", "5")}), ("nopos",), 1, [], tmp_path, 1)
 
