@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
+from transformers import AutoModelForSeq2SeqLM, MarianMTModel
 
 import recipes
 from cape_plugins import TYPES, PositionConfig, build_position_encoder, token_positions
@@ -25,11 +26,7 @@ from recipes.mt.analysis.arguments import open_translator
 from recipes.mt.analysis.similarity import similarities
 from recipes.mt.analysis.translators import Decoding, Running, batches, shifted
 from recipes.mt.corpus import SEPARATOR, Segmentation, Segmented, open_segmentation
-from tests.support.translation_models import (
-    TinyModels,
-    copy_to_hugging_face,
-    save_fairseq,
-)
+from tests.support.translation_models import TinyModels, copy_to_hugging_face, save_fairseq
 
 RUNNING = Running(torch.device("cpu"), max_tokens=200)
 GREEDY = Decoding(beam=1, max_len_a=1.0, max_len_b=2)
@@ -75,6 +72,16 @@ def test_hosts_give_the_same_analysis_for_the_same_weights(work, position, same_
     assert moved.all() if position == "cape" else not moved.any()
 
 
+def assert_scores(translator, work, logits_of):
+    """The first target has the log-probabilities of a stock model's logits."""
+    source, target = work.pairs()[0]
+    (scores,) = translator.log_probabilities([(source, target)])
+    ids = torch.tensor([translator.source_ids(source)])
+    labels = torch.tensor([translator.target_ids(target)])
+    expected = logits_of(ids, labels).log_softmax(-1).gather(2, labels[..., None])
+    np.testing.assert_allclose(scores, expected[0, :, 0].detach(), atol=1e-5)
+
+
 @pytest.mark.parametrize("position", ["sinpos", "abspos"])
 def test_stock_checkpoints_of_fairseq_give_their_own_scores(work, tmp_path, position):
     learned = ["--encoder-learned-pos", "--decoder-learned-pos"] if position == "abspos" else []
@@ -83,20 +90,12 @@ def test_stock_checkpoints_of_fairseq_give_their_own_scores(work, tmp_path, posi
     translator = open_translator(path, RUNNING, data=work.corpus / "binary",
                                  spm=work.corpus / "sentencepiece.model")  # fmt: skip
     assert translator.kind == f"fairseq cape_transformer {position}"
-    (source, target), *_ = work.pairs()
-    (scores,) = translator.log_probabilities([(source, target)])
     (stock,), *_ = checkpoint_utils.load_model_ensemble_and_task([str(path)])
-    assert not hasattr(stock, "position_config")
-    ids, labels = (torch.tensor([ids]) for ids in
-                   (translator.source_ids(source), translator.target_ids(target)))  # fmt: skip
-    before = torch.cat((labels[:, -1:], labels[:, :-1]), 1)
-    expected = stock.eval()(ids, None, before)[0].log_softmax(-1).gather(2, labels[..., None])
-    np.testing.assert_allclose(scores, expected[0, :, 0].detach(), atol=1e-5)
+    assert not hasattr(stock.eval(), "position_config")
+    assert_scores(translator, work, lambda ids, labels: stock(ids, None, labels.roll(1, 1))[0])
 
 
 def test_weights_stored_in_half_precision_are_not_computed_in_it(work, tmp_path):
-    from transformers import AutoModelForSeq2SeqLM
-
     shutil.copytree(work.hf("cape"), tmp_path / "half")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half", dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "half")
@@ -105,19 +104,11 @@ def test_weights_stored_in_half_precision_are_not_computed_in_it(work, tmp_path)
 
 
 def test_stock_marian_gives_its_own_scores_and_can_be_shifted(work, tmp_path):
-    from transformers import MarianMTModel
-
     folder = copy_to_hugging_face(work.corpus, work.fairseq("sinpos"), tmp_path, stock=True)
     translator = open_translator(folder, RUNNING)
-    (source, target), *_ = work.pairs()
-    (scores,) = translator.log_probabilities([(source, target)])
-    ids, labels = (torch.tensor([ids]) for ids in
-                   (translator.source_ids(source), translator.target_ids(target)))  # fmt: skip
-    logits = MarianMTModel.from_pretrained(folder)(ids, labels=labels).logits
-    expected = logits.log_softmax(-1).gather(2, labels[..., None])[0, :, 0]
-    np.testing.assert_allclose(scores, expected.detach(), atol=1e-5)
-    cosines = similarities(translator, [source], (0, 5))
-    assert cosines[0, 0, 1] < 0.99
+    stock = MarianMTModel.from_pretrained(folder)
+    assert_scores(translator, work, lambda ids, labels: stock(ids, labels=labels).logits)
+    assert similarities(translator, work.sources()[:1], (0, 5))[0, 0, 1] < 0.99
 
 
 def test_similarity_of_embeddings_is_that_computed_by_hand(work):
@@ -126,8 +117,8 @@ def test_similarity_of_embeddings_is_that_computed_by_hand(work):
     offsets, sources = (0, 13), work.sources()
     model = open_translator(work.fairseq("sinpos"), replace(RUNNING, max_tokens=70))
     measured = similarities(model, sources, offsets)
-    words = torch.load(work.fairseq("sinpos"), weights_only=True)["model"]
-    words = words["encoder.embed_tokens.weight"]
+    state = torch.load(work.fairseq("sinpos"), weights_only=True)["model"]
+    words = state["encoder.embed_tokens.weight"]
     rates = torch.exp(torch.arange(16.0) * -(np.log(10000) / 15))
     cosines = []
     for source in sources:
@@ -146,8 +137,8 @@ def test_offset_reaches_incremental_decoding(work, host):
     sources = work.sources()[:3]
     subwords = SentencePiece(work.corpus / "sentencepiece.model")
     dictionary = Dictionary.load(str(work.corpus / "binary" / "dict.de.txt"))
-    plain = open_translator(getattr(work, host)("sinpos"), RUNNING)
-    moved = open_translator(getattr(work, host)("sinpos"), replace(RUNNING, offset=30))
+    plain, moved = (open_translator(getattr(work, host)("sinpos"), replace(RUNNING, offset=offset))
+                    for offset in (0, 30))  # fmt: skip
     assert plain.translate(sources, GREEDY) != moved.translate(sources, GREEDY)
     ids, prefix = moved.source_ids(sources[0]), []
     with moved.at_work() as model:
@@ -232,15 +223,15 @@ def test_segmentation_of_the_recipes_is_found(work, tmp_path):
     assert open_segmentation(tmp_path / "elsewhere" / "binary", ("en", "de")) is None
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "pieces", "text"),
-    [
-        (["\u2581a", "b", "\u2581"], "\u2581a b \u2581c", "ab c"),
-        (["a@@", "b", "c"], "a@@ b c d@@", "ab c d"),
-        (["\u2581a", "b"], f"\u2581a b {SEPARATOR} \u2581a", f"ab {SEPARATOR} a"),
-        (["a", "b"], f"a b {SEPARATOR} b", f"a b {SEPARATOR} b"),
-    ],
-)
+MARKED = [
+    (["\u2581a", "b", "\u2581"], "\u2581a b \u2581c", "ab c"),
+    (["a@@", "b", "c"], "a@@ b c d@@", "ab c d"),
+    (["\u2581a", "b"], f"\u2581a b {SEPARATOR} \u2581a", f"ab {SEPARATOR} a"),
+    (["a", "b"], f"a b {SEPARATOR} b", f"a b {SEPARATOR} b"),
+]
+
+
+@pytest.mark.parametrize(("vocabulary", "pieces", "text"), MARKED)
 def test_subwords_are_joined_by_their_marks(vocabulary, pieces, text, capsys):
     segmentation = Segmented(vocabulary)
     assert segmentation.encode(pieces, 0) == pieces
@@ -265,6 +256,6 @@ def test_batches_hold_everything_once_and_fit():
     lengths = [3, 50, 7, 7, 1, 20, 8, 200]
     groups = batches(lengths, 60)
     assert sorted(index for rows in groups for index in rows) == list(range(8))
-    for rows in groups:
-        assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= 60
-    assert len(groups) == 4
+    sizes = [len(rows) * max(lengths[row] for row in rows) for rows in groups]
+    assert sorted(sizes)[-1] == 200  # of a single row
+    assert len([size for size in sizes if size <= 60]) == len(groups) - 1 == 3

@@ -60,12 +60,8 @@ def test_single_file_is_tested_whole(tmp_path):
     assert row["images"] == "40"
 
 
-TABLES = {
-    "empty.json": b"",
-    "cut_off.json": b'{"en": "a"',
-    "quote.csv": b'en,de\n"a,b\n',
-    "no.parquet": b"en,de\na,b\n",
-}
+TABLES = {"empty.json": b"", "cut_off.json": b'{"en": "a"', "quote.csv": b'en,de\n"a,b\n'}
+TABLES["no.parquet"] = b"en,de\na,b\n"
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -80,52 +76,45 @@ def test_broken_tables_are_named(name, tmp_path):
 
 def read_rows(path, folder=False):
     """The rows of a file, by itself or of the folder that it is in."""
-    data_set = (
-        data.open_dataset(str(path.parent)) if folder else data.open_tables({"train": str(path)})
-    )
-    return [list(row.values()) for row in data_set["train"]]
+    opened = data.open_dataset(str(path.parent if folder else path))
+    return [list(row.values()) for row in opened["train"]]
+
+
+def write_rows(path, rows, end="\n"):
+    """A table of the columns en and de, without quotes."""
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".jsonl":
+        lines = [json.dumps({"en": en, "de": de}) for en, de in rows]
+    else:
+        between = {".csv": ",", ".tsv": "\t"}[path.suffix]
+        lines = [between.join(row) for row in (["en", "de"], *rows)]
+    path.write_bytes("".join(f"{line}{end}" for line in lines).encode())
 
 
 WORDS = ["null", "NA", "None", "nan", "NaN", "n/a", "NULL", "#N/A", "<NA>", "-inf", "good"]
-
-
+ODD = "a\u2028b\x85c\x0bd\x0ce\x1cf"
 FILES = [(".csv", False), (".tsv", False), (".csv", True), (".tsv", True), (".jsonl", True)]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize(("suffix", "folder"), FILES)
-def test_words_for_nothing_are_texts(suffix, folder, tmp_path):
+def test_words_for_nothing_are_texts_and_only_line_feeds_end_rows(suffix, folder, end, tmp_path):
     """As in json; only an empty cell has no text."""
+    cells = [[word, word.upper()] for word in WORDS] + [[ODD, "x"], ["y", ODD]]
+    cells += [['"a', 'b"']] if suffix == ".tsv" else []  # which knows no quotes
     path = tmp_path / "tables" / f"train{suffix}"
-    path.parent.mkdir()
-    cells = [[word, word.upper()] for word in WORDS]
-    if suffix == ".jsonl":
-        rows = [json.dumps({"en": en, "de": de}) for en, de in cells]
-    else:
-        rows = [{".csv": ",", ".tsv": "\t"}[suffix].join(row) for row in [["en", "de"], *cells]]
-    path.write_text("\n".join(rows) + "\n")
+    write_rows(path, cells, end)
     assert read_rows(path, folder) == cells
-
-
-ODD = "a\u2028b\x85c\x0bd\x0ce\x1cf"
-
-
-@pytest.mark.parametrize(("suffix", "end"), [(".csv", "\n"), (".tsv", "\r\n")])
-def test_rows_of_tables_end_at_line_feeds_alone(suffix, end, tmp_path):
-    separator = {".csv": ",", ".tsv": "\t"}[suffix]
-    text = "".join(f"{separator.join(row)}{end}" for row in (["en", "de"], [ODD, "x"], ["y", ODD]))
-    (tmp_path / f"a{suffix}").write_bytes(text.encode())
-    assert read_rows(tmp_path / f"a{suffix}") == [[ODD, "x"], ["y", ODD]]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_a_carriage_return_ends_no_row(suffix, tmp_path):
-    separator = {".csv": ",", ".tsv": "\t"}[suffix]
-    rows = [["en", "de"], ["a\rb", "x"], ["y", "z"]]
-    (tmp_path / f"a{suffix}").write_bytes("\n".join(map(separator.join, rows)).encode())
-    assert read_rows(tmp_path / f"a{suffix}") == rows[1:]
-    (tmp_path / f"b{suffix}").write_bytes("\r\n".join(map(separator.join, rows)).encode())
+    path, rows = tmp_path / f"a{suffix}", [["a\rb", "x"], ["y", "z"]]
+    write_rows(path, rows)
+    assert read_rows(path) == rows
+    write_rows(path, rows, "\r\n")
     with pytest.raises(CommandError, match="line 2 has a carriage return inside"):
-        read_rows(tmp_path / f"b{suffix}")
+        read_rows(path)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -142,33 +131,33 @@ def test_tables_are_read_by_their_byte_order_mark(encoding, tmp_path):
     assert read_rows(tmp_path / "a.csv") == [["grün", "größer"]]
 
 
-def test_json_of_another_encoding_is_refused(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes('{"en": "grün"}\n'.encode("utf-16"))
-    with pytest.raises(CommandError, match=r"a\.jsonl: is in UTF-16; convert it to UTF-8"):
-        read_rows(tmp_path / "a.jsonl")
+REFUSED = [
+    ("a.csv", b"a,b\na,b\n\xe4,b", "a.csv: line 3 is not UTF-8"),
+    ("a.tsv", b"a\tb\na\tb\n\xe4\tb", "a.tsv: line 3 is not UTF-8"),
+    ("a.jsonl", b'{"en": "a"}\n{"en": "a"}\n{"en": "\xe4"}', "a.jsonl: line 3 is not UTF-8"),
+    ("a.jsonl", '{"en": "grün"}\n'.encode("utf-16"), "a.jsonl: is in UTF-16; convert it to UTF-8"),
+    ("a.jsonl", b'{"en": 1, "de": 2}\n' * 2, "the data have 1, which is no text"),
+    ("a.jsonl", b'{"en": "a", "de": "b"}\n', "train: has 1 row, too few"),
+]
 
 
-@pytest.mark.parametrize(("suffix", "folder"), FILES)
-def test_a_byte_of_a_table_that_is_no_text_is_named_by_its_line(suffix, folder, tmp_path):
-    path = tmp_path / "tables" / f"train{suffix}"
+@pytest.mark.parametrize("option", ["--train-file", "--dataset"])
+@pytest.mark.parametrize(("name", "content", "message"), REFUSED)
+def test_tables_that_cannot_be_used_are_refused(option, name, content, message, tmp_path):
+    path = tmp_path / "tables" / name
     path.parent.mkdir()
-    row = {".csv": b"a,b", ".tsv": b"a\tb", ".jsonl": b'{"en": "a", "de": "b"}'}[suffix]
-    path.write_bytes(b"\n".join([row, row, row.replace(b"a", b"\xe4")]))
-    with pytest.raises(CommandError, match=rf"train{suffix}: line 3 is not UTF-8"):
-        read_rows(path, folder)
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ('{"en": 1, "de": 2}\n' * 2, "the data have 1, which is no text"),
-        ('{"en": "a", "de": "b"}\n', "train: has 1 row, too few"),
-    ],
-)
-def test_tables_that_cannot_be_used_are_refused(rows, message, tmp_path):
-    (tmp_path / "train.jsonl").write_text(rows)
+    path.write_bytes(content)
+    place = path if option == "--train-file" else path.parent
     with pytest.raises(CommandError, match=message):
-        mt.main(["--train-file", str(tmp_path / "train.jsonl"), "--output", str(tmp_path / "out")])
+        mt.main([option, str(place), "--output", str(tmp_path / "out")])
+
+
+COLUMNS = argparse.Namespace(image_column=None, label_column=None)
+
+
+def read_folder(path):
+    (rows,) = data.open_dataset(str(path)).values()
+    return vit_data.read_images(COLUMNS, rows, rows, 3)
 
 
 @pytest.fixture
@@ -192,11 +181,8 @@ def test_broken_images_are_named(content, photos, tmp_path):
 @pytest.mark.usefixtures("ended_loaders")
 def test_broken_image_in_a_worker_process_is_named(photos, capsys):
     (photos / "light/3.png").write_bytes(b"")
-    rows = data.open_dataset(str(photos))["train"]
+    loader = torch.utils.data.DataLoader(read_folder(photos), 4, num_workers=1)
     capsys.readouterr()
-    names = argparse.Namespace(image_column=None, label_column=None)
-    images = vit_data.read_images(names, rows, rows, 3)
-    loader = torch.utils.data.DataLoader(images, 4, num_workers=1)
     with pytest.raises(SystemExit):
         run_main(lambda: list(loader))
     (error,) = capsys.readouterr().err.splitlines()
@@ -213,42 +199,33 @@ WIDE = {
 }
 
 
-def opened(file, declared, channels=1, mode=None):
+def opened(values, format, declared, channels=1, mode=None, **options):
     """The image of a parquet file, declared as one or bytes alone, as a model gets it."""
-    image = {"bytes": file, "path": None}
-    features = datasets.Features({"image": datasets.Image(mode), "label": datasets.Value("int64")})
-    rows = datasets.Dataset.from_dict(
-        {"image": [image], "label": [0]}, features=features if declared else None
-    )
-    names = argparse.Namespace(image_column=None, label_column=None)
-    return vit_data.read_images(names, rows, rows, channels).read(0)[0]
-
-
-def encoded(image, format, **options):
     file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
+    Image.fromarray(values).save(file, format, **options)
+    image = {"bytes": file.getvalue(), "path": None}
+    features = datasets.Features({"image": datasets.Image(mode), "label": datasets.Value("int64")})
+    columns = {"image": [image], "label": [0]}
+    rows = datasets.Dataset.from_dict(columns, features=features if declared else None)
+    return vit_data.read_images(COLUMNS, rows, rows, channels).read(0)[0].numpy()
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "bytes"])
 @pytest.mark.parametrize("name", WIDE)
 def test_images_of_more_than_8_bits_are_scaled(name, declared):
-    values, format = WIDE[name]
-    file = encoded(Image.fromarray(values), format)
     for channels in (1, 3):
-        assert (opened(file, declared, channels) == torch.from_numpy(RAMP)).all()
+        assert (opened(*WIDE[name], declared, channels) == RAMP).all()
 
 
 def test_a_declared_mode_does_not_cut_wide_images_off():
-    file = encoded(Image.fromarray((RAMP * 257).astype(np.uint16)), "PNG")
-    assert (opened(file, True, 3, mode="RGB") == torch.from_numpy(RAMP)).all()
+    assert (opened(*WIDE["16 bits"], True, 3, mode="RGB") == RAMP).all()
 
 
 @pytest.mark.parametrize("values", [[0, 70000], [-1, 5], [0.0, 256.0], [0.0, np.nan]])
 def test_images_without_a_known_white_are_refused(values):
     image = np.array([values]).astype(np.int32 if type(values[0]) is int else np.float32)
     with pytest.raises(CommandError, match="its values are .*; allowed: whole numbers from 0 to"):
-        opened(encoded(Image.fromarray(image), "TIFF"), False)
+        opened(image, "TIFF", False)
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "bytes"])
@@ -267,17 +244,14 @@ def test_images_are_turned_as_their_exif_says(orientation, declared):
         7: values[::-1, ::-1].T,
         8: np.rot90(values),
     }[orientation]
-    file = encoded(Image.fromarray(values), "PNG", exif=exif)
-    assert opened(file, declared)[0].tolist() == expected.tolist()
+    assert (opened(values, "PNG", declared, exif=exif)[0] == expected).all()
 
 
 def test_images_are_told_from_others(photos):
     """By classes, number and pixels, also where they are not held."""
-    names = argparse.Namespace(image_column=None, label_column=None)
 
     def fingerprint(hold=False):
-        rows = data.open_dataset(str(photos))["train"]
-        images = vit_data.read_images(names, rows, rows, 3)
+        images = read_folder(photos)
         return (images.hold() if hold else images).fingerprint()
 
     first = fingerprint()
@@ -299,11 +273,10 @@ def test_pairs_that_a_test_is_split_off_are_other_training_data(tmp_path, monkey
 
     monkeypatch.setattr(mt, "train_all", train_all)
     for name in ("train", "test"):
-        rows = (f"a b {name} {n},x y {n}\n" for n in range(40))
-        (tmp_path / f"{name}.csv").write_text("".join(["en,de\n", *rows]))
-    words = ["--vocab-size", "30", "--output", str(tmp_path / "out")]
-    words += ["--train-file", str(tmp_path / "train.csv")]
-    for more in (["--test-file", str(tmp_path / "test.csv")], []):
+        write_rows(tmp_path / f"{name}.csv", [[f"a b {name} {n}", f"x y {n}"] for n in range(40)])
+    monkeypatch.chdir(tmp_path)
+    words = ["--vocab-size", "30", "--output", "out", "--train-file", "train.csv"]
+    for more in (["--test-file", "test.csv"], []):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         with pytest.raises(CommandError, match="enough"):
             mt.main([*words, *more])
@@ -319,9 +292,6 @@ def test_images_of_fewer_than_two_classes_are_refused(classes, photos, tmp_path)
         vit.main(["--dataset", str(photos), "--output", str(tmp_path / "out")])
 
 
-# ---- tables beside images ------------------------------------------------------------------------
-
-
 LABELS = ["null", "NA", "None", "nan", "a\u2028b", "good"]
 
 
@@ -335,42 +305,33 @@ def numbered(tmp_path):
     return folder
 
 
-def describe(folder, words=LABELS, name="metadata.csv", encoding="utf-8", between=","):
-    rows = [("file_name", "label"), *((f"{n}.png", word) for n, word in enumerate(words))]
-    text = "".join(f"{between.join(row)}\n" for row in rows)
-    (folder / name).write_bytes(text.encode(encoding))
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_words_for_nothing_in_metadata_are_texts(numbered, encoding):
-    describe(numbered, encoding=encoding)
+    rows = [f"{number}.png,{label}\n" for number, label in enumerate(LABELS)]
+    (numbered / "metadata.csv").write_bytes("".join(["file_name,label\n", *rows]).encode(encoding))
     (rows,) = data.open_dataset(str(numbered)).values()
     assert rows["label"] == LABELS
     assert [image.getpixel((0, 0))[0] for image in rows["image"]] == list(range(len(LABELS)))
 
 
-def test_metadata_that_cannot_be_read_are_refused(numbered):
-    describe(numbered, name="metadata.tsv", between="\t")
-    with pytest.raises(CommandError, match=r"metadata\.tsv is not read; write it as metadata\.csv"):
-        data.open_dataset(str(numbered))
-    (numbered / "metadata.csv").write_text("name,label\n0.png,a\n")
-    with pytest.raises(CommandError, match=r"metadata\.csv: needs the column file_name"):
-        data.open_dataset(str(numbered))
+ROW_2 = "metadata.csv: row 2 .* file .* below its folder"
+BAD_METADATA = [
+    ("metadata.tsv", "file_name\tlabel\n0.png\ta\n", "is not read; write it as metadata.csv"),
+    ("metadata.csv", "name,label\n0.png,a\n", "metadata.csv: needs the column file_name"),
+    ("metadata.csv", "file_name,label\n0.png,\n1.png,a\n", "label: row 1 .* has no label"),
+    ("metadata.csv", "file_name,label\n0.png,a\ngone.png,b\n", ROW_2),
+    ("metadata.csv", "file_name,label\n0.png,a\n../x.png,b\n", ROW_2),
+    ("metadata.csv", "file_name,label\n0.png,a\n/x.png,b\n", ROW_2),
+    ("metadata.csv", "file_name,label\n0.png,a\n,b\n", ROW_2),
+]
 
 
-@pytest.mark.parametrize("file", ["gone.png", "../x.png", "/x.png", ""])
-def test_a_file_that_metadata_name_and_is_not_there_is_named(numbered, file):
-    (numbered / "metadata.csv").write_text(f"file_name,label\n0.png,a\n{file},b\n")
-    with pytest.raises(CommandError, match=r"metadata\.csv: row 2 .* file .* below its folder"):
-        data.open_dataset(str(numbered))
-
-
-def test_an_image_without_a_label_is_refused(numbered):
-    describe(numbered, ["", "a", "b"])
-    names = argparse.Namespace(image_column=None, label_column=None)
-    (rows,) = data.open_dataset(str(numbered)).values()
-    with pytest.raises(CommandError, match="--label-column label: row 1 .* has no label"):
-        vit_data.read_images(names, rows, rows, 3)
+@pytest.mark.parametrize(("name", "text", "message"), BAD_METADATA)
+def test_metadata_that_cannot_be_used_are_refused(numbered, name, text, message):
+    (numbered / name).write_text(text)
+    (numbered.parent / "x.png").touch()
+    with pytest.raises(CommandError, match=message):
+        read_folder(numbered)
 
 
 @pytest.mark.parametrize("text", ["001", "1e5", "True", "0x1", "2020-01-01"])
@@ -378,9 +339,7 @@ def test_an_image_without_a_label_is_refused(numbered):
 def test_columns_of_texts_hold_texts(suffix, folder, text, tmp_path):
     """Also where all would be numbers; the pair of an empty cell is left out."""
     path = tmp_path / "tables" / f"train{suffix}"
-    path.parent.mkdir()
-    between = {".csv": ",", ".tsv": "\t"}[suffix]
-    path.write_text(f"en{between}de\n{text}{between}{text}\n{between}{text}\n")
+    write_rows(path, [[text, text], ["", text]])
     words = ["--dataset", str(path.parent)] if folder else ["--train-file", str(path)]
     options = [*words, "--test-split", "train", "--output", str(tmp_path / "out")]
     assert mt.given_data(mt.read_options(options)[0])["train"] == [(text, text)]

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,34 +15,20 @@ from PIL import Image
 
 from recipes.lab import runs
 from recipes.lab.steps import CommandError
-from recipes.mt.quickstart import (
-    Comparison,
-    Data,
-    main,
-    parse_arguments,
-    read_splits,
-)
+from recipes.mt.quickstart import Comparison, Data, main, parse_arguments, read_splits
 from recipes.mt.scoring import METRICS
 from tests.support.command_lines import warm_fairseq
 from tests.support.plots import assert_lines
 from tests.support.tables import read_csv
 
 MICRO = ("--updates", "12", "--train-size", "400", "--test-size", "24", "--jobs", "2")
-RUNS = "build/quickstart/number_lists/runs"
-
-
-@pytest.fixture(scope="module")
-def finished(run_cli, tmp_path_factory):
-    """The folder in which the command line has compared two types."""
-    folder = tmp_path_factory.mktemp("quickstart")
-    command = ("python", "-m", "recipes.mt.quickstart", *MICRO, "--compare", "shape-sync", "cape")
-    run_cli(*command, cwd=folder, timeout=1200, warm_children=True)
-    return folder
 
 
 @pytest.mark.slow
-def test_table_has_every_variant_and_length(finished):
-    rows = read_csv(finished / "results/quickstart/scores.csv")
+def test_finished_runs_have_every_row_and_are_reused(run_cli, tmp_path, monkeypatch):
+    command = ("python", "-m", "recipes.mt.quickstart", *MICRO, "--compare", "shape-sync", "cape")
+    run_cli(*command, cwd=tmp_path, timeout=1200, warm_children=True)
+    rows = read_csv(tmp_path / "results/quickstart/scores.csv")
     assert {(row["variant"], row["seed"]) for row in rows} == {("shape-sync", "1"), ("cape", "1")}
     lengths = [str(n) for n in range(1, 13)]
     for start in range(0, len(rows), 13):
@@ -52,16 +39,12 @@ def test_table_has_every_variant_and_length(finished):
         assert 0 <= float(row["exact_match"]) <= float(row["token_accuracy"]) <= 1
         assert 0 <= float(row["bleu"]) <= 100
         assert float(row["train_seconds"]) > 0
-    assert_lines(finished / "results/quickstart/scores.png")
+    assert_lines(tmp_path / "results/quickstart/scores.png")
 
-
-@pytest.mark.slow
-def test_finished_runs_are_reused_and_other_settings_refused(finished, monkeypatch):
-    monkeypatch.chdir(finished)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.executable", None)  # no command of fairseq can be started
     main([*MICRO, "--compare", "cape", "--output", "again"])
-    rows = read_csv(finished / "results/quickstart/scores.csv")
-    assert read_csv(finished / "again/scores.csv") == [r for r in rows if r["variant"] == "cape"]
+    assert read_csv(tmp_path / "again/scores.csv") == [r for r in rows if r["variant"] == "cape"]
     with pytest.raises(CommandError, match="made with other settings.*--work"):
         main([*MICRO, "--updates", "13", "--compare", "cape"])
 
@@ -144,10 +127,8 @@ def test_a_switched_model_begins_with_the_trained_one(tmp_path, monkeypatch):
     seed, other_seed = runs.SEED_STEP, 501 * runs.SEED_STEP
     assert f"--max-update 40 --total-num-update 40 --seed {seed} " in first
     assert f"--max-update 50 --total-num-update 50 --seed {seed} " in scratch
-    schedule = (
-        f"--max-update 10 --total-num-update 10 --seed {other_seed} --warmup-updates 2 --lr 0.004 "
-    )
-    assert all(schedule in words for words in (more, switched))
+    schedule = f"--max-update 10 --total-num-update 10 --seed {other_seed} --warmup-updates 2 "
+    assert all(f"{schedule}--lr 0.004 " in words for words in (more, switched))
     assert "--max-update 1 " in none
     assert "--lr 0 --finetune" in none
 
@@ -174,7 +155,9 @@ def heard_interrupt():
 def test_ended_quickstart_leaves_no_training_behind_and_says_that_it_goes_on(repo_root, tmp_path):
     """By Ctrl-C, then by a kill. As a file, which needs no path."""
     args = ["--updates", "100000", "--train-size", "400", "--test-size", "24", "--jobs", "1"]
+    args += ["--compare", "sinpos"]
     command = [sys.executable, repo_root / "recipes/mt/quickstart.py", *args]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     path = str(repo_root / "tests/support/warm_children")
     environment = {**os.environ, "WARM_PYTHON": warm_fairseq(), "PYTHONPATH": path}
     environment["PYTHONUNBUFFERED"] = "1"
@@ -182,14 +165,7 @@ def test_ended_quickstart_leaves_no_training_behind_and_says_that_it_goes_on(rep
     ends = []
     begun, again = "1 trainings of 100000 updates", "sinpos seed 1: goes on from update "
     for number, status, sign in ((signal.SIGINT, 130, begun), (signal.SIGTERM, 143, again)):
-        with subprocess.Popen(
-            [*command, "--compare", "sinpos"],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, **output) as process:
             assert any(sign in line for line in process.stdout)
             deadline = time.monotonic() + 600
             while not checkpoint.exists():
@@ -205,24 +181,20 @@ def test_ended_quickstart_leaves_no_training_behind_and_says_that_it_goes_on(rep
     assert not (tmp_path / "results").exists()
 
 
-@pytest.fixture(scope="module")
-def own_text(tmp_path_factory):
+def write_text(folder):
     """300 pairs of 2 to 21 words; the target is the source backwards."""
-    folder = tmp_path_factory.mktemp("text")
     words = ["the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "house", "red", "old"]
     rng = random.Random(0)
     lines = [rng.choices(words, k=2 + n % 20) for n in range(300)]
     (folder / "own.en").write_text("".join(" ".join(line) + "\n" for line in lines))
     (folder / "own.de").write_text("".join(" ".join(line[::-1]) + "\n" for line in lines))
-    return folder
+    return folder / "own.en", folder / "own.de"
 
 
 @pytest.mark.slow
-def test_own_text_is_scored_by_source_length_and_its_model_analysed(
-    own_text, run_cli, tmp_path, monkeypatch
-):
+def test_own_text_is_scored_by_length_and_its_model_analysed(run_cli, tmp_path, monkeypatch):
     """The command line of the analysis needs no other flags."""
-    files = own_text / "own.en", own_text / "own.de"
+    files = write_text(tmp_path)
     monkeypatch.setenv("DATA", f"{files[0]},{files[1]}")
     monkeypatch.setattr("sys.executable", warm_fairseq())
     monkeypatch.chdir(tmp_path)
@@ -236,10 +208,8 @@ def test_own_text_is_scored_by_source_length_and_its_model_analysed(
         assert fact in text
     assert f"--data {files[0]} {files[1]}`" in text  # can be pasted
     data = tmp_path / "build/quickstart/own.en/data"
-    longest, of_test = (
-        max(len(line.split()) for line in (data / f"{split}.en").read_text().splitlines())
-        for split in ("train", "test")
-    )
+    texts = [(data / f"{split}.en").read_text().splitlines() for split in ("train", "test")]
+    longest, of_test = (max(len(line.split()) for line in lines) for lines in texts)
     assert longest <= 12 < of_test
 
     monkeypatch.undo()
@@ -253,36 +223,30 @@ def test_own_text_is_scored_by_source_length_and_its_model_analysed(
 
 
 BAD_INPUTS = [
-    (("--data", "missing.en", "own.de"), ("--data", "missing.en", "no such file")),
-    (("--data", "same", "same"), ("--data", "only 0", "different sentences")),
-    (("--data", "few", "few"), ("--data", "only 3", "200")),
-    (("--data", "own.en", "own.de", "--test", "gone", "gone"), ("--test", "gone")),
-    (("--data", "own.en", "own.de", "--max-train-length", "1"), ("--max-train-length 1",)),
-    (
-        ("--data", "own.en", "own.de", "--max-train-length", "999"),
-        ("--max-train-length 999", "no test sentence is longer", "smaller"),
-    ),
-    (("--test", "own.en", "own.de"), ("--test needs --data",)),
+    ("--data missing.en own.de", "--data missing.en: no such file"),
+    ("--data same same", "--data same same: .*only 0.*different sentences"),
+    ("--data few few", "--data few few: .*only 3.*200"),
+    ("--data own.en own.de --test gone gone", "--test gone"),
+    ("--data own.en own.de --max-train-length 1", "--max-train-length 1"),
+    ("--data own.en own.de --max-train-length 999", "--max-train-length 999.*no test .*smaller"),
+    ("--test own.en own.de", "--test needs --data"),
 ]
 
 
 @pytest.fixture
-def bad_files(own_text, tmp_path, monkeypatch):
-    for name in ("own.en", "own.de"):
-        (tmp_path / name).write_bytes((own_text / name).read_bytes())
+def bad_files(tmp_path, monkeypatch):
+    write_text(tmp_path)
     (tmp_path / "same").write_text("a b c\n" * 300)
     (tmp_path / "few").write_text("a\nb\nc\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize(("args", "messages"), BAD_INPUTS, ids=lambda value: " ".join(value[:2]))
-def test_bad_input_names_option_value_and_remedy(bad_files, capsys, args, messages):
+@pytest.mark.parametrize(("words", "message"), BAD_INPUTS)
+def test_bad_input_names_option_value_and_remedy(bad_files, capsys, words, message):
     with pytest.raises((CommandError, SystemExit)) as error:
-        main(args)
-    text = f"{error.value} {capsys.readouterr().err}"
-    for message in messages:
-        assert message in text
+        main(words.split())
+    assert re.search(message, f"{error.value} {capsys.readouterr().err}")
     assert not (bad_files / "build").exists()
 
 

@@ -12,14 +12,7 @@ import pytest
 
 from recipes.lab.command_line import usable_folder
 from recipes.lab.runs import run_all
-from recipes.lab.steps import (
-    ChildError,
-    CommandError,
-    run_main,
-    run_module,
-    started_as,
-    step,
-)
+from recipes.lab.steps import ChildError, CommandError, run_main, run_module, started_as, step
 from recipes.lab.tables import shown_command
 
 
@@ -43,11 +36,8 @@ def test_no_traceback_for_what_the_caller_did(error, status, message, capsys):
 
 
 def test_a_defect_keeps_its_traceback():
-    def main():
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        run_main(main)
+        run_main(lambda: 1 / 0)
 
 
 def test_a_job_between_two_commands_starts_none_that_stays(tmp_path, monkeypatch):
@@ -85,8 +75,6 @@ def test_folders_are_made_below_existing_ones_only(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(CommandError, match="file is no folder that can be written to"):
         usable_folder(tmp_path / "file/x", "--output")
-    with pytest.raises(CommandError, match="/nowhere/such: /nowhere does not exist, and this"):
-        usable_folder(Path("/nowhere/such"), "--output")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -8,6 +8,7 @@ nothing.
 import glob
 import re
 import shlex
+from itertools import product
 from string import Template
 
 import numpy as np
@@ -27,10 +28,8 @@ from recipes.vit.data import Data, Images, make_processor
 from tests.support.image_models import NAMES
 from tests.support.tables import read_csv
 
-UPDATE = 1024  # images, of 16 GPUs with 64 or, at 384 pixels, 32 with 32 (A B.1)
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 TINY |= {"num_attention_heads": 2, "image_size": 224, "patch_size": 16}
-TESTED = [160, 224, 384, 672]
 
 
 @pytest.fixture(scope="module")
@@ -101,20 +100,18 @@ def test_models_equal_table_3(commands, name, monkeypatch):
     """Also of Table 4 and Figures 2, 3, 4 and 10 to 13, which show the same models."""
     (width, heads, layers), sizes, batch, compared = TRAINED[name]
     settings, args, training = training_of(commands[name], monkeypatch)
-    assert [shown(variant_settings) for variant_settings in settings.values()] == compared
+    assert [*map(shown, settings.values())] == compared
     assert ([*args.train_sizes], args.univit) == (sizes, len(sizes) > 1)
     assert training.per_device_train_batch_size == batch
-    assert training.learning_rate * UPDATE / batch == pytest.approx(1e-3)
+    # an update has 1024 images, of 16 GPUs with 64 or, at 384 pixels, 32 with 32 (A B.1)
+    assert training.learning_rate * 1024 / batch == pytest.approx(1e-3)
     with torch.device("meta"):
-        config = vit.build_model(
-            args, next(iter(settings.values())), args.model_config, NAMES
-        ).config
-    assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (
-        width, heads, layers,
-    )  # fmt: skip
-    assert config.intermediate_size == 4 * width
-    assert config.patch_size == 16
-    assert config.image_size == (sizes[0] if len(sizes) == 1 else 224)
+        model = vit.build_model(args, next(iter(settings.values())), args.model_config, NAMES)
+    config = model.config
+    assert (config.hidden_size, config.intermediate_size) == (width, 4 * width)
+    assert (config.num_attention_heads, config.num_hidden_layers) == (heads, layers)
+    image_size = sizes[0] if len(sizes) == 1 else 224
+    assert (config.patch_size, config.image_size) == (16, image_size)
     # A B.1; DeiT, whose training it is, has the numbers
     assert (training.num_train_epochs, training.weight_decay) == (300, 0.05)
     assert training.max_steps < 0
@@ -129,11 +126,10 @@ def test_models_equal_table_3(commands, name, monkeypatch):
 
 def test_finetuning_follows_the_paper(commands, tmp_path, monkeypatch):
     """From 224 to 384 pixels, "+ft" of A Table 3."""
-    words = commands["vit384-ft"]
     save(tmp_path / "results/vit224/cape", {"type": "cape"})
     monkeypatch.chdir(tmp_path)
-    settings, args, training = training_of(words, monkeypatch)
-    assert [shown(variant_settings) for variant_settings in settings.values()] == [CAPE]
+    settings, args, training = training_of(commands["vit384-ft"], monkeypatch)
+    assert [*map(shown, settings.values())] == [CAPE]
     assert training.num_train_epochs == 30
     batch = training.per_device_train_batch_size
     assert training.learning_rate * 512 / batch == pytest.approx(5e-6)
@@ -195,22 +191,19 @@ def test_sizes_and_data_equal_tables_3_and_4(measured):
     args, rows = measured("672", "accuracy")
     assert args.protocol == "crop"
     assert measure.CENTRE == 224 / 256
-    sets = ["IMAGENET", "V2_A", "V2_B", "V2_C"]
     models = {row["model"] for row in rows}
     assert len(models) == len(TRAINED["vit224"][3])
-    assert [(row["data"], int(row["size"])) for row in rows] == [
-        (data, size) for _ in models for data in sets for size in TESTED
-    ]
+    sets, sizes = ("IMAGENET", "V2_A", "V2_B", "V2_C"), (160, 224, 384, 672)
+    expected = [*product(sets, sizes)] * len(models)
+    assert [(row["data"], int(row["size"])) for row in rows] == expected
     assert all(row["top1"] and row["top5"] for row in rows)
 
 
 def test_three_sizes_are_added_up_in_table_1(measured):
     args, rows = measured("--tta", "tta")
-    assert {int(row["size"]) for row in rows} == {224, 384}
-    assert {row["tta"] for row in rows} == {"-", "+"}
-    shown = ("vit224/sinpos", "vit224/cape", "univit/sinpos", "univit/cape-max_global_scale-1")
-    checkpoints = [path.removeprefix("results/") for path in args.model]
-    assert tuple(checkpoints) == shown
+    assert {(int(row["size"]), row["tta"]) for row in rows} == {*product((224, 384), "-+")}
+    paths = ("vit224/sinpos", "vit224/cape", "univit/sinpos", "univit/cape-max_global_scale-1")
+    assert args.model == [f"results/{path}" for path in paths]
     assert len({row["model"] for row in rows}) == 4
     columns = measure.columns_of(args, 224)
     for size in (224, 384):
@@ -238,7 +231,7 @@ def test_throughput_is_measured_as_for_figure_4(measured, monkeypatch):
 
 def test_bins_and_strategies_equal_table_5(measured):
     _, rows = measured("--bins", "bins")
-    bins = ["0-100", "101-150", "151-200", "201-250", "251-300", "301-350", "351-384", "385+"]
+    bins = list(dict.fromkeys(row["bin"] for row in rows))
     fixed = {"160 px": 160, "224 px": 224, "384 px": 384}
     for label, side in zip(bins, SIDES, strict=True):
         sizes = {row["strategy"]: row["size"] for row in rows if row["bin"] == label}
@@ -255,15 +248,11 @@ def test_factors_on_the_grid_equal_table_6(measured):
     assert {int(row["size"]) for row in rows} == {160, 384}
     columns = measure.columns_of(args, 224)
     for size in (160, 384):
-        rules = {
-            rule: views
-            for (table, r, rule), views in columns.items()
-            if (table, r) == ("gamma", size)
-        }
-        assert {rule: views[0].gamma for rule, views in rules.items()} == pytest.approx(
-            {"1": 1, "r/train": size / 224, "sqrt(r/train)": (size / 224) ** 0.5}
-        )
-        assert {row["gamma"] for row in rows if int(row["size"]) == size} == rules.keys()
+        gammas = {rule: views[0].gamma for (*column, rule), views in columns.items()
+                  if column == ["gamma", size]}  # fmt: skip
+        expected = {"1": 1, "r/train": size / 224, "sqrt(r/train)": (size / 224) ** 0.5}
+        assert gammas == pytest.approx(expected)
+        assert {row["gamma"] for row in rows if int(row["size"]) == size} == gammas.keys()
 
 
 def test_figure_9_has_the_grids_and_channels_of_the_paper(commands, figures):

@@ -18,20 +18,8 @@ from recipes.vit.augment import Mix, Mixing, SizeSampler
 from recipes.vit.catalog import RECIPES
 from tests.support.tables import read_csv
 
-TINY = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "patch_size": 8,
-    "image_size": 16,
-}
-
-
-def shares(sampler, world, per_device, split, drop_last):
-    """What accelerate gives to each process: steps of requests."""
-    sampler = BatchSampler(sampler, per_device * (world if split else 1), drop_last)
-    return [list(BatchSamplerShard(sampler, world, rank, split)) for rank in range(world)]
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+TINY |= {"num_attention_heads": 2, "patch_size": 8, "image_size": 16}
 
 
 @pytest.mark.parametrize(("images", "split"), [(50, False), (50, True), (5, False)])
@@ -44,7 +32,9 @@ def test_sizes_agree_over_processes_and_micro_batches(images, split, drop_last):
     drawn = set()
     for epoch in range(4):
         sampler.set_epoch(epoch)
-        parts = shares(sampler, world, per_device, split, drop_last)
+        # what accelerate gives to each process: steps of requests
+        steps = BatchSampler(sampler, per_device * (world if split else 1), drop_last)
+        parts = [list(BatchSamplerShard(steps, world, rank, split)) for rank in range(world)]
         assert len({len(steps) for steps in parts}) == 1
         for first in range(0, len(parts[0]), accumulation):
             steps = [step for part in parts for step in part[first : first + accumulation]]
@@ -86,9 +76,9 @@ def test_repeated_augmentation_keeps_the_length_of_the_epoch():
 def test_finetuning_at_a_higher_size_and_several_seeds(tmp_path, monkeypatch, capsys):
     """Digits at 16, then at 32 pixels; finished runs are not repeated."""
     monkeypatch.chdir(tmp_path)
-    first = ["--max_steps", "3", "--compare", "abspos", "--seeds", "4", "5", "--output", "first"]
-    first += ["--model-config", json.dumps({**TINY, "num_channels": 1})]
-    first += ["--train-sizes", "16", "--test-sizes", "16"]
+    words = "--compare abspos --seeds 4 5 --train-sizes 16 --test-sizes 16 --max_steps 3"
+    first = [*words.split(), "--model-config", json.dumps({**TINY, "num_channels": 1})]
+    first += ["--output", "first"]
     vit.main(first)
     assert "variant (mean ± sample standard deviation of 2 seeds)" in capsys.readouterr().out
     rows = read_csv(tmp_path / "first/scores.csv")
@@ -99,10 +89,9 @@ def test_finetuning_at_a_higher_size_and_several_seeds(tmp_path, monkeypatch, ca
     vit.main(first)
     assert [path.stat().st_mtime_ns for path in weights] == before
 
-    second = ["--max_steps", "3", "--model", "first/abspos-seed4", "--train-sizes", "32"]
-    second += ["--position-embedding", "abspos", "--learning_rate", "1e-9", "--drop-path", "0.1"]
-    second += ["--test-sizes", "32"]
-    vit.main([*second, "--output", "second"])
+    second = "--model first/abspos-seed4 --position-embedding abspos --learning_rate 1e-9 "
+    second += "--drop-path 0.1 --train-sizes 32 --test-sizes 32 --max_steps 3 --output second"
+    vit.main(second.split())
     model = CapeViTForImageClassification.from_pretrained(tmp_path / "second/abspos")
     assert (model.config.image_size, model.config.drop_path_rate) == (32, 0.1)
     size = json.loads((tmp_path / "second/abspos/preprocessor_config.json").read_text())["size"]
@@ -119,8 +108,7 @@ def test_mixing_is_that_by_hand():
     mixing = Mixing(0.8, 1.0, classes=4)
     mixed, targets = mixing(images, labels, Mix(0.75))
     assert mixed[:, 0, 0, 0].tolist() == [0.5, 1.0, 1.5]
-    expected = [[0, 0.75, 0, 0.25], [1, 0, 0, 0], [0, 0.25, 0, 0.75]]
-    assert targets.tolist() == expected
+    assert targets.tolist() == [[0, 0.75, 0, 0.25], [1, 0, 0, 0], [0, 0.25, 0, 0.75]]
     mixed, targets = mixing(images, labels, Mix(0.8, (1, 3, 2, 4)))
     cut = torch.zeros(4, 5, dtype=torch.bool)
     cut[1:3, 2:4] = True
@@ -147,12 +135,11 @@ def test_mixes_are_drawn_as_in_deit():
         assert all(bool(always.draw(8, 8).box) == box for _ in range(20))
 
 
-def make_trainer(tmp_path, settings=None, **training):
+def make_trainer(tmp_path, name="abspos", **training):
     torch.manual_seed(0)
-    config = CapeViTConfig(**TINY, num_labels=4, position_embedding=settings or {"type": "abspos"})
-    args = hf_training.Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, report_to="none", **training
-    )
+    config = CapeViTConfig(**TINY, num_labels=4, position_embedding={"type": name})
+    how = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", **training}
+    args = hf_training.Seq2SeqTrainingArguments(**how)
     return vit.ImageTrainer(CapeViTForImageClassification(config), args)
 
 
@@ -177,9 +164,8 @@ def test_targets_are_smoothed_as_in_deit(tmp_path):
 
 
 def test_weight_decay_leaves_out_what_is_added(tmp_path):
-    learned = ({"type": "abspos"}, {"type": "relpos", "relative_context": 3}, {"type": "fire"})
-    for settings in learned:
-        trainer = make_trainer(tmp_path, settings)
+    for name in ("abspos", "relpos", "fire"):
+        trainer = make_trainer(tmp_path, name)
         names = dict(trainer.model.named_parameters())
         decayed = set(trainer.get_decay_parameter_names(trainer.model))
         added = {name for name in names if re.search(r"cls_token|position_emb|relative|bias", name)}
@@ -188,14 +174,12 @@ def test_weight_decay_leaves_out_what_is_added(tmp_path):
         assert len(added) > 15
 
 
-@pytest.mark.parametrize(
-    ("words", "rate"), [((), 1e-3 * 32 / 1024), (("--learning-rate=0.5",), 0.5)]
-)
-def test_recipe_gives_defaults_that_flags_win_over(words, rate):
-    more = ("--mixup", "0", "--no-flip", "--dataset", "x", "--output", "out")
-    batch = ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "4")
-    args, training, _ = vit.read_options(["--recipe", "deit", *batch, *more, *words])
-    assert training.learning_rate == pytest.approx(rate)
+def test_recipe_gives_defaults_that_flags_win_over():
+    words = "--recipe deit --mixup 0 --no-flip --dataset x --output out"
+    words += " --per_device_train_batch_size 8 --gradient_accumulation_steps 4"
+    for more, rate in (([], 1e-3 * 32 / 1024), (["--learning-rate=0.5"], 0.5)):
+        args, training, _ = vit.read_options([*words.split(), *more])
+        assert training.learning_rate == pytest.approx(rate)
     assert (args.mixup, args.cutmix, args.flip, args.crop) == (0, 1.0, False, (0.08, 1.0))
     assert training.max_grad_norm == 0
     args, *_ = vit.read_options(["--dataset", "x"])
