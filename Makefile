@@ -115,13 +115,13 @@ test-fast: setup-serve ## runs the tests that start no command lines and train n
 # Workers share the card. Tests go to them one by one, because some compile for half a minute.
 GPU_WORKERS ?= 8
 GPU_RESULTS ?= results/gpu-check
-GPU_BENCH := $(BIN)/python -m benchmarks.run relative attention --device cuda --output $(GPU_RESULTS)
+GPU_BENCH := $(BIN)/python -m benchmarks.run --device cuda --output $(GPU_RESULTS)
 
 gpu-check: setup-hf ## tests and measures on a GPU: tests/gpu, then benchmarks into results/gpu-check
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu \
 	    -n $(GPU_WORKERS) --dist load --maxschedchunk 1 --durations 10 $(ARGS)
-	$(GPU_BENCH) --warm-up 3 --rounds 10
-	$(GPU_BENCH) --warm-up 5 --rounds 30 --dtype float16
+	$(GPU_BENCH) training relative attention --warm-up 3 --rounds 10
+	$(GPU_BENCH) relative attention --warm-up 5 --rounds 30 --dtype float16
 
 # The fast tests of Hugging Face models on the oldest tested release of transformers and on the newest
 # one of the package index, each in a folder in front of the environment; RELEASES="5.21.1 5.22.2"
