@@ -51,10 +51,7 @@ def output(model, pixels, seed=0, **options):
 
 
 def test_rope_is_the_stock_model_with_its_augmentation_bit_for_bit():
-    stock, pixels = (
-        build(**STOCK_AUGMENTATION),
-        images(),
-    )
+    stock, pixels = (build(**STOCK_AUGMENTATION), images())
     model = switched(stock, type="rope")
     assert torch.equal(output(model, pixels), output(stock, pixels))
     stock.train(), model.train()
