@@ -2,6 +2,9 @@
 embedding. Settings, flags of the commands, errors, pictures and conversion then support the
 family."""
 
+import contextlib
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
@@ -102,23 +105,18 @@ ADDING = [
 @pytest.fixture(autouse=True)
 def registered():
     """Registers the family, and takes it back for the tests of other files."""
-    before = dict(hf_models.AUTO_CLASSES), dict(hf_models.MODELS), dict(PARTS)
-    FAMILY_ROWS["tiny"] = ROW
-    hf_models.register_family(CLASSES)
-    AutoConfig.register("tiny", TinyConfig, exist_ok=True)
-    AutoModelForTokenClassification.register(TinyConfig, TinyTagger, exist_ok=True)
-    yield
-    for registry, rows in zip(
-        (hf_models.AUTO_CLASSES, hf_models.MODELS, PARTS), before, strict=True
-    ):
-        registry.clear()
-        registry.update(rows)
-    del FAMILY_ROWS["tiny"]
+    with contextlib.ExitStack() as restored:
+        for registry in (hf_models.AUTO_CLASSES, hf_models.MODELS, PARTS, FAMILY_ROWS):
+            restored.enter_context(mock.patch.dict(registry))
+        FAMILY_ROWS["tiny"] = ROW
+        hf_models.register_family(CLASSES)
+        AutoConfig.register("tiny", TinyConfig, exist_ok=True)
+        AutoModelForTokenClassification.register(TinyConfig, TinyTagger, exist_ok=True)
+        yield
 
 
 @pytest.fixture
 def stock(tmp_path):
-    torch.manual_seed(0)
     model = TinyTagger(TinyConfig()).eval()
     model.save_pretrained(tmp_path / "stock")
     return model
@@ -142,21 +140,17 @@ def test_configuration_without_a_row_is_refused():
         type("CapeCrowConfig", (CapeTinyConfig,), {"model_type": "cape_crow"})
 
 
-def test_auto_classes_load_it(stock, tmp_path):
+def test_auto_classes_load_it_and_conversion_takes_it(stock, tmp_path, capsys):
     load = AutoModelForTokenClassification.from_pretrained
     model = load(tmp_path / "stock", position_embedding={"type": "cape"})
     assert type(model) is CapeTinyTagger
     model.save_pretrained(tmp_path / "own")
     again = load(tmp_path / "own").eval()
     assert torch.equal(again(TOKENS).logits, model.eval()(TOKENS).logits)
-
-
-def test_conversion_takes_it(stock, tmp_path, capsys):
-    command = [str(tmp_path / "stock"), str(tmp_path / "own"), "--position-embedding", "cape"]
+    command = [str(tmp_path / "stock"), str(tmp_path / "converted"), "--position-embedding", "cape"]
     assert convert.main([*command, "--position-max-global-shift", "3"]) == 0
     assert "'abspos' -> 'cape'" in capsys.readouterr().out
-    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "own")
-    assert model.config.position_embedding["max_global_shift"] == 3.0
+    assert load(tmp_path / "converted").config.position_embedding["max_global_shift"] == 3.0
 
 
 @pytest.mark.parametrize(

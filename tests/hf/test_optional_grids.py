@@ -1,25 +1,16 @@
 """Tables of patches that a configuration may leave out, beside biases of distances
 (data2vec-vision)."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 import transformers
 
 from hf_models.checks.proof import prove
+from hf_models.checks.updates import same_updates
 from tests.support.generated import drawn, switched
+from tests.support.hf import STACK
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-    "drop_path_rate": 0.0,
-}
+SIZES = {**STACK, "image_size": 32, "patch_size": 8, "drop_path_rate": 0.0}
 FORMS = {
     "biases": {"use_relative_position_bias": True},
     "shared biases": {"use_shared_relative_position_bias": True},
@@ -54,12 +45,7 @@ def test_stock_type_is_the_stock_model_bit_for_bit(form):
     assert model.state_dict().keys() == stock.state_dict().keys()
     for pixels in (images(), images(48, 40)):
         assert torch.equal(model(pixels).logits, stock(pixels).logits)
-    for each_model in (stock, model):
-        each_model(images()).logits.square().sum().backward()
-    gradients = dict(model.named_parameters())
-    for name, parameter in stock.named_parameters():
-        if parameter.grad is not None:
-            assert torch.equal(gradients[name].grad, parameter.grad), name
+    same_updates(stock, model, {"pixel_values": images()})
 
 
 def test_settings_of_the_stock_type_follow_the_configuration(tmp_path):
@@ -116,15 +102,6 @@ def test_positions_are_patch_centres():
     pixels = images()
     mirrored = pixels.flip(-1)
     assert not torch.allclose(model(pixels).logits, model(mirrored).logits, atol=1e-4)
-
-
-def test_copies_and_checkpoints_compute_the_same(tmp_path):
-    model = switched(build(), **CAPE)
-    model.save_pretrained(tmp_path)
-    expected = model(images()).logits
-    loaded = type(model).from_pretrained(tmp_path)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other.eval()(images()).logits, expected)
 
 
 def test_types_that_act_in_attention_are_refused_with_the_reason():

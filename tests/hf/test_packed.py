@@ -1,5 +1,8 @@
 """Several texts in one sample of a model that turns queries and keys: borders, draws, losses."""
 
+from functools import partial
+from unittest import mock
+
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM
@@ -16,6 +19,7 @@ SETTINGS = [
     {"type": "cape", "max_global_scale": 2.0},
     *({"type": name, "max_position": 40} for name in SAMPLED),
 ]
+each_settings = pytest.mark.parametrize("settings", SETTINGS, ids=lambda value: value["type"])
 
 
 def packed():
@@ -37,17 +41,10 @@ def moved_positions(model, **inputs):
         seen.append(position_ids)
         return forward(module, x, position_ids, *args, **kwargs)
 
-    stock.forward = note
-    try:
+    with mock.patch.object(stock, "forward", note):
         model(**inputs)
-    finally:
-        stock.forward = forward
     assert all(torch.equal(seen[0], other) for other in seen)  # asked twice, moved once
     return seen[0].float()
-
-
-def by_text(row):
-    return row.split(LENGTHS)
 
 
 def test_all_layers_see_one_draw_of_local_shifts():
@@ -59,13 +56,10 @@ def test_all_layers_see_one_draw_of_local_shifts():
     assert not torch.equal(moved, moved.round())
 
 
-# ---- draws ---------------------------------------------------------------------------------------
-
-
 def test_each_packed_text_has_a_scale_of_its_own():
     model = model_of({"type": "cape", "max_global_scale": 2.0, "max_local_shift": 0}).train()
     ids, positions = packed()
-    texts = by_text(moved_positions(model, input_ids=ids, position_ids=positions)[0])
+    texts = moved_positions(model, input_ids=ids, position_ids=positions)[0].split(LENGTHS)
     scales = [text[1].item() for text in texts]
     assert len(set(scales)) == 3
     for text, scale, length in zip(texts, scales, LENGTHS, strict=True):
@@ -74,27 +68,20 @@ def test_each_packed_text_has_a_scale_of_its_own():
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_each_packed_text_has_sorted_positions_of_its_own(name):
+    """A text that is longer than the range is refused."""
     model = model_of({"type": name, "max_position": 40}).train()
     ids, positions = packed()
-    texts = by_text(moved_positions(model, input_ids=ids, position_ids=positions)[0])
+    texts = moved_positions(model, input_ids=ids, position_ids=positions)[0].split(LENGTHS)
     assert all((text.diff() > 0).all() and text[0] >= 0 and text[-1] <= 40 for text in texts)
     first = [text[0].item() for text in texts]
     assert len(set(first)) == 3
     whole = torch.cat(texts)
     assert torch.equal(whole, whole.round()) == (name == "randpos")
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-def test_a_packed_text_longer_than_the_range_is_refused(name):
     model = model_of({"type": name, "max_position": 4}).train()
-    ids, positions = packed()
     with pytest.raises(ValueError, match="max_position=4 .*5 positions"):
         model(input_ids=ids, position_ids=positions)
     shorter = positions.masked_fill(positions == 4, 0)  # five texts, none of them longer than 4
     model(input_ids=ids, position_ids=shorter)
-
-
-# ---- borders and losses --------------------------------------------------------------------------
 
 
 def logits(model, seed=None, **inputs):
@@ -103,7 +90,7 @@ def logits(model, seed=None, **inputs):
     return model(**inputs, use_cache=False).logits.detach()  # with gradients, or nothing is drawn
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
+@each_settings
 def test_packed_texts_do_not_see_each_other(settings):
     """Where positions are moved: another first text changes nothing behind the border."""
     model, (ids, positions) = model_of(settings).train(), packed()
@@ -115,20 +102,19 @@ def test_packed_texts_do_not_see_each_other(settings):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings["type"])
+@each_settings
 def test_packed_texts_are_evaluated_as_unpacked_ones(settings, family):
     model, (ids, positions) = model_of(settings, family), packed()
     together = logits(model, input_ids=ids, position_ids=positions)[0].split(LENGTHS)
-    for text, expected in zip(by_text(ids[0]), together, strict=True):
+    for text, expected in zip(ids[0].split(LENGTHS), together, strict=True):
         alone = logits(model, input_ids=text[None])[0]
         torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
 
 
-EACH = [(family, name) for family in BIDIRECTIONAL for name in VARIANTS[family]]
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(("family", "name"), EACH)
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family in BIDIRECTIONAL for name in VARIANTS[family]]
+)
 def test_packed_texts_of_bidirectional_models_are_evaluated_as_unpacked_ones(
     family, name, attention
 ):
@@ -137,7 +123,7 @@ def test_packed_texts_of_bidirectional_models_are_evaluated_as_unpacked_ones(
     ids, positions = packed()
     with torch.no_grad():
         together = model(ids, position_ids=positions).logits[0]
-        alone = [model(text[None]).logits[0] for text in by_text(ids[0])]
+        alone = [model(text[None]).logits[0] for text in ids[0].split(LENGTHS)]
         embeds = model.get_input_embeddings()(ids)
         embedded = model(inputs_embeds=embeds, position_ids=positions).logits[0]
         shared = model(ids.flip(1).repeat(2, 1), position_ids=positions).logits
@@ -153,21 +139,17 @@ def test_packed_texts_of_bidirectional_models_are_evaluated_as_unpacked_ones(
 def test_packed_sources_of_a_decoder_are_refused(family):
     """Positions of the target alone come with the output of the encoder."""
     model, (ids, positions) = FAMILIES[family].build({"type": "sinpos"}), packed()
-    calls = [
-        lambda **arguments: model(input_ids=ids, decoder_input_ids=ids, **arguments),
-        lambda **arguments: model(
-            decoder_input_ids=ids, inputs_embeds=torch.ones(1, 12, 32), **arguments
-        ),
-        lambda **arguments: model.get_encoder()(ids, **arguments),
-    ]
-    for call in calls:
+    embedded = torch.ones(1, 12, 32)
+    for call in (
+        partial(model, input_ids=ids, decoder_input_ids=ids),
+        partial(model, decoder_input_ids=ids, inputs_embeds=embedded),
+        partial(model.get_encoder(), ids),
+    ):
         call()
         with pytest.raises(ValueError, match=r"position_ids.*with a source.*encoder_outputs"):
             call(position_ids=positions)
-    target = {"encoder_outputs": model.get_encoder()(ids), "decoder_input_ids": ids}
-    assert torch.equal(
-        model(**target, position_ids=torch.arange(12)[None]).logits, model(**target).logits
-    )
+    decode = partial(model, encoder_outputs=model.get_encoder()(ids), decoder_input_ids=ids)
+    assert torch.equal(decode(position_ids=torch.arange(12)[None]).logits, decode().logits)
 
 
 @pytest.mark.parametrize("family", [*BIDIRECTIONAL, "llama"])
@@ -200,9 +182,6 @@ def test_training_on_packed_texts_compiles_without_graph_breaks(settings):
     if settings["type"] in SAMPLED:
         with pytest.raises(ValueError, match="max_position=40 .*41 positions"):
             compiled(torch.ones(1, 41, dtype=torch.long), position_ids=torch.arange(41)[None])
-
-
-# ---- padding -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["llama", "modernbert"])

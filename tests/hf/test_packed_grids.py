@@ -1,7 +1,6 @@
 """Packed patches, images of different sizes in one batch (SigLIP 2)."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -13,14 +12,9 @@ from hf_models.seams.packed_grids import PackedTable, packed_positions
 from hf_models.seams.rows import RowTable
 from tests.hf import test_two_towers
 from tests.support.generated import drawn, switched
+from tests.support.hf import STACK
 
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
-IMAGE = {**SMALL, "num_patches": 16, "patch_size": 4}
+IMAGE = {**STACK, "num_patches": 16, "patch_size": 4}
 CAPE = {"type": "cape", "max_global_shift": 0.5}
 SHAPES = ((4, 4), (2, 5), (1, 1))
 
@@ -31,7 +25,7 @@ def build():
 
 def build_both():
     config = transformers.Siglip2Config(
-        text_config={**SMALL, **test_two_towers.TEXT}, vision_config=IMAGE
+        text_config={**STACK, **test_two_towers.TEXT}, vision_config=IMAGE
     )
     return drawn(transformers.Siglip2Model(config))
 
@@ -54,10 +48,6 @@ def test_stock_type_is_the_stock_model_bit_for_bit():
     model = switched(stock, type="abspos")
     for inputs in (images(*SHAPES), images((8, 8), length=64)):
         assert torch.equal(pooled(model, **inputs), pooled(stock, **inputs))
-    for each in (stock, model):
-        pooled(each, **images(*SHAPES)).square().sum().backward()
-    for theirs, ours in zip(stock.parameters(), model.parameters(), strict=True):
-        assert torch.equal(theirs.grad, ours.grad)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (2, 5), (5, 2), (1, 7), (1, 1)])
@@ -86,13 +76,6 @@ def test_the_shape_of_an_image_tells_its_patches_apart():
     torch.testing.assert_close(*still)
 
 
-def test_positions_are_drawn_for_each_image_in_training_alone():
-    model, inputs = switched(build(), **CAPE), images((4, 4), (4, 4))
-    torch.testing.assert_close(*pooled(model, **inputs))
-    assert not torch.allclose(*pooled(model.train(), **inputs), atol=1e-3)
-    torch.testing.assert_close(*pooled(model.eval(), **inputs))
-
-
 @pytest.mark.parametrize("shape", [(5, 4), (0, 4)])
 def test_wrong_sizes_are_refused(shape):
     model = switched(build(), **CAPE)
@@ -109,15 +92,6 @@ def test_types_that_act_in_attention_are_refused():
         hf_models.switch(build_both(), {"type": "rope"}, vision_position_embedding={"type": "rope"})
 
 
-def test_copies_and_checkpoints_compute_the_same(tmp_path):
-    model, inputs = switched(build(), **CAPE), images(*SHAPES)
-    model.save_pretrained(tmp_path)
-    expected = pooled(model, **inputs)
-    loaded = type(model).from_pretrained(tmp_path)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(pooled(other.eval(), **inputs), expected)
-
-
 def test_text_and_images_have_a_field_each():
     stock = build_both()
     ids = torch.randint(3, 58, (2, 30))  # longer than the table
@@ -128,10 +102,9 @@ def test_text_and_images_have_a_field_each():
     assert isinstance(model.seams()[0], RowTable)
     assert model.eval()(input_ids=ids, **images(*SHAPES)).logits_per_text.isfinite().all()
     stock_images = switched(stock, type="sinpos")
-    expected = stock.get_image_features(**images(*SHAPES)).pooler_output
-    got = stock_images.get_image_features(**images(*SHAPES)).pooler_output
-    assert torch.equal(got, expected)
-    moved = model.get_image_features(**images(*SHAPES)).pooler_output
+    expected = pooled(stock.get_image_features, **images(*SHAPES))
+    assert torch.equal(pooled(stock_images.get_image_features, **images(*SHAPES)), expected)
+    moved = pooled(model.get_image_features, **images(*SHAPES))
     assert not torch.allclose(moved, expected, atol=1e-3)
 
 

@@ -1,44 +1,22 @@
 """DINOv3: queries and keys turned by the centres of patches, moved for each image."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 import transformers
 
-import hf_models
 from cape_plugins import Draw, PositionConfig
 from hf_models.seams.rotary import leave_layers_unturned
 from hf_models.switching.install import fixed_positions
+from tests.support.generated import drawn, switched
+from tests.support.hf import STACK
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-    "num_register_tokens": 2,
-}
+SIZES = {**STACK, "image_size": 32, "patch_size": 8, "num_register_tokens": 2}
 SCALED = {"type": "rope", "max_global_scale": 2.0}  # the augmentation that DINOv3 was trained with
-
-
 STOCK_AUGMENTATION = {"pos_embed_rescale": 2.0, "pos_embed_shift": 0.3, "pos_embed_jitter": 1.5}
 
 
 def build(stock_class=transformers.DINOv3ViTModel, **fields):
-    torch.manual_seed(0)
-    model = stock_class(transformers.DINOv3ViTConfig(**{**SIZES, **fields})).eval()
-    with torch.no_grad():  # positions must show
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 and "token" not in name:
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model
-
-
-def switched(model, **position_embedding):
-    return hf_models.switch(copy.deepcopy(model), position_embedding)
+    return drawn(stock_class(transformers.DINOv3ViTConfig(**{**SIZES, **fields})))
 
 
 def images(height=32, width=32):
@@ -51,10 +29,7 @@ def output(model, pixels, seed=0, **options):
 
 
 def test_rope_is_the_stock_model_with_its_augmentation_bit_for_bit():
-    stock, pixels = (
-        build(**STOCK_AUGMENTATION),
-        images(),
-    )
+    stock, pixels = build(**STOCK_AUGMENTATION), images()
     model = switched(stock, type="rope")
     assert torch.equal(output(model, pixels), output(stock, pixels))
     stock.train(), model.train()
@@ -62,14 +37,6 @@ def test_rope_is_the_stock_model_with_its_augmentation_bit_for_bit():
     assert torch.equal(output(model, pixels), moved)
     assert not torch.equal(output(stock, pixels, seed=1), moved)  # the stock model draws
     assert torch.equal(*moved)  # once for the batch
-
-
-def test_each_image_has_a_draw():
-    model, pixels = switched(build(), **SCALED).train(), images()
-    moved = output(model, pixels)
-    assert not torch.allclose(moved[0], moved[1], atol=1e-3)
-    assert torch.equal(moved, output(model, pixels))
-    assert not torch.allclose(moved, output(model, pixels, seed=1), atol=1e-3)
 
 
 @pytest.mark.parametrize("settings", [SCALED, {"type": "cape"}, {"type": "nopos"}], ids=str)
@@ -117,18 +84,6 @@ def test_without_positions_patches_have_no_order():
     torch.testing.assert_close(output(model, mirrored)[:, 0], features)
     other = switched(build(), type="rope")
     assert not torch.allclose(output(other, mirrored)[:, 0], output(other, pixels)[:, 0], atol=1e-3)
-
-
-def test_folders_copies_and_pickles(tmp_path):
-    model, pixels = switched(build(), **SCALED), images()
-    at_rest = output(model, pixels)
-    model.save_pretrained(tmp_path)
-    loaded = transformers.AutoModel.from_pretrained(tmp_path)
-    assert type(loaded) is type(model)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(output(other.eval(), pixels), at_rest)
-        moved = output(other.train(), pixels)
-        assert not torch.allclose(moved[0], moved[1], atol=1e-3)
 
 
 def test_backbones_are_switched():

@@ -7,21 +7,12 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from transformers import (
-    AutoProcessor,
-    AutoTokenizer,
-    Wav2Vec2CTCTokenizer,
-    Wav2Vec2Processor,
-    pipeline,
-)
+from transformers import AutoProcessor, AutoTokenizer, Wav2Vec2CTCTokenizer, pipeline
+from transformers import Wav2Vec2Processor as Processor
 
 from cape_plugins.speech.features import log_mel
-from hf_models import (
-    CapeSpeechConfig,
-    CapeSpeechFeatureExtractor,
-    CapeSpeechForCTC,
-    CapeSpeechTokenizer,
-)
+from hf_models import CapeSpeechConfig, CapeSpeechForCTC, CapeSpeechTokenizer
+from hf_models import CapeSpeechFeatureExtractor as FeatureExtractor
 
 LETTERS = ("<pad>", "|", "<unk>", *"abcdefghij")
 RATE = 8000
@@ -34,13 +25,12 @@ def folder(tmp_path):
     tokenizer = Wav2Vec2CTCTokenizer(
         str(tmp_path / "vocab.json"), unk_token="<unk>", pad_token="<pad>", word_delimiter_token="|"
     )
-    features = CapeSpeechFeatureExtractor(feature_size=20, sampling_rate=RATE)
+    features = FeatureExtractor(feature_size=20, sampling_rate=RATE)
     torch.manual_seed(0)
     sizes = {"d_model": 32, "encoder_layers": 1, "encoder_ffn_dim": 32, "num_mel_bins": 20}
     config = CapeSpeechConfig(**sizes, vocab_size=len(LETTERS), sampling_rate=RATE)
     CapeSpeechForCTC(config).save_pretrained(tmp_path)
-    processor = Wav2Vec2Processor(feature_extractor=features, tokenizer=tokenizer)
-    processor.save_pretrained(tmp_path)
+    Processor(feature_extractor=features, tokenizer=tokenizer).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -50,7 +40,7 @@ def speech(seconds=1.0):
 
 def test_processor_is_saved_and_loaded(folder):
     processor = AutoProcessor.from_pretrained(folder)
-    assert type(processor.feature_extractor) is CapeSpeechFeatureExtractor
+    assert type(processor.feature_extractor) is FeatureExtractor
     batch = processor([speech(), speech(0.6)], sampling_rate=RATE, return_tensors="pt")
     assert batch["input_features"].shape == (2, 98, 20)
     assert batch["attention_mask"].sum(1).tolist() == [98, 58]
@@ -63,18 +53,16 @@ def test_processor_is_saved_and_loaded(folder):
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor, list])
 def test_hops_may_be_arrays(make):
-    extractor = CapeSpeechFeatureExtractor(feature_size=20, sampling_rate=RATE)
+    extractor = FeatureExtractor(feature_size=20, sampling_rate=RATE)
     batch = extractor([speech(), speech()], hop_seconds=make([0.01, 0.02]))
     assert batch["attention_mask"].sum(1).tolist() == [98, 49]
     assert batch["hop_nanoseconds"].tolist() == [10_000_000, 20_000_000]
 
 
 def test_padding_and_truncation_count_frames():
-    extractor = CapeSpeechFeatureExtractor(feature_size=20, sampling_rate=RATE)
-    cut = extractor(
-        [speech(), speech(0.3)], padding="max_length", max_length=50, truncation=True,
-        return_tensors="pt",
-    )  # fmt: skip
+    extractor = FeatureExtractor(feature_size=20, sampling_rate=RATE)
+    fifty = {"padding": "max_length", "max_length": 50, "truncation": True}
+    cut = extractor([speech(), speech(0.3)], **fifty, return_tensors="pt")
     assert cut["input_features"].shape == (2, 50, 20)
     assert cut["attention_mask"].sum(1).tolist() == [50, 28]
     wide = extractor([speech()], pad_to_multiple_of=32, return_tensors="pt")
@@ -108,12 +96,10 @@ BAD = [
 
 @pytest.mark.parametrize(("recording", "options", "message"), BAD, ids=lambda v: str(v)[:30])
 def test_bad_recordings_are_refused(recording, options, message):
-    features = CapeSpeechFeatureExtractor(sampling_rate=RATE)
+    features = FeatureExtractor(sampling_rate=RATE)
     with pytest.raises(ValueError, match=message):
         features(recording, **options)
 
-
-# ---- subwords ------------------------------------------------------------------------------------
 
 SENTENCES = ["one two three", "four five six", "seven eight nine", "zero one four seven"]
 
@@ -152,14 +138,11 @@ def test_subwords_are_encoded_and_decoded(spm, tmp_path):
 def test_subwords_collapse_repeats_and_blanks(spm):
     tokenizer = CapeSpeechTokenizer(str(spm))
     pieces = tokenizer("one two").input_ids
-    outputs = [0, 0]
-    for piece in pieces:
-        outputs += [piece, piece, 0]
+    outputs = [0, 0, *(output for piece in pieces for output in (piece, piece, 0))]
     assert tokenizer.decode(outputs) == "one two"
     assert tokenizer.batch_decode([outputs, [0]]) == ["one two", ""]
-    double = [pieces[0], 0, pieces[0]]
-    once = tokenizer.decode(pieces[:1])
-    assert tokenizer.decode(double).replace(" ", "") == once * 2
+    twice = tokenizer.decode([pieces[0], 0, pieces[0]]).replace(" ", "")
+    assert twice == tokenizer.decode(pieces[:1]) * 2
     decoded = tokenizer.decode(outputs, output_word_offsets=True)
     assert [word["word"] for word in decoded.word_offsets] == ["one", "two"]
     first, second = decoded.word_offsets

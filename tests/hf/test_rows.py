@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -12,82 +11,59 @@ import hf_models
 from cape_plugins.checkpoints.generated import GENERATED
 from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.seams.rows import RowTable
+from tests.support.generated import TOWER, drawn, switched
+from tests.support.hf import STACK
 
 TABLE, LENGTH = 20, 50  # positions of the stock models, and a longer text
-SIZES = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": TABLE,
-}
+SIZES = {**STACK, "vocab_size": 60, "max_position_embeddings": TABLE}
 GPT = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": TABLE}
 NEO = {**SIZES, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
 OPT = {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32}
 CLIP = {**SIZES, "eos_token_id": 3, "projection_dim": 16}
 PAD = 1
+SPECIAL = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2}
+DISTIL = {"vocab_size": 60, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 MODELS = {
     # rows begin behind the padding token
-    "roberta": (transformers.RobertaForMaskedLM, SIZES),
-    "xlm-roberta": (transformers.XLMRobertaForMaskedLM, SIZES),
-    "camembert": (transformers.CamembertForMaskedLM, SIZES),
-    "data2vec-text": (transformers.Data2VecTextForMaskedLM, SIZES),
-    "mpnet": (transformers.MPNetForMaskedLM, SIZES),
-    "esm": (
-        transformers.EsmForMaskedLM,
-        {**SIZES, "position_embedding_type": "absolute", "mask_token_id": 4},
-    ),
+    "roberta": ("RobertaForMaskedLM", SIZES),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", SIZES),
+    "camembert": ("CamembertForMaskedLM", SIZES),
+    "data2vec-text": ("Data2VecTextForMaskedLM", SIZES),
+    "mpnet": ("MPNetForMaskedLM", SIZES),
+    "esm": ("EsmForMaskedLM", {**SIZES, "position_embedding_type": "absolute", "mask_token_id": 4}),
     # a second table is looked up by the same numbers
-    "lilt": (
-        transformers.LiltForTokenClassification,
-        {**SIZES, "hidden_size": 48, "channel_shrink_ratio": 4},
-    ),
-    "layoutlm": (transformers.LayoutLMForMaskedLM, SIZES),
+    "lilt": ("LiltForTokenClassification", {**SIZES, "hidden_size": 48, "channel_shrink_ratio": 4}),
+    "layoutlm": ("LayoutLMForMaskedLM", SIZES),
     # coordinates on the page stay stock, and so do relative distances in attention
     "layoutlmv3": (
-        transformers.LayoutLMv3ForTokenClassification,
+        "LayoutLMv3ForTokenClassification",
         {**SIZES, "coordinate_size": 4, "shape_size": 8, "has_relative_attention_bias": True},
     ),
     # rows begin at 0
-    "electra": (transformers.ElectraForMaskedLM, {**SIZES, "embedding_size": 16}),
-    "distilbert": (
-        transformers.DistilBertForMaskedLM,
-        {"vocab_size": 60, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48,
-         "max_position_embeddings": TABLE},
-    ),
-    "clip_text_model": (transformers.CLIPTextModelWithProjection, CLIP),
-    "gpt2": (transformers.GPT2LMHeadModel, GPT),
+    "electra": ("ElectraForMaskedLM", {**SIZES, "embedding_size": 16}),
+    "distilbert": ("DistilBertForMaskedLM", {**DISTIL, "max_position_embeddings": TABLE}),
+    "clip_text_model": ("CLIPTextModelWithProjection", CLIP),
+    "gpt2": ("GPT2LMHeadModel", GPT),
     # the stock class chooses the rows, by the mask
-    "opt": (transformers.OPTForCausalLM, OPT),
-    "biogpt": (transformers.BioGptForCausalLM, SIZES),
+    "opt": ("OPTForCausalLM", OPT),
+    "biogpt": ("BioGptForCausalLM", SIZES),
     # causal masks in buffers that end with the table; windows
-    "gpt_neo": (transformers.GPTNeoForCausalLM, {**NEO, "window_size": 6}),
-    "openai-gpt": (transformers.OpenAIGPTLMHeadModel, GPT),
-}  # fmt: skip
+    "gpt_neo": ("GPTNeoForCausalLM", {**NEO, "window_size": 6}),
+    "openai-gpt": ("OpenAIGPTLMHeadModel", GPT),
+}
 WRITERS = [name for name in MODELS if GENERATED[name].side == "decoder"]
 READERS = [name for name in MODELS if GENERATED[name].side == "encoder"]
 each = pytest.mark.parametrize("name", MODELS)
 
 
 def build(name, **fields):
-    model_class, sizes = MODELS[name]
-    config = model_class.config_class(
-        **{"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2, **sizes, **fields}
-    )
+    class_name, sizes = MODELS[name]
+    model_class = getattr(transformers, class_name)
+    config = model_class.config_class(**{**SPECIAL, **sizes, **fields})
     for field, value in vars(config).items():
         if "drop" in field and isinstance(value, float):
             setattr(config, field, 0.0)
-    model = model_class(config).eval()
-    with torch.no_grad():  # positions must show
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model
-
-
-def switched(model, name="cape", **options):
-    return hf_models.switch(copy.deepcopy(model), {"type": name, **options})
+    return drawn(model_class(config))
 
 
 def texts(length=12, batch=2):
@@ -101,27 +77,8 @@ def output(model, ids, mask=None):
 
 
 @each
-def test_stock_type_is_the_stock_model_bit_for_bit(name):
-    """Padded and not; gradients too."""
-    stock = build(name)
-    model = switched(stock, "abspos")
-    ids, mask = texts(), torch.ones(2, 12).long()
-    mask[1, 9:] = 0
-    for each_mask in (torch.ones_like(mask), mask):
-        padded = ids.masked_fill(each_mask == 0, PAD)
-        outputs = [output(each_model, padded, each_mask) for each_model in (model, stock)]
-        assert torch.equal(*outputs)
-    for each_output in outputs:
-        each_output.square().sum().backward()
-    gradients = dict(model.named_parameters())
-    for path, parameter in stock.named_parameters():
-        if parameter.grad is not None:
-            assert torch.equal(gradients[path].grad, parameter.grad), path
-
-
-@each
 def test_texts_have_any_length(name):
-    model = switched(build(name))
+    model = switched(build(name), type="cape")
     ids = texts(LENGTH)
     long = output(model, ids)
     assert torch.isfinite(long).all()
@@ -136,8 +93,8 @@ def test_texts_have_any_length(name):
 @pytest.mark.parametrize("name", [name for name in MODELS if "clip" not in name])
 def test_learned_tables_begin_anew(name):
     """Rows are those behind the first, not those for padding. Stock CLIP refuses longer texts."""
-    model = switched(build(name), "abspos")
-    table = next(seam for seam in model.seams())
+    model = switched(build(name), type="abspos")
+    table = model.seams()[0]
     count = table.num_embeddings - table.first_row
     rows = table.first_row + torch.arange(3 * count)[None]
     looked_up = RowTable.forward(table, rows)
@@ -147,7 +104,7 @@ def test_learned_tables_begin_anew(name):
 
 @each
 def test_padding_changes_nothing(name):
-    model, ids = switched(build(name)), texts(9, 1)
+    model, ids = switched(build(name), type="cape"), texts(9, 1)
     alone = output(model, ids)
     for side, (before, after) in {"left": (4, 0), "right": (0, 4)}.items():
         if name == "clip_text_model" and side == "left":
@@ -161,8 +118,8 @@ def test_padding_changes_nothing(name):
 @pytest.mark.parametrize("name", READERS)
 def test_positions_of_the_caller_count_from_zero_or_from_the_first_row(name):
     """Also where padding stands in a mask, or, without a mask, at the row of padding."""
-    model, ids = switched(build(name)), texts(9)
-    table = next(seam for seam in model.seams())
+    model, ids = switched(build(name), type="cape"), texts(9)
+    table = model.seams()[0]
     if table.first_row == 0:
         return
     mask = torch.ones_like(ids)
@@ -170,35 +127,18 @@ def test_positions_of_the_caller_count_from_zero_or_from_the_first_row(name):
     ids = ids.masked_fill(mask == 0, PAD)
     from_zero = torch.arange(9).expand(2, 9)
     at_rows = torch.where(mask.bool(), from_zero + table.first_row, PAD)
-    embeddings = []
+    expected = output(model, ids, mask)[mask.bool()]
     for numbers in (from_zero, from_zero[:1], at_rows, from_zero + table.first_row):
-        result = model(ids, attention_mask=mask, position_ids=numbers)
-        embeddings.append(result.logits[mask.bool()])
-    for other in embeddings:
-        torch.testing.assert_close(other, output(model, ids, mask)[mask.bool()])
+        logits = model(ids, attention_mask=mask, position_ids=numbers).logits
+        torch.testing.assert_close(logits[mask.bool()], expected)
     alone = model(ids[:1], position_ids=from_zero[:1]).logits
     torch.testing.assert_close(alone, output(model, ids[:1]))
-    padded = model(ids, position_ids=at_rows).logits[:1]
-    torch.testing.assert_close(padded, alone)
-
-
-@each
-def test_positions_are_drawn_in_training_alone(name, tmp_path):
-    model, ids = switched(build(name), max_global_shift=50.0), texts()
-    assert torch.equal(output(model, ids), output(model, ids))
-    model.train()
-    assert not torch.allclose(output(model, ids), output(model, ids), atol=1e-4)
-    model.eval().save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(output(other.eval(), ids), output(model, ids))
-    tables = {f"{path}.weight" for path in model.seam_paths}
-    assert tables.isdisjoint(model.state_dict())
+    torch.testing.assert_close(model(ids, position_ids=at_rows).logits[:1], alone)
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_generation_equals_teacher_forcing_beyond_the_table(name):
-    model = switched(build(name))
+    model = switched(build(name), type="cape")
     ids, mask = texts(8), torch.ones(2, 8).long()
     mask[1, :3] = 0
     padded = ids.masked_fill(mask == 0, PAD)
@@ -213,7 +153,7 @@ def test_generation_equals_teacher_forcing_beyond_the_table(name):
 
 def test_pooled_token_of_a_long_caption():
     """CLIP pools the state of the first end token, wherever it stands."""
-    model, ids = switched(build("clip_text_model")), texts(LENGTH, 1)
+    model, ids = switched(build("clip_text_model"), type="cape"), texts(LENGTH, 1)
     ids[:, 40:] = 3
     embeds = model(ids).text_embeds
     torch.testing.assert_close(model(ids[:, :41]).text_embeds, embeds)
@@ -224,13 +164,9 @@ def test_pooled_token_of_a_long_caption():
 
 def test_whole_clip_takes_long_captions():
     """The images keep their stock positions; the text has the positions of CLIP's text model."""
-    image = {"image_size": 16, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48}
-    layers = {"num_hidden_layers": 1, "num_attention_heads": 4}
-    config = transformers.CLIPConfig(
-        text_config=CLIP, vision_config={**image, **layers}, projection_dim=16
-    )
+    config = transformers.CLIPConfig(text_config=CLIP, vision_config=TOWER, projection_dim=16)
     stock = transformers.CLIPModel(config).eval()
-    model = switched(stock)
+    model = switched(stock, type="cape")
     assert model.seam_paths[0] == "text_model.embeddings.position_embedding"
     pixels, ids = torch.randn(2, 3, 16, 16), texts(LENGTH)
     ids[:, 45] = 3  # the end, whose state is pooled
@@ -246,7 +182,7 @@ def test_whole_clip_takes_long_captions():
 def test_local_windows_stay_beyond_the_table():
     """GPT-Neo's local layers see 6 tokens at any distance from the beginning."""
     model = build("gpt_neo", attention_types=[[["local", "local"], 1]])
-    model, ids = switched(model, "nopos"), texts(LENGTH, 1)
+    model, ids = switched(model, type="nopos"), texts(LENGTH, 1)
     changed = ids.clone()
     changed[:, 20] = ids[:, 20] % 50 + 5
     differs = (output(model, ids) != output(model, changed)).any(-1)[0]
@@ -256,7 +192,7 @@ def test_local_windows_stay_beyond_the_table():
 
 def test_stock_model_is_restored():
     stock, ids = build("roberta"), texts()
-    model = switched(switched(stock), "abspos")
+    model = switched(switched(stock, type="cape"), type="abspos")
     table = model.roberta.embeddings.position_embeddings
     assert table.weight.shape == (TABLE, 32)
     assert output(model, ids).shape == output(stock, ids).shape
@@ -264,16 +200,10 @@ def test_stock_model_is_restored():
 
 def test_a_stock_decoder_counts_its_tokens_and_not_the_source():
     """In a model of two stock stacks: padding of the source moves no target."""
-    special = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": 2}
-    sizes = {**SIZES, **special, "type_vocab_size": 1, "max_position_embeddings": TABLE + 2}
+    sizes = {**SIZES, **SPECIAL, "type_vocab_size": 1, "max_position_embeddings": TABLE + 2}
     encoder, decoder = (transformers.RobertaConfig(**sizes) for _ in range(2))
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
-    stock = transformers.EncoderDecoderModel(config=config).eval()
-    with torch.no_grad():
-        for parameter in stock.parameters():
-            if parameter.dim() == 2:
-                torch.nn.init.normal_(parameter, std=0.3)
-    model = switched(stock).eval()
+    model = switched(drawn(transformers.EncoderDecoderModel(config=config)), type="cape")
     source, target = texts(12), texts(7)
     mask, target_mask = torch.ones_like(source), torch.ones_like(target)
     mask[1, :3] = 0

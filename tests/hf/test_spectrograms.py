@@ -1,8 +1,5 @@
 """The audio spectrogram transformer: bands x frames, of which time alone is moved."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 import transformers
@@ -10,19 +7,11 @@ import transformers
 import hf_models
 from cape_plugins import Draw
 from tests.support.expected import IN_ATTENTION, acts_in_attention, types_whose
+from tests.support.generated import drawn, switched
+from tests.support.hf import STACK
 
 BANDS, FRAMES = 20, 48
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "patch_size": 8,
-    "frequency_stride": 6,
-    "time_stride": 5,
-    "num_mel_bins": BANDS,
-    "max_length": FRAMES,
-}
+SIZES = {**STACK, "patch_size": 8, "frequency_stride": 6, "time_stride": 5}
 ROWS, COLUMNS = 3, 9  # overlapping patches
 CAPE = {"type": "cape", "max_global_shift": 2.0, "max_global_scale": 1.5}
 # a learned table has the rows of the stock model's patches, whatever the duration
@@ -30,18 +19,8 @@ OF_ANY_DURATION = types_whose(lambda encoding: not (acts_in_attention(encoding) 
 
 
 def build(**fields):
-    torch.manual_seed(0)
-    config = transformers.ASTConfig(**{**SIZES, **fields})
-    model = transformers.ASTForAudioClassification(config).eval()
-    with torch.no_grad():  # positions must show
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model
-
-
-def switched(model, **position_embedding):
-    return hf_models.switch(copy.deepcopy(model), position_embedding)
+    sizes = {**SIZES, "num_mel_bins": BANDS, "max_length": FRAMES, **fields}
+    return drawn(transformers.ASTForAudioClassification(transformers.ASTConfig(**sizes)))
 
 
 def sounds(frames=FRAMES):
@@ -67,26 +46,15 @@ def sinusoids(times, half):
     return torch.stack((phase.cos(), phase.sin()), -1).flatten(-2)
 
 
-def test_stock_type_is_the_stock_model_bit_for_bit():
-    stock, inputs = build(), sounds()
-    model = switched(stock, type="abspos")
-    outputs = [each_model(inputs).logits for each_model in (model, stock)]
-    assert torch.equal(*outputs)
-    for each_output in outputs:
-        each_output.square().sum().backward()
-    gradients = dict(model.named_parameters())
-    for path, parameter in stock.named_parameters():
-        assert torch.equal(gradients[path].grad, parameter.grad), path
-    seam = model.seams()[0]
-    assert (seam.grid, seam.special_tokens) == ((ROWS, COLUMNS), 2)
-
-
 def test_columns_of_patches_are_at_their_seconds():
-    added = rows_of(switched(build(), type="sinpos"))
+    model = switched(build(), type="sinpos")
+    assert (model.seams()[0].grid, model.seams()[0].special_tokens) == ((ROWS, COLUMNS), 2)
+    added = rows_of(model)
     # a hop of 10 ms, a window of 25 ms, patches of 8 frames, 5 frames apart
     seconds = 0.0125 + 0.035 + 0.05 * torch.arange(COLUMNS)
     expected = sinusoids(seconds, 16).expand(1, ROWS, -1, -1)
     torch.testing.assert_close(added[..., :16], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rows_of(model, frames=200)[:, :, :COLUMNS], added)
 
 
 def test_the_frequency_axis_does_not_move():
@@ -119,25 +87,6 @@ def test_the_stock_table_takes_one_duration_until_it_is_resized():
         model(sounds(200))
     longer = hf_models.extend_table(model, 200, "stretch")
     assert torch.isfinite(longer(sounds(200)).logits).all()
-
-
-def test_patches_of_a_longer_sound_keep_their_seconds():
-    model = switched(build(), type="sinpos")
-    torch.testing.assert_close(rows_of(model, frames=200)[:, :, :COLUMNS], rows_of(model))
-
-
-def test_each_sound_has_a_draw_in_training_alone(tmp_path):
-    model, inputs = switched(build(), **CAPE), sounds()
-    still = model(inputs).logits
-    assert torch.equal(model(inputs).logits, still)
-    moved = model.train()(inputs).logits
-    assert not torch.allclose(moved[0], moved[1], atol=1e-3)
-    torch.testing.assert_close(model.eval()(inputs).logits, still)
-    model.save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForAudioClassification.from_pretrained(tmp_path).eval()
-    assert type(loaded) is type(model)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other(inputs).logits, still)
 
 
 def test_special_tokens_get_their_rows():

@@ -10,57 +10,51 @@ from cape_plugins.speech.batching import frame_nanoseconds
 from hf_models import CapeSpeechConfig
 from tests.support.hf import AUDIO, batch, frames, make, seam, targets
 
-NAMES = list(AUDIO)
-FAMILIES = ("speech_ctc", "speech_to_text")
+each_family = pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
 
 
-def logits(model, inputs, **kwargs):
-    if hasattr(model, "model"):
-        kwargs["decoder_input_ids"] = targets(len(inputs["input_features"]), 5) % 40
-    with torch.no_grad():
-        return model(**inputs, **kwargs).logits
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", NAMES)
+@each_family
+@pytest.mark.parametrize("name", AUDIO)
 def test_batch_equals_its_samples(name, family):
     """What stands on padding does not matter, either."""
     model, inputs = make(family, name), frames()
-    expected = logits(model, inputs)
-    junk = dict(inputs)
+    junk, ids = dict(inputs), targets(3, 5) % 40
     pads = inputs["attention_mask"].eq(0)[..., None]
     junk["input_features"] = inputs["input_features"].masked_fill(pads, 7.0)
-    ids = targets(3, 5) % 40
+
+    @torch.no_grad()
+    def logits(rows, **inputs):
+        decoder = {} if family == "speech_ctc" else {"decoder_input_ids": ids[rows]}
+        return model(**inputs, **decoder).logits
+
+    batches = [logits(slice(3), **batch) for batch in (inputs, junk)]
     for row, length in enumerate((50, 41, 22)):
-        alone = {"input_features": inputs["input_features"][row : row + 1, :length]}
-        if family == "speech_to_text":
-            with torch.no_grad():
-                single = model(**alone, decoder_input_ids=ids[row : row + 1]).logits
-        else:
-            single = logits(model, alone)
+        alone = logits([row], input_features=inputs["input_features"][[row], :length])[0]
         outputs = -(-length // 3) if family == "speech_ctc" else 5
-        assert single.shape[1] == outputs
-        for together in (expected, logits(model, junk)):
-            torch.testing.assert_close(together[row, :outputs], single[0], atol=2e-5, rtol=1e-4)
+        assert len(alone) == outputs
+        for together in batches:
+            torch.testing.assert_close(together[row, :outputs], alone, atol=2e-5, rtol=1e-4)
 
 
-def coordinates(model, inputs, **kwargs):
-    seen, encoding = [], seam(model).encoding
+def coordinates(**hop):
+    """Of the frames of a batch, in the encoder of a model for CTC."""
+    model, seen = make("speech_ctc", "sinpos"), []
+    encoding = seam(model).encoding
     for method in ("forward", "grid"):
         stock = getattr(type(encoding), method)
         setattr(encoding, method, lambda c, stock=stock: (seen.append(c), stock(encoding, c))[1])
-    logits(model, inputs, **kwargs)
+    model(**frames(), **hop)
     return seen[0].reshape(-1, seen[0].shape[-2]) if seen[0].dim() == 3 else seen[0].T
 
 
 def test_positions_are_the_centres_of_frames_in_seconds():
     """Convolutions of stride 3; window of 25 ms."""
-    times = coordinates(make("speech_ctc", "sinpos"), frames())
+    times = coordinates()
     torch.testing.assert_close(times[0], 0.0125 + 0.03 * torch.arange(17.0))
-    times = coordinates(make("speech_ctc", "sinpos"), frames(), hop_nanoseconds=20_000_000)
+    times = coordinates(hop_nanoseconds=20_000_000)
     torch.testing.assert_close(times[0], 0.0125 + 0.06 * torch.arange(17.0))
     hops = torch.tensor([10_000_000, 12_000_000, 20_000_000])
-    times = coordinates(make("speech_ctc", "sinpos"), frames(), hop_nanoseconds=hops)
+    times = coordinates(hop_nanoseconds=hops)
     torch.testing.assert_close(times, 0.0125 + 3e-9 * hops[:, None] * torch.arange(17.0))
 
 
@@ -80,8 +74,8 @@ def test_loss_is_ctc_over_true_lengths():
     assert model._get_feat_extract_output_lengths(frame_counts).tolist() == lengths.tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", NAMES)
+@each_family
+@pytest.mark.parametrize("name", AUDIO)
 def test_batch_without_padding_equals_its_samples(name, family):
     """Irregular times, no mask; the loss, too, equals the loss of the samples one by one."""
     model, features = make(family, name), frames((40, 40, 40))["input_features"]
@@ -94,10 +88,7 @@ def test_batch_without_padding_equals_its_samples(name, family):
     with torch.no_grad():
         labelled = {**inputs, "labels": labels}
         batch = model(**labelled)
-        alone = [
-            model(**{key: value[row : row + 1] for key, value in labelled.items()})
-            for row in range(3)
-        ]
+        alone = [model(**{k: value[[row]] for k, value in labelled.items()}) for row in range(3)]
         other = model(input_features=features, labels=labels)
     logits = torch.cat([output.logits for output in alone])
     torch.testing.assert_close(batch.logits, logits, atol=2e-5, rtol=1e-4)
@@ -156,7 +147,7 @@ def test_hop_that_is_no_number_of_nanoseconds_is_refused(hop, message):
         make("speech_ctc", "sinpos")(**batch("speech_ctc"), hop_nanoseconds=hop)
 
 
-@pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
+@each_family
 @pytest.mark.parametrize("columns", [49, 51])
 def test_mask_of_another_width_than_the_features_is_refused(family, columns):
     inputs = {**batch(family), "attention_mask": torch.ones(3, columns, dtype=torch.long)}

@@ -25,6 +25,7 @@ ENCODERS = ("roberta", "electra", "distilbert", "clip_text_model")
 DECODERS = ("gpt2", "opt", "biogpt")
 IMAGES = ("clip_vision_model", "vit_msn", "ijepa")
 COMPUTES_ITSELF = ("mpnet", "lilt", "gpt_neo")
+WITH_LOGITS = {"output_logits": True, "return_dict_in_generate": True}
 
 
 def switched(stock, name, **options):
@@ -39,13 +40,8 @@ def switched(stock, name, **options):
 
 def bert_like(stock):
     """A stock BERT with the weights of a RoBERTa, whose layers are the same."""
-    config = transformers.BertConfig(
-        **{name: getattr(stock.config, name) for name in ("vocab_size", "hidden_size",
-           "num_hidden_layers", "num_attention_heads", "intermediate_size", "pad_token_id",
-           "max_position_embeddings", "type_vocab_size", "layer_norm_eps")},
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    bert = transformers.BertModel(config).eval()
+    sizes = {key: value for key, value in stock.config.to_dict().items() if key != "model_type"}
+    bert = transformers.BertModel(transformers.BertConfig(**sizes)).eval()
     bert.load_state_dict(stock.base_model.state_dict(), strict=False)
     return bert
 
@@ -94,23 +90,15 @@ def test_generation_equals_teacher_forcing(name, family):
     mask[1, :3] = 0
     ids = ids.masked_fill(mask == 0, PAD)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": PAD}
-    out = model.generate(
-        input_ids=ids, attention_mask=mask, output_logits=True, return_dict_in_generate=True,
-        **options,
-    )  # fmt: skip
+    options |= {"input_ids": ids, "attention_mask": mask}
+    out = model.generate(**options, **WITH_LOGITS)
     whole = torch.cat((mask, torch.ones(2, 6).long()), 1)
     forced = output(model, out.sequences, whole)[:, 7:-1]
     torch.testing.assert_close(torch.stack(out.logits, 1), forced, atol=1e-4, rtol=1e-4)
-    beams = model.generate(input_ids=ids, attention_mask=mask, num_beams=2, **options)
-    again = model.generate(
-        input_ids=ids, attention_mask=mask, num_beams=2, use_cache=False, **options
-    )
-    assert torch.equal(beams, again)
+    beams = model.generate(**options, num_beams=2)
+    assert torch.equal(model.generate(**options, num_beams=2, use_cache=False), beams)
     if type(model)._can_compile_fullgraph:
-        fixed = model.generate(
-            input_ids=ids, attention_mask=mask, cache_implementation="static",
-            disable_compile=True, **options,
-        )  # fmt: skip
+        fixed = model.generate(**options, cache_implementation="static", disable_compile=True)
         assert torch.equal(fixed, out.sequences)
 
 
@@ -126,22 +114,20 @@ def test_checkpointing_runs_layers_again_with_the_same_positions(name, reentrant
         losses = []
         for seed in (1, 2):  # two forwards before a backward
             torch.manual_seed(seed)
-            losses.append(model(texts_of(seed), use_cache=False).logits.square().mean())
+            losses.append(model(texts(), use_cache=False).logits.square().mean())
         sum(losses).backward()
         gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
     for path, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][path], gradient, msg=path)
 
 
-def texts_of(seed):
-    return torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(seed))
-
-
 @types
 @pytest.mark.parametrize("family", ["roberta", "opt", "clip_vision_model"])
 def test_models_are_copied_pickled_saved_and_switched_back(name, family, tmp_path):
-    build, inputs, result = of_family(family)
-    stock = build(family)
+    inputs, result = texts(), output
+    stock = (test_grids if family in test_grids.MODELS else test_rows).build(family)
+    if family in test_grids.MODELS:
+        inputs, result = test_grids.images(24, 40), test_grids.output
     model = switched(stock, name)
     expected = result(model, inputs)
     model.save_pretrained(tmp_path)
@@ -152,12 +138,6 @@ def test_models_are_copied_pickled_saved_and_switched_back(name, family, tmp_pat
     once = hf_models.switch(copy.deepcopy(stock), {"type": "nopos"}).eval()
     assert torch.equal(result(back, inputs), result(once, inputs))
     assert not torch.allclose(result(back, inputs), expected)
-
-
-def of_family(family):
-    if family in test_grids.MODELS:
-        return test_grids.build, test_grids.images(24, 40), test_grids.output
-    return test_rows.build, texts(), output
 
 
 @types
@@ -185,10 +165,9 @@ def test_relative_distances_of_patches_equal_a_family_with_a_file():
         generated = switched(stock, name)
         by_file = switched(vit, name)
         by_file.load_state_dict(generated.base_model.state_dict())
-        states = [
-            model(pixels).last_hidden_state for model in (generated.base_model.eval(), by_file)
-        ]
-        torch.testing.assert_close(*states, msg=name)
+        expected = by_file(pixels).last_hidden_state
+        actual = generated.base_model.eval()(pixels).last_hidden_state
+        torch.testing.assert_close(actual, expected, msg=name)
 
 
 @types
@@ -197,13 +176,10 @@ def test_sources_and_targets_have_positions_in_self_attention_only(name, family)
     model = switched(test_sinusoids.build(family), name)
     ids = torch.randint(5, 60, (2, 9))
     model.generation_config.eos_token_id = None
-    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": PAD}
-    cached = model.generate(input_ids=ids, num_beams=2, **options)
-    again = model.generate(input_ids=ids, num_beams=2, use_cache=False, **options)
-    assert torch.equal(cached, again)
-    out = model.generate(
-        input_ids=ids, output_logits=True, return_dict_in_generate=True, **options
-    )  # fmt: skip
+    options = {"input_ids": ids, "max_new_tokens": 6, "do_sample": False, "pad_token_id": PAD}
+    cached = model.generate(**options, num_beams=2)
+    assert torch.equal(model.generate(**options, num_beams=2, use_cache=False), cached)
+    out = model.generate(**options, **WITH_LOGITS)
     forced = model(input_ids=ids, decoder_input_ids=out.sequences[:, :-1]).logits
     torch.testing.assert_close(torch.stack(out.logits, 1), forced, atol=1e-4, rtol=1e-4)
     for path, module in model.named_modules():
@@ -239,27 +215,19 @@ def test_positions_in_attention_depend_on_distances_alone(type_name):
     tubelets that change places change the output."""
     model = test_video.switched(test_video.build("vivit"), type=type_name)
     clip = test_video.videos(8)
-    expected = model(clip).logits
+    assert model(clip).logits.isfinite().all()
     swapped = clip.clone()
     swapped[:, :2], swapped[:, 4:6] = 2 * clip[:, 4:6], clip[:, :2]
     both = clip.clone()
     both[:, :2], both[:, 4:6] = clip[:, :2], 2 * clip[:, 4:6]
     assert not torch.allclose(model(swapped).logits, model(both).logits, atol=1e-5)
-    assert expected.isfinite().all()
-    seam = model.seams()[0]
-    few, many = (positions_of(model, seam, test_video.videos(frames)) for frames in (4, 8))
+    layer, seen = model.get_submodule(model.layer_paths[0]), []
+    layer.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(kwargs["facts"].positions.key), with_kwargs=True
+    )
+    for frames in (4, 8):
+        model(test_video.videos(frames))
+    few, many = seen  # [1, tubelets, 3]
     middle = many.shape[1] // 2 - few.shape[1] // 2
     inner = many[:, middle : middle + few.shape[1]]
     assert torch.equal(few, inner)  # seconds from the middle
-
-
-def positions_of(model, seam, clip):
-    """``[1, tubelets, 3]``, the coordinates that the layers get."""
-    layer = model.get_submodule(model.layer_paths[0])
-    seen = []
-    handle = layer.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs["facts"].positions.key), with_kwargs=True
-    )
-    model(clip)
-    handle.remove()
-    return seen[0]

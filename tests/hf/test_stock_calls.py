@@ -29,18 +29,14 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize("family", WITH_STOCK)
 def test_every_call_loads_the_model_of_this_package_with_the_stock_weights(family, folders):
-    row, inputs = FAMILIES[family], batch(family)
-    settings, folder = VARIANTS[family]["cape"], folders / family
-    expected = answer(row.model.from_pretrained(folder, position_embedding=settings)(**inputs))
+    row, inputs, folder = FAMILIES[family], batch(family), folders / family
+    cape = {"position_embedding": VARIANTS[family]["cape"]}
+    expected = answer(row.model.from_pretrained(folder, **cape)(**inputs))
     stock = row.stock_config.from_pretrained(folder)
-    calls = (
-        lambda: row.auto.from_pretrained(folder, config=stock, position_embedding=settings),
-        lambda: row.model.from_pretrained(folder, config=stock, position_embedding=settings),
-        lambda: row.stock_model.from_pretrained(folder, position_embedding=settings),
-        lambda: row.stock_model.from_pretrained(folder, config=stock, position_embedding=settings),
-    )
-    for call in calls:
-        model = call()
+    models = [row.stock_model.from_pretrained(folder, **cape)]
+    for loader in (row.auto, row.model, row.stock_model):
+        models.append(loader.from_pretrained(folder, config=stock, **cape))
+    for model in models:
         assert type(model) is row.model
         # weights in a file may be aligned otherwise, and a convolution rounds otherwise then
         torch.testing.assert_close(answer(model(**inputs)), expected, atol=1e-5, rtol=1e-5)
@@ -54,18 +50,18 @@ def test_every_call_builds_the_model_of_this_package_from_a_stock_configuration(
     stock = row.stock_config(**row.sizes)
     stock.architectures = [row.stock_model.__name__]  # without, from_config of DeiT fails in stock
     stock._attn_implementation = "eager"
-    calls = (
-        lambda: row.auto.from_config(stock, position_embedding=settings),
-        lambda: row.auto.from_config(config=stock, position_embedding=settings),
-        lambda: row.model._from_config(stock, position_embedding=settings, dtype=torch.bfloat16),
-        lambda: row.stock_model._from_config(stock, position_embedding=settings),
+    cape = {"position_embedding": settings}
+    models = (
+        row.auto.from_config(stock, **cape),
+        row.auto.from_config(config=stock, **cape),
+        row.stock_model._from_config(stock, **cape),
+        row.model._from_config(stock, **cape, dtype=torch.bfloat16),
     )
-    for call in calls:
-        model = call()
+    for model in models:
         assert type(model) is row.model
         assert model.config.position_embedding.items() >= settings.items()
         assert model.config._attn_implementation == "eager"
-    assert calls[2]().dtype == torch.bfloat16
+    assert models[-1].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("family", ["marian", "bert", "llama"])
@@ -83,15 +79,10 @@ def test_a_stock_configuration_may_hold_the_position_embedding(family, folders):
     config = row.stock_config.from_pretrained(folder)
     config.architectures = [row.stock_model.__name__]
     config.position_embedding = settings
-    calls = (
-        lambda: row.auto.from_config(config),
-        lambda: row.stock_model._from_config(config),
-        lambda: row.auto.from_pretrained(folder, config=config),
-        lambda: row.stock_model.from_pretrained(folder, config=config),
-        lambda: row.model.from_pretrained(folder, config=config),
-    )
-    for call in calls:
-        model = call()
+    models = [row.auto.from_config(config), row.stock_model._from_config(config)]
+    for loader in (row.auto, row.stock_model, row.model):
+        models.append(loader.from_pretrained(folder, config=config))
+    for model in models:
         assert type(model) is row.model
         assert model.config.position_embedding.items() >= settings.items()
     model = row.auto.from_config(config, position_embedding={"type": "nopos"})  # the call wins
@@ -104,13 +95,13 @@ def test_a_stock_configuration_may_hold_the_position_embedding(family, folders):
 def test_none_stands_for_no_position_embedding(family, folders, tmp_path):
     row, folder, none = FAMILIES[family], folders / family, {"position_embedding": None}
     config = row.stock_config.from_pretrained(folder)
-    for build in (
-        lambda: row.auto.from_pretrained(folder, **none),
-        lambda: row.stock_model.from_pretrained(folder, **none),
-        lambda: row.auto.from_config(config, **none),
+    for model in (
+        row.auto.from_pretrained(folder, **none),
+        row.stock_model.from_pretrained(folder, **none),
+        row.auto.from_config(config, **none),
     ):
-        assert row.stock_model.__mro__[0] in type(build()).__mro__
-        assert not hasattr(build().config, "position_embedding")
+        assert isinstance(model, row.stock_model)
+        assert not hasattr(model.config, "position_embedding")
     settings = VARIANTS[family]["cape"]
     row.model.from_pretrained(folder, position_embedding=settings).save_pretrained(tmp_path)
     for build in (row.auto.from_pretrained, row.model.from_pretrained):
@@ -131,9 +122,6 @@ def test_models_of_other_families_refuse_a_position_embedding(tmp_path):
     ):
         with pytest.raises(ValueError, match="no effect on .*Bloom.*'bloom'.*docs/families"):
             call()
-
-
-# ---- heads ---------------------------------------------------------------------------------------
 
 
 def test_head_without_a_class_is_answered_with_those_that_there_are(folders, tmp_path):

@@ -1,8 +1,6 @@
 """Models of videos: frames x rows x columns, time in seconds from the middle of the video."""
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -14,21 +12,10 @@ from tests.support.expected import IN_ATTENTION, acts_in_attention, types_whose
 from tests.support.generated import drawn, switched
 
 FRAMES, SIZE, PATCH = 4, 16, 8
-SIZES = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": SIZE,
-    "num_frames": FRAMES,
-    "num_labels": 3,
-}
-DECODER = {
-    "decoder_hidden_size": 12,
-    "decoder_num_hidden_layers": 1,
-    "decoder_num_attention_heads": 2,
-    "decoder_intermediate_size": 16,
-}
+STACK = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SIZES = {**STACK, "hidden_size": 24, "image_size": SIZE, "num_frames": FRAMES, "num_labels": 3}
+DECODER = {"decoder_hidden_size": 12, "decoder_num_hidden_layers": 1}
+DECODER |= {"decoder_num_attention_heads": 2, "decoder_intermediate_size": 16}
 
 
 def videomae(**fields):
@@ -96,22 +83,6 @@ def coordinates(frames, rows, columns, seconds):
     return torch.stack(torch.meshgrid(*axes, indexing="ij")[::-1], -1)
 
 
-# ---- the stock type ------------------------------------------------------------------------------
-
-
-@EACH
-def test_stock_type_is_the_stock_model_bit_for_bit(name):
-    stock, inputs = build(name), videos()
-    model = switched(stock, type="abspos")
-    outputs = [each_model(inputs).logits for each_model in (model, stock)]
-    assert torch.equal(*outputs)
-    for each_output in outputs:
-        each_output.square().sum().backward()
-    gradients = dict(model.named_parameters())
-    for path, parameter in stock.named_parameters():
-        assert torch.equal(gradients[path].grad, parameter.grad), path
-
-
 def test_stock_type_of_joint_attention_is_the_stock_model():
     stock = build("timesformer", attention_type="joint_space_time")
     model = switched(stock, type="abspos")
@@ -122,14 +93,6 @@ def test_stock_type_of_joint_attention_is_the_stock_model():
 def test_a_model_without_a_table_of_frames_is_refused():
     with pytest.raises(ValueError, match="has no part that knows positions"):
         switched(build("timesformer", attention_type="space_only"), **CAPE)
-
-
-def test_masked_stock_type_is_the_stock_model_bit_for_bit():
-    stock, model = build_masked(), switched(build_masked(), type="abspos")
-    mask = masked(8)
-    expected, actual = stock(videos(), bool_masked_pos=mask), model(videos(), bool_masked_pos=mask)
-    assert torch.equal(actual.loss, expected.loss)
-    assert torch.equal(actual.logits, expected.logits)
 
 
 def test_a_fixed_table_is_resized_to_the_video():
@@ -144,16 +107,19 @@ def test_a_fixed_table_is_resized_to_the_video():
     torch.testing.assert_close(seen[0][0], expected.flatten(2)[0].T)
 
 
-# ---- where tubelets stand ------------------------------------------------------------------------
-
-
 @EACH
 def test_tubelets_stand_at_their_seconds(name):
+    """Those of the second video are moved by a draw."""
     frames_of_one = MODELS[name][2]
-    actual = added(switched(build(name), type="sinpos"), videos())
-    seconds = frames_of_one * 4 / 30  # every fourth frame of 30 a second
-    expected = sinusoids(coordinates(FRAMES // frames_of_one, 2, 2, seconds), 24)
-    torch.testing.assert_close(actual[0], expected, rtol=0, atol=1e-4)
+    model = switched(build(name), **CAPE, max_local_shift=0.0).train()
+    shift = torch.tensor([[[0.0, 0.0, 0.0]], [[0.1, -0.2, 1.5]]])
+    draw = Draw(shift, torch.tensor([1.0, 1.2]).view(2, 1, 1), batch_size=2)
+    actual = added(model, videos(), draw=draw)
+    # every fourth frame of 30 a second
+    coords = coordinates(FRAMES // frames_of_one, 2, 2, frames_of_one * 4 / 30)
+    torch.testing.assert_close(actual[0], sinusoids(coords, 24), rtol=0, atol=1e-4)
+    moved = (coords + torch.tensor([0.1, -0.2, 1.5])) * 1.2
+    torch.testing.assert_close(actual[1], sinusoids(moved, 24), rtol=0, atol=2e-4)
 
 
 @EACH
@@ -176,22 +142,6 @@ def test_without_a_rate_each_video_spans_one_square(name):
     frames = actual.shape[1]
     expected = sinusoids(coordinates(frames, 2, 2, 2 / (frames - 1)), 24)
     torch.testing.assert_close(actual[0], expected, rtol=0, atol=1e-4)
-
-
-@EACH
-def test_a_draw_moves_time_in_seconds(name):
-    frames_of_one = MODELS[name][2]
-    model = switched(build(name), **CAPE, max_local_shift=0.0).train()
-    shift = torch.tensor([[[0.0, 0.0, 0.0]], [[0.1, -0.2, 1.5]]])
-    draw = Draw(shift, torch.tensor([1.0, 1.2]).view(2, 1, 1), batch_size=2)
-    actual = added(model, videos(), draw=draw)
-    coords = coordinates(FRAMES // frames_of_one, 2, 2, frames_of_one * 4 / 30)
-    torch.testing.assert_close(actual[0], sinusoids(coords, 24), rtol=0, atol=1e-4)
-    moved = (coords + torch.tensor([0.1, -0.2, 1.5])) * 1.2
-    torch.testing.assert_close(actual[1], sinusoids(moved, 24), rtol=0, atol=2e-4)
-
-
-# ---- any video -----------------------------------------------------------------------------------
 
 
 FREE = types_whose(lambda row: not (acts_in_attention(row) or row.counts), "video")
@@ -235,15 +185,14 @@ def test_layers_of_divided_attention_see_the_frames_of_the_video(type_name):
     model = switched(build("timesformer"), type=type_name)
     larger = build("timesformer")
     larger.config.num_frames = 6
-    frames = model.timesformer.embeddings(videos(6)) if type_name == "abspos" else None
     seen = []
     handle = model.timesformer.encoder.register_forward_pre_hook(
         lambda _, args: seen.append(args[0])
     )
     actual = model(videos(6)).logits
     handle.remove()
-    if frames is not None:
-        torch.testing.assert_close(seen[0], frames)
+    if type_name == "abspos":
+        torch.testing.assert_close(seen[0], model.timesformer.embeddings(videos(6)))
     hidden = larger.timesformer.encoder(seen[0])[0]
     expected = larger.classifier(larger.timesformer.layernorm(hidden)[:, 0])
     torch.testing.assert_close(actual, expected)
@@ -261,9 +210,6 @@ def test_checkpointed_layers_see_the_frames_of_the_video():
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
-# ---- masked videos, class tokens, draws, copies --------------------------------------------------
-
-
 def masked(tubelets, number=2):
     mask = torch.zeros(number, tubelets, dtype=torch.bool)
     mask[0, : tubelets // 2] = mask[1, ::2] = True
@@ -276,18 +222,14 @@ def test_a_masked_tubelet_has_its_place_in_encoder_and_decoder():
     encoded, decoded = [], []
     model.videomae.encoder.register_forward_pre_hook(lambda _, args: encoded.append(args[0]))
     model.decoder.register_forward_pre_hook(lambda _, args: decoded.append(args[0]))
-    loss = model(inputs, bool_masked_pos=mask).loss
-    assert loss.isfinite()
-    coords = coordinates(4, 2, 2, 8 / 30)
+    assert model(inputs, bool_masked_pos=mask).loss.isfinite()
+    projected = model.videomae.embeddings.patch_embeddings.projection(inputs.transpose(1, 2))
+    content, coords = projected.flatten(2).transpose(1, 2), coordinates(4, 2, 2, 8 / 30)
     for side, width, first in (("encoder", 24, encoded[0]), ("decoder", 12, decoded[0])):
+        places = sinusoids(coords, width).flatten(0, 2)
         for video, of_video in enumerate(mask):
-            places = sinusoids(coords, width).flatten(0, 2)
             if side == "encoder":
-                content = model.videomae.embeddings.patch_embeddings.projection(
-                    inputs.transpose(1, 2)
-                )
-                content = content.flatten(2).transpose(1, 2)[video][~of_video]
-                expected = content + places[~of_video]
+                expected = content[video][~of_video] + places[~of_video]
             else:
                 # every hidden token holds the same vector, beside its position
                 expected = model.mask_token[0] + places[of_video]
@@ -296,30 +238,25 @@ def test_a_masked_tubelet_has_its_place_in_encoder_and_decoder():
 
 
 def test_encoder_and_decoder_of_masked_videos_share_the_draw():
-    model, mask = switched(build_masked(), **CAPE, max_local_shift=0.0).train(), masked(8)
-    coords = coordinates(2, 2, 2, 8 / 30)
-    shift = torch.tensor([[[0.0, 0.0, 0.7]], [[0.3, 0.0, 0.0]]])
-    for number, width in enumerate((24, 12)):
-        actual = added(
-            model, videos(), number, bool_masked_pos=mask, draw=Draw(shift, batch_size=2)
-        )
-        for video in range(2):
-            expected = sinusoids(coords + shift[video, 0], width)
-            torch.testing.assert_close(actual[video], expected, rtol=0, atol=1e-4)
-
-
-def test_a_forward_over_masked_videos_draws_once():
-    model, draws = switched(build_masked(), **CAPE).train(), []
+    model, mask, draws = switched(build_masked(), **CAPE).train(), masked(8), []
     for seam in model.seams():
         if hasattr(seam, "embed_patches"):
             stock = seam.embed_patches
             seam.embed_patches = lambda grid, draw, like, stock=stock: (
                 draws.append(draw) or stock(grid, draw, like)
             )
-    model(videos(), bool_masked_pos=masked(8))
+    model(videos(), bool_masked_pos=mask)
     encoder_draw, decoder_draw = draws
     assert encoder_draw is decoder_draw
     assert encoder_draw.shift.shape == (2, 1, 3)
+    model = switched(build_masked(), **CAPE, max_local_shift=0.0).train()
+    coords = coordinates(2, 2, 2, 8 / 30)
+    draw = Draw(torch.tensor([[[0.0, 0.0, 0.7]], [[0.3, 0.0, 0.0]]]), batch_size=2)
+    for number, width in enumerate((24, 12)):
+        actual = added(model, videos(), number, bool_masked_pos=mask, draw=draw)
+        for embedding, shift in zip(actual, draw.shift, strict=True):
+            expected = sinusoids(coords + shift[0], width)
+            torch.testing.assert_close(embedding, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["vivit", "timesformer"])
@@ -344,31 +281,11 @@ def test_each_video_has_a_draw_in_training_alone(name):
     torch.testing.assert_close(model.eval()(inputs).logits, still)
 
 
-@EACH
-def test_a_model_is_saved_copied_and_pickled(name, tmp_path):
-    model, inputs = switched(build(name), **CAPE), videos(6)
-    expected = model(inputs).logits
-    model.save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForVideoClassification.from_pretrained(tmp_path).eval()
-    assert type(loaded) is type(model)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other(inputs).logits, expected)
-
-
 def test_a_fixed_table_comes_back_when_the_model_is_switched_again():
     """VideoMAE's table is a plain attribute."""
     stock, inputs = build("videomae"), videos(4)  # as many frames as the table
     model = switched(switched(stock, **CAPE), type="abspos")
     assert torch.equal(model(inputs).logits, stock(inputs).logits)
-
-
-def test_a_masked_model_is_saved_copied_and_pickled(tmp_path):
-    model, mask = switched(build_masked(), **CAPE), masked(16)
-    expected = model(videos(8), bool_masked_pos=mask).logits
-    model.save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForPreTraining.from_pretrained(tmp_path).eval()
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other(videos(8), bool_masked_pos=mask).logits, expected)
 
 
 @EACH

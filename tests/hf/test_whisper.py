@@ -11,6 +11,8 @@ from transformers import WhisperForAudioClassification, WhisperModel
 
 import hf_models
 from cape_plugins import TYPES
+from hf_models.checks.outputs import equal, outputs_of
+from hf_models.checks.updates import same_updates
 from tests.support.expected import IN_ATTENTION, types_whose
 from tests.support.whisper import (
     LABELS,
@@ -28,29 +30,22 @@ from tests.support.whisper import (
     switched,
 )
 
-# ---- stock, bit for bit --------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("natural", [None, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_stock_types_equal_stock(dtype, natural):
     stock, cape = make_stock().to(dtype), switched("sinpos", natural_length=natural).to(dtype)
-    inputs = WHOLE.to(dtype)
-    expected = stock(inputs, labels=LABELS, output_hidden_states=True)
-    output = cape(inputs, labels=LABELS, output_hidden_states=True)
-    assert torch.equal(output.logits, expected.logits)
-    assert torch.equal(output.loss, expected.loss)
-    for side in ("encoder_hidden_states", "decoder_hidden_states"):
-        for mine, theirs in zip(getattr(output, side), getattr(expected, side), strict=True):
-            assert torch.equal(mine, theirs)
+    inputs = {"input_features": WHOLE.to(dtype), "labels": LABELS}
+    expected = outputs_of(stock, inputs, output_hidden_states=True)
+    equal(outputs_of(cape, inputs, output_hidden_states=True), expected)
 
 
 @pytest.mark.parametrize("model", [WhisperModel, WhisperForAudioClassification])
 def test_other_models_equal_stock(model):
-    stock, cape = make_stock(model), switched("sinpos", model=model)
     inputs = {"decoder_input_ids": LABELS} if model is WhisperModel else {}
-    with torch.no_grad():
-        assert torch.equal(cape(WHOLE, **inputs)[0], stock(WHOLE, **inputs)[0])
+    inputs["input_features"] = WHOLE
+    pair = switched("sinpos", model=model), make_stock(model)
+    equal(*(outputs_of(each_model, inputs) for each_model in pair))
 
 
 WAYS = {
@@ -60,20 +55,10 @@ WAYS = {
     "timestamps": {"return_timestamps": True, "condition_on_prev_tokens": True},
     "words": {"return_timestamps": True, "return_token_timestamps": True},
     "prompt": {"max_new_tokens": 8, "prompt_ids": torch.tensor([56, 3, 4, 5])},
-    "fallback": {
-        "return_timestamps": True,
-        "temperature": (0.0, 0.2),
-        "logprob_threshold": -0.1,
-        "compression_ratio_threshold": 1.2,
-        "no_speech_threshold": 0.2,
-    },
+    "fallback": {"return_timestamps": True, "temperature": (0.0, 0.2)},
 }
-
-
-def equal(mine, theirs):
-    if isinstance(mine, dict):
-        return all(equal(mine[key], theirs[key]) for key in theirs)
-    return torch.equal(mine, theirs)
+WAYS["fallback"] |= {"logprob_threshold": -0.1, "compression_ratio_threshold": 1.2}
+WAYS["fallback"]["no_speech_threshold"] = 0.2
 
 
 @pytest.mark.parametrize(("way", "frames"), [*((way, 200) for way in WAYS), ("greedy", 50)])
@@ -84,24 +69,14 @@ def test_stock_types_generate_what_stock_does(way, frames):
     for model in (make_stock(), switched("sinpos")):
         torch.manual_seed(0)
         written.append(model.generate(inputs, attention_mask=mask, **WAYS[way]))
-    assert equal(written[1], written[0])
-
-
-def updated(model, steps=3):
-    torch.manual_seed(1)
-    model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(WHOLE, labels=LABELS).loss.backward()
-        optimizer.step()
-    return model.state_dict()
+    torch.testing.assert_close(*written, rtol=0, atol=0)
 
 
 def test_three_updates_equal_stock_with_frozen_sinusoids():
-    stock, cape = updated(make_stock(dropout=0.1)), updated(switched("sinpos", dropout=0.1))
-    assert stock.keys() - cape.keys() == {"model.encoder.embed_positions.weight"}
-    assert all(torch.equal(value, stock[name]) for name, value in cape.items())
+    stock, cape = make_stock(dropout=0.1), switched("sinpos", dropout=0.1)
+    same_updates(stock, cape, {"input_features": WHOLE, "labels": LABELS})
+    missing = stock.state_dict().keys() - cape.state_dict().keys()
+    assert missing == {"model.encoder.embed_positions.weight"}
 
 
 def test_changed_sinusoids_are_told():
@@ -112,9 +87,6 @@ def test_changed_sinusoids_are_told():
     stock.model.encoder.embed_positions.weight += 0.1
     with pytest.warns(UserWarning, match=r"sinusoids of the encoder were changed.*up to 0\.1"):
         hf_models.switch(stock, {"type": "cape"})
-
-
-# ---- natural length ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", TYPES)
@@ -168,10 +140,10 @@ def test_training_draws_and_evaluation_does_not():
     model = switched("cape", "cape").train()
     first, second = (model(WHOLE, labels=LABELS).loss for _ in range(2))
     assert first != second
-    written = model.generate(WHOLE, max_new_tokens=8, language="en")
+    written = model.generate(WHOLE, **WAYS["greedy"])
     model.eval()
     assert torch.equal(model(WHOLE, labels=LABELS).loss, model(WHOLE, labels=LABELS).loss)
-    assert torch.equal(model.generate(WHOLE, max_new_tokens=8, language="en"), written)
+    assert torch.equal(model.generate(WHOLE, **WAYS["greedy"]), written)
 
 
 def test_relative_embeddings_of_zero_add_nothing():
@@ -184,31 +156,26 @@ def test_relative_embeddings_of_zero_add_nothing():
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
 
 
+def gradients(model, call):
+    model.zero_grad()
+    torch.manual_seed(0)
+    call(RAGGED, attention_mask=MASK, labels=LABELS).loss.backward()
+    return [p.grad.clone() for p in model.parameters() if p.requires_grad]
+
+
 @pytest.mark.parametrize("settings", ["cape", *IN_ATTENTION])
 def test_checkpointing_repeats_masks_and_draws(settings):
     model = switched(settings, settings).train()
-    gradients = []
-    for checkpointing in (False, True):
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.zero_grad()
-        torch.manual_seed(0)
-        model(RAGGED, attention_mask=MASK, labels=LABELS).loss.backward()
-        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
-    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+    expected = gradients(model, model)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert all(map(torch.equal, gradients(model, model), expected))
 
 
 @pytest.mark.slow
 def test_compiled_model_has_the_same_gradients():
     model = switched("cape", "cape", encoder_layers=1, decoder_layers=1).train()
-    gradients = []
-    for call in (model, torch.compile(model, backend="eager", fullgraph=True)):
-        model.zero_grad()
-        torch.manual_seed(0)
-        call(RAGGED, attention_mask=MASK, labels=LABELS).loss.backward()
-        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
-    for pair in zip(*gradients, strict=True):
-        torch.testing.assert_close(*pair)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(gradients(model, compiled), gradients(model, model))
 
 
 def test_wrong_inputs_are_refused():
@@ -237,36 +204,28 @@ def test_wrong_settings_are_refused(settings):
         hf_models.CapeWhisperConfig(**settings)
 
 
-# ---- generation ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    "way",
-    [
-        {"language": "en", "return_timestamps": False},
-        {"return_timestamps": True, "return_token_timestamps": True},
-    ],
+    ("way", "limit"),
+    [({"language": "en", "return_timestamps": False}, 100), (WAYS["words"], SEGMENT // 2)],
 )
-def test_recordings_in_segments_or_in_one_piece(way):
+def test_recordings_in_segments_or_in_one_piece(way, limit):
     """Each recording gets the text that it gets alone. Without timestamps, a recording is encoded
     once, as a whole."""
-    model = switched()
-    lengths = (200, 131, 60)
-    inputs, mask = features(3, 200), mask_of(lengths)
-    way = {**way, "max_new_tokens": 15}
-    sizes = encoder_sizes(model, lambda: model.generate(inputs, attention_mask=mask, **way))
-    limit = SEGMENT // 2 if way["return_timestamps"] else 100
+    model, texts, lengths = switched(), [], (200, 131, 60)
+
+    def write(inputs, **mask):
+        written = model.generate(inputs, **mask, **way, max_new_tokens=15)
+        texts.append(written["sequences"] if isinstance(written, dict) else written)
+
+    inputs = features(3, 200)
+    sizes = encoder_sizes(model, lambda: write(inputs, attention_mask=mask_of(lengths)))
     assert max(sizes) == limit
-    together = model.generate(inputs, attention_mask=mask, **way)
     for i, length in enumerate(lengths):
-        alone = model.generate(inputs[i : i + 1, :, :length], **way)
-        if isinstance(alone, dict):
-            together_, alone = together["sequences"], alone["sequences"]
-        else:
-            together_ = together
-        width = min(together_.shape[1], alone.shape[1])
-        assert torch.equal(together_[i, :width], alone[0, :width])
-        assert (together_[i, width:] == SPECIAL["pad_token_id"]).all()
+        write(inputs[i : i + 1, :, :length])
+        together, alone = texts[0][i], texts[-1][0]
+        width = min(len(together), len(alone))
+        assert torch.equal(together[:width], alone[:width])
+        assert (together[width:] == SPECIAL["pad_token_id"]).all()
     assert model.config.max_source_positions == SEGMENT // 2
     assert model.config.max_target_positions == SIZES["max_target_positions"]
 
@@ -276,16 +235,9 @@ def test_recordings_in_segments_or_in_one_piece(way):
 def test_generation_is_teacher_forcing_beyond_the_table(decoder, cache):
     model = switched("cape", decoder)
     count = SIZES["max_target_positions"] + 10
-    written = model.generate(
-        RAGGED,
-        attention_mask=MASK,
-        language="en",
-        max_new_tokens=count,
-        min_new_tokens=count,
-        return_dict_in_generate=True,
-        output_logits=True,
-        **cache,
-    )
+    ways = {"language": "en", "max_new_tokens": count, "min_new_tokens": count, **cache}
+    ways |= {"return_dict_in_generate": True, "output_logits": True}
+    written = model.generate(RAGGED, attention_mask=MASK, **ways)
     tokens = written.sequences
     forced = model(RAGGED, attention_mask=MASK, decoder_input_ids=tokens[:, :-1]).logits
     steps = torch.stack(written.logits, dim=1)

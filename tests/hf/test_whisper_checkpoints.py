@@ -1,7 +1,7 @@
 """Whisper: checkpoints, conversion, features and pipeline."""
 
 import json
-import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,8 +27,6 @@ import hf_models
 from hf_models.convert import convert
 from tests.support.whisper import encoder_sizes, save_with_processor, switched
 
-# ---- checkpoints ---------------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -50,26 +48,21 @@ def wave(seconds, seed=0):
 
 
 def test_auto_classes_load_models_and_processors(folder, cape_folder):
+    cape = {"position_embedding": {"type": "cape"}}
     for auto, name in (
         (AutoModel, "Model"),
         (AutoModelForSpeechSeq2Seq, "ForConditionalGeneration"),
         (AutoModelForAudioClassification, "ForAudioClassification"),
     ):
-        for source, fields in (
-            (folder, {"position_embedding": {"type": "cape"}}),
-            (cape_folder, {}),
-        ):
+        for source, fields in ((folder, cape), (cape_folder, {})):
             loaded = auto.from_pretrained(source, **fields)
             assert type(loaded).__name__ == f"CapeWhisper{name}"
     assert type(AutoTokenizer.from_pretrained(cape_folder)) is WhisperTokenizer
-    extractors = (
+    for extractor in (
         AutoFeatureExtractor.from_pretrained(cape_folder),
-        (AutoProcessor.from_pretrained(cape_folder).feature_extractor),
-    )
-    assert {type(row) for row in extractors} == {hf_models.CapeWhisperFeatureExtractor}
-    again = pickle.loads(pickle.dumps(loaded.eval()))
-    inputs = torch.randn(2, 80, 50)
-    assert torch.equal(again(inputs).logits, loaded(inputs).logits)
+        AutoProcessor.from_pretrained(cape_folder).feature_extractor,
+    ):
+        assert type(extractor) is hf_models.CapeWhisperFeatureExtractor
 
 
 def test_converted_there_and_back_a_checkpoint_is_what_it_was(folder, tmp_path, capsys):
@@ -89,9 +82,6 @@ def test_converted_there_and_back_a_checkpoint_is_what_it_was(folder, tmp_path, 
         assert all(torch.equal(v, weights[name]) for name, v in stock.state_dict().items())
         extractor = AutoProcessor.from_pretrained(tmp_path / f"{source}-stock").feature_extractor
         assert type(extractor) is WhisperFeatureExtractor
-
-
-# ---- features and pipeline -----------------------------------------------------------------------
 
 
 def test_features_equal_stock_without_the_silence():
@@ -117,18 +107,13 @@ def test_features_have_any_hop_and_may_be_padded_later():
     fine = extractor(waves, sampling_rate=16000, hop_seconds=0.005, return_tensors="pt")
     assert fine.input_features.shape == (2, 80, 100)
     assert fine.hop_nanoseconds.tolist() == [5_000_000] * 2
-    items = [
-        {"input_features": extractor(w, sampling_rate=16000)["input_features"][0]} for w in waves
-    ]
-    batch = extractor.pad(items, return_tensors="pt")
+    items = [extractor(w, sampling_rate=16000)["input_features"][0] for w in waves]
+    batch = extractor.pad([{"input_features": item} for item in items], return_tensors="pt")
     assert batch.input_features.shape == (2, 80, 50)
     assert batch.attention_mask.sum(-1).tolist() == [50, 20]
-    with pytest.raises(ValueError, match=r"hop_seconds=1e-06.*at least one sample"):
-        extractor(waves, hop_seconds=1e-6)
-    with pytest.raises(ValueError, match=r"hop_seconds='x'.*at least one sample"):
-        extractor(waves, hop_seconds="x")
-    with pytest.raises(ValueError, match=r"allowed: one number of at least one sample"):
-        extractor(waves, hop_seconds=[0.01, 0.01])
+    for hop, shown in ((1e-6, "1e-06"), ("x", "'x'"), ([0.01, 0.01], "")):
+        with pytest.raises(ValueError, match=rf"hop_seconds={shown}.*at least one sample"):
+            extractor(waves, hop_seconds=hop)
     with pytest.raises(ValueError, match=r"shape \(0,\).*at least one"):
         extractor([wave(0)])
 
@@ -137,15 +122,18 @@ def test_pipeline_recognises_at_natural_length(cape_folder):
     recognise = pipeline("automatic-speech-recognition", model=str(cape_folder))
     options = {"max_new_tokens": 6, "num_beams": 1}
     encoder = recognise.model.get_encoder()
-    short = lambda: recognise(wave(0.5), generate_kwargs=options)  # noqa: E731
-    assert set(encoder_sizes(recognise.model, short)) == {25}
+
+    def sizes(seconds):
+        call = partial(recognise, wave(seconds), generate_kwargs=options)
+        return encoder_sizes(recognise.model, call)
+
+    assert set(sizes(0.5)) == {25}
     for stamps in (True, "word"):
         recognise.model.generation_config.alignment_heads = [[0, 0], [1, 1]]
         chunks = recognise(wave(0.5), return_timestamps=stamps, generate_kwargs=options)["chunks"]
         assert all(len(chunk["timestamp"]) == 2 for chunk in chunks)
     options |= {"one_piece": True, "language": "en"}
-    sizes = encoder_sizes(recognise.model, lambda: recognise(wave(30.5), generate_kwargs=options))
-    assert sizes == [1525]
+    assert sizes(30.5) == [1525]
     assert encoder is recognise.model.get_encoder()
 
 
