@@ -41,10 +41,7 @@ def skip_without_host(path):
 
 
 # commands that are installed as a script, and the names of the scripts
-COMMANDS = {
-    "cape_plugins": "cape-plugins",
-    "fairseq_user_dir.average": "cape-average-checkpoints",
-}
+COMMANDS = {"cape_plugins": "cape-plugins", "fairseq_user_dir.average": "cape-average-checkpoints"}
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")

@@ -106,9 +106,7 @@ ROOMS = {
     CORE: Rooms(CORE_ROOMS, {"utils"}, {"__init__", "__main__", "cli"}),
     "fairseq_user_dir": Rooms(FAIRSEQ_ROOMS, set(), {"__init__", "average", "doctor"}),
     "hf_models": Rooms(
-        HF_ROOMS,
-        {"callback", "counting", "releases", "stand_ins"},
-        {"__init__", "doctor", "run"},
+        HF_ROOMS, {"callback", "counting", "releases", "stand_ins"}, {"__init__", "doctor", "run"}
     ),
 }
 # Rows and counts are plain data: these files have no import of torch.

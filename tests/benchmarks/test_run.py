@@ -37,15 +37,8 @@ EXPECTED = {
         "T": {"10", "100"},
         "malloc": {"fresh pages", "pages kept"},
     },
-    "training": {
-        "variant": {"stock", *FEW, "cape, no BOS"},
-        "B x T": {"4 x 20", "2 x 40"},
-    },
-    "relative": {
-        "variant": CONTEXTS,
-        "part": {"layer", "encoder", "decoder"},
-        "T": {"10", "20"},
-    },
+    "training": {"variant": {"stock", *FEW, "cape, no BOS"}, "B x T": {"4 x 20", "2 x 40"}},
+    "relative": {"variant": CONTEXTS, "part": {"layer", "encoder", "decoder"}, "T": {"10", "20"}},
     "attention": {
         "variant": set(attention.types()),
         "case": {"translation, 4 x 20", "images, 2 x 32 px"},

@@ -334,11 +334,7 @@ def test_weights_that_do_not_fit_the_settings(cape, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("engine", "flag"),
-    [
-        ("ctranslate2", "--max-target-tokens"),
-        ("stock", "--max-tokens"),
-    ],
+    ("engine", "flag"), [("ctranslate2", "--max-target-tokens"), ("stock", "--max-tokens")]
 )
 def test_tables_that_no_memory_holds(engine, flag, cape, tmp_path, capsys):
     """They are refused before anything of their length is made."""

@@ -176,12 +176,7 @@ def grow(model):
 
 REFUSED = {
     "angles": ({"type": "rope"}, {}, None, "no place for positions in attention"),
-    "keys": (
-        {**CAPE, "relative_context": 3},
-        {},
-        None,
-        "no place for positions in attention",
-    ),
+    "keys": ({**CAPE, "relative_context": 3}, {}, None, "no place for positions in attention"),
     "drawn": ({"type": "randpos", "random_evaluation": True}, {}, None, "the same positions in"),
     "hop": (CAPE, {"hop_seconds": 0.005}, None, "hop_seconds=0.005 is not allowed"),
     "untied": (CAPE, {}, untie, "tie_word_embeddings=False is not allowed"),

@@ -154,10 +154,7 @@ def test_weights_that_cannot_be_read(spoil, tmp_path, capsys):
     assert not any(word in told for word in ("weights_only", "miniz", "arbitrary"))
 
 
-@pytest.mark.parametrize(
-    ("command", "number"),
-    [("stock", math.nan), ("convert", math.inf)],
-)
+@pytest.mark.parametrize(("command", "number"), [("stock", math.nan), ("convert", math.inf)])
 def test_weights_that_are_no_numbers(command, number, tmp_path, capsys):
     model = FAMILIES["marian"].build({"type": "sinpos"})
     with torch.no_grad():
