@@ -12,7 +12,6 @@ import transformers
 from cape_plugins.cli import main
 from hf_models import convert
 from hf_models.storage.self_contained import make_self_contained
-from tests.support import engines
 from tests.support.hf import FAMILIES
 from tests.support.served import build
 from tests.support.whisper import save_with_processor
@@ -77,9 +76,8 @@ def test_code_that_stays_behind_is_not_named(command, saved, tmp_path, monkeypat
         monkeypatch.setattr(onnx, "readme", lambda *arguments: "")
     path = saved / "tokenizer_config.json"
     auto_map = {"AutoTokenizer": ["of_a_user.Tokenizer", None]}
-    path.write_text(
-        json.dumps({**json.loads(path.read_text("utf-8")), "auto_map": auto_map}), "utf-8"
-    )
+    settings = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**settings, "auto_map": auto_map}), "utf-8")
     of_hub = {"AutoImageProcessor": "someone/theirs--processing.Processor"}
     processor = {"image_processor": {"auto_map": auto_map}, "auto_map": of_hub}
     (saved / "processor_config.json").write_text(json.dumps(processor), "utf-8")
@@ -89,13 +87,12 @@ def test_code_that_stays_behind_is_not_named(command, saved, tmp_path, monkeypat
     assert codes(out) == {"processor_config.json": of_hub}
 
 
-def test_stock_folder_of_a_self_contained_one_loads_with_remote_code_allowed(tmp_path):
+def test_stock_folder_of_a_self_contained_one_loads_with_remote_code_allowed(tmp_path, export_of):
     """As users load it who are used to the folder that it comes from."""
     FAMILIES["bert"].build({"type": "cape"}).save_pretrained(tmp_path / "model")
     make_self_contained(tmp_path / "model")
-    main(["export", "stock", str(tmp_path / "model"), str(tmp_path / "out")])
     load = transformers.AutoModelForMaskedLM.from_pretrained
-    model = load(tmp_path / "out", trust_remote_code=True)
+    model = load(export_of("stock", tmp_path / "model"), trust_remote_code=True)
     assert type(model) is transformers.BertForMaskedLM
 
 
@@ -174,7 +171,9 @@ def test_weights_that_are_no_numbers(command, number, tmp_path, capsys):
         ("siglip_vision_model", "stock", "--image-size"),
     ],
 )
-def test_tables_that_no_memory_holds_are_refused(family, command, flag, saved, tmp_path, capsys):
+def test_tables_that_no_memory_holds_are_refused(
+    family, command, flag, saved, tmp_path, refusal_of
+):
     """By the largest length that is allowed, before anything of that length is made."""
     source = saved if family == "marian" else tmp_path / "other"
     if family == "whisper":
@@ -183,6 +182,6 @@ def test_tables_that_no_memory_holds_are_refused(family, command, flag, saved, t
     elif family != "marian":
         FAMILIES[family].build({"type": "cape"}).save_pretrained(source)
     sizes = [str(10**12)] * (2 if family == "siglip_vision_model" else 1)
-    told = engines.refusal(capsys, command, source, tmp_path / "out", flag, *sizes)
+    told = refusal_of(command, source, flag, *sizes)
     assert f"error: {flag} asks for a table of 1" in told
     assert re.search(r"allowed: up to \d+ with the \d+ channels of this model \(1 GiB\)", told)
