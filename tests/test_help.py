@@ -98,9 +98,8 @@ COMMAND = re.compile(
     r"\b(python3? (?:-m )?(?:recipes|hf_models|cape_plugins|fairseq_user_dir|benchmarks)[\w./]*"
     r"|accelerate launch recipes[\w./]*|cape-plugins|cape-average-checkpoints)( [^`|;&\n]*)"
 )
-OPTION = re.compile(
-    r"(?<= )--[a-z][a-z-]*(?=[ =]|$)"
-)  # other scripts spell theirs with underscores
+# other scripts spell theirs with underscores
+OPTION = re.compile(r"(?<= )--[a-z][a-z-]*(?=[ =]|$)")
 INSTALLED = {command: module for module, command in COMMANDS.items()}
 OF_HOSTS = {"--bf16", "--seed"}  # TrainingArguments and fairseq-train
 

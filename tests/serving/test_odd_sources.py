@@ -109,13 +109,6 @@ def test_a_full_disk_leaves_one_line_and_nothing_else(command, saved, capsys):
         assert re.match(r"error: (OUT|DST) \S+/out cannot be written \(File too large\); ", error)
 
 
-def test_a_damaged_file_beside_the_weights_is_named(tmp_path, capsys):
-    source = tmp_path / "model"
-    FAMILIES["bert"].build({"type": "cape"}).save_pretrained(source)
-    (source / "tokenizer_config.json").write_text("{", encoding="utf-8")
-    assert "tokenizer_config.json holds no JSON object" in refusal("stock", source, capsys)
-
-
 @pytest.mark.parametrize("command", ["stock", "ctranslate2", "onnx"])
 def test_a_configuration_that_names_no_class(command, tmp_path, capsys):
     source = tmp_path / "model"
@@ -133,22 +126,22 @@ class Foreign:
         return print, ("run",)
 
 
-UNREADABLE = {
-    "objects": lambda path: torch.save({"weight": Foreign()}, path),
-    "text": lambda path: path.write_text("import os"),
-}
-
-
-@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE)
-def test_weights_that_cannot_be_read(spoil, tmp_path, capsys):
+def test_files_that_cannot_be_read(tmp_path, capsys):
     """One line of ours: no advice to load whatever it is, nothing of the insides of torch."""
     source = tmp_path / "model"
     FAMILIES["bert"].build({"type": "cape"}).save_pretrained(source)
     (source / "model.safetensors").unlink()
-    spoil(source / "pytorch_model.bin")
-    told = refusal("stock", source, capsys)
-    assert re.match(rf"error: the weights of {source} cannot be read \([^.;]+\); they are ", told)
-    assert not any(word in told for word in ("weights_only", "miniz", "arbitrary"))
+    weights = source / "pytorch_model.bin"
+    for spoil in (
+        lambda: torch.save({"weight": Foreign()}, weights),
+        lambda: weights.write_text("import os"),
+    ):
+        spoil()
+        told = refusal("stock", source, capsys)
+        assert re.match(rf"error: the weights of {source} cannot be read \([^.;]+\); they ", told)
+        assert not any(word in told for word in ("weights_only", "miniz", "arbitrary"))
+    (source / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    assert "tokenizer_config.json holds no JSON object" in refusal("stock", source, capsys)
 
 
 @pytest.mark.parametrize(("command", "number"), [("stock", math.nan), ("convert", math.inf)])
