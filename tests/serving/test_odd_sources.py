@@ -130,6 +130,9 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     """One line of ours: no advice to load whatever it is, nothing of the insides of torch."""
     source = tmp_path / "model"
     FAMILIES["bert"].build({"type": "cape"}).save_pretrained(source)
+    (source / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    assert "tokenizer_config.json holds no JSON object" in refusal("stock", source, capsys)
+    (source / "tokenizer_config.json").unlink()
     (source / "model.safetensors").unlink()
     weights = source / "pytorch_model.bin"
     for spoil in (
@@ -140,8 +143,6 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
         told = refusal("stock", source, capsys)
         assert re.match(rf"error: the weights of {source} cannot be read \([^.;]+\); they ", told)
         assert not any(word in told for word in ("weights_only", "miniz", "arbitrary"))
-    (source / "tokenizer_config.json").write_text("{", encoding="utf-8")
-    assert "tokenizer_config.json holds no JSON object" in refusal("stock", source, capsys)
 
 
 @pytest.mark.parametrize(("command", "number"), [("stock", math.nan), ("convert", math.inf)])
