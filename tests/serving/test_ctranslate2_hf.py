@@ -78,12 +78,9 @@ def both(source, out, texts, **options):
     tokenizer = translation.tokenizer
     ids = [tokenizer(text)["input_ids"] for text in texts]
     tokens = [tokenizer.convert_ids_to_tokens(row) for row in ids]
-    engine = translate(
-        ctranslate2.Translator(str(out)),
-        *(tokens, LONGEST, tokenizer.eos_token),
-        no_repeat_ngram_size=2,
-        **options,
-    )
+    options |= {"no_repeat_ngram_size": 2}
+    translator = ctranslate2.Translator(str(out))
+    engine = translate(translator, tokens, LONGEST, tokenizer.eos_token, **options)
     return exporter.translate_by_host(translation, ids, LONGEST), engine
 
 
@@ -130,9 +127,8 @@ def test_source_and_target_may_have_vocabularies_of_their_own(corpus, tmp_path):
     target = {token: i for i, token in enumerate(sorted(tokenizer.get_vocab()))}
     (source / "target_vocab.json").write_text(json.dumps(target), "utf-8")
     settings = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
-    (source / "tokenizer_config.json").write_text(
-        json.dumps({**settings, "separate_vocabs": True}), "utf-8"
-    )
+    settings["separate_vocabs"] = True
+    (source / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
     model = build(
         *("marian", tokenizer, TEXT["cape"]),
         share_encoder_decoder_embeddings=False,
@@ -180,12 +176,12 @@ def test_the_program_of_the_readme_runs_with_the_engine_alone(family, saved, tmp
     file.write_text("\n".join(texts) + "\n", "utf-8")
     printed = run_program(program_of(out), out, file).splitlines()
     host, _ = both(source, out, texts, **options)
-    ended = [number for number, hypothesis in enumerate(host) if hypothesis.ended]
-    for number in ended:
-        tokens = host[number].tokens[len(options) :]  # without the prefix
+    ended = [pair for pair in zip(printed, host, strict=True) if pair[1].ended]
+    for line, hypothesis in ended:
+        tokens = hypothesis.tokens[len(options) :]  # without the prefix
         ids = tokenizer.convert_tokens_to_ids(list(tokens))
-        assert printed[number] == tokenizer.decode(ids, skip_special_tokens=True)
-    assert len({printed[number] for number in ended}) > 4
+        assert line == tokenizer.decode(ids, skip_special_tokens=True)
+    assert len({line for line, _ in ended}) > 4
 
 
 def test_fast_tokenizer_that_was_saved_without_its_file_gets_it(corpus, tmp_path):
@@ -229,9 +225,7 @@ def test_a_folder_that_computes_something_else_is_not_written(
 ):
     (tmp_path / "text").write_text("\n".join(sentences(5)), "utf-8")
     table = TranslationLoader.table
-    monkeypatch.setattr(
-        TranslationLoader, "table", lambda *arguments: table(*arguments).roll(1, dims=0)
-    )
+    monkeypatch.setattr(TranslationLoader, "table", lambda *words: table(*words).roll(1, dims=0))
     error = refusal_of("ctranslate2", marian[0], "--check", tmp_path / "text")
     assert "has not been written" in error
 

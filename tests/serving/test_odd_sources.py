@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
-from cape_plugins.cli import main
 from hf_models import convert
 from hf_models.storage.self_contained import make_self_contained
+from tests.support.engines import export
 from tests.support.hf import FAMILIES
 from tests.support.served import build
 from tests.support.whisper import save_with_processor
@@ -24,11 +24,9 @@ def write(command, source, out):
     """Writes a folder from another one, by the command of this name."""
     if command in ENGINES:
         pytest.importorskip(ENGINES[command])
-    if command.startswith("convert"):
-        status = convert.main([str(source), str(out), *command.split()[1:]])
-    else:
-        status = main(["export", command, str(source), str(out)])
-    if status:
+    if not command.startswith("convert"):
+        return export(command, source, out)
+    if status := convert.main([str(source), str(out), *command.split()[1:]]):
         raise SystemExit(status)
     return out
 

@@ -103,9 +103,8 @@ def test_half_precision_becomes_float32(tmp_path):
 def test_program_of_the_readme_follows_the_settings_of_generation(monkeypatch, capsys):
     """With an engine that wants the tokens 7, 8, 9 and the end, in this order."""
     model = small("marian", "cape")
-    model.generation_config.update(
-        forced_bos_token_id=5, begin_suppress_tokens=[8], bad_words_ids=[[7], [9, 9]]
-    )
+    settings = {"begin_suppress_tokens": [8], "bad_words_ids": [[7], [9, 9]]}
+    model.generation_config.update(forced_bos_token_id=5, **settings)
     inputs = [("input_ids", "", []), ("past_0_key", "", ["batch", 4, "past", 8])]
     files = [Described("encoder.onnx", [("input_ids", "", [])], []), Described("d", inputs, [])]
     calls = []

@@ -29,6 +29,8 @@ from tests.support.translation_models import save_fairseq, save_language_model
 CAPE = TYPE_FLAGS["cape"]
 NO_END, TIED = "--no-decoder-final-norm", "--share-decoder-input-output-embed"
 EMBEDDING_NORM = "--layernorm-embedding"
+OTHER_LAYERS = (EMBEDDING_NORM, "--no-scale-embedding", "--activation-fn", "gelu")
+OTHER_LAYERS += ("--decoder-attention-heads", "4")
 TABLE = 40  # rows of the tables that are written, below the 1024 of the models
 # norm, flags, and the class that it becomes in Hugging Face, if there is one
 MODELS = {
@@ -36,14 +38,9 @@ MODELS = {
     "nopos": ("pre-LN", TYPE_FLAGS["nopos"], "BlenderbotForConditionalGeneration"),
     # 12 rows, and begun anew after the last
     "abspos": ("post-LN", (*TYPE_FLAGS["abspos"], EMBEDDING_NORM), "BartForConditionalGeneration"),
-    "sinpos": (
-        "pre-LN",
-        (*TYPE_FLAGS["sinpos"], EMBEDDING_NORM, "--no-scale-embedding", "--activation-fn", "gelu",
-         "--decoder-attention-heads", "4"),
-        "MBartForConditionalGeneration",
-    ),
+    "sinpos": ("pre-LN", (*TYPE_FLAGS["sinpos"], *OTHER_LAYERS), "MBartForConditionalGeneration"),
     "ADMIN": ("post-LN", CAPE, None),
-}  # fmt: skip
+}
 
 
 def translations(checkpoint, lines):
@@ -60,11 +57,8 @@ def translations(checkpoint, lines):
 def program_of_command(out):
     """A Python program that is the command line of the README."""
     (command,) = re.findall(r"fairseq-interactive .*", (out / "README.md").read_text("utf-8"))
-    words = [*shlex.split(command), "--cpu"]
-    return (
-        f"import sys; sys.argv = {words!r}; from fairseq_cli.interactive import cli_main; "
-        "cli_main()"
-    )
+    start = "from fairseq_cli.interactive import cli_main; cli_main()"
+    return f"import sys; sys.argv = {[*shlex.split(command), '--cpu']!r}; {start}"
 
 
 @pytest.fixture(scope="module")
@@ -163,15 +157,9 @@ def test_text_past_the_table_is_an_error(exported):
     assert ["IndexError" in text for text in texts] == [False, True, False, True]
 
 
-@pytest.fixture(scope="module")
-def corpus(models):
-    """Dictionaries that no test changes."""
-    return models.data
-
-
 @pytest.fixture
-def checkpoint(corpus, tmp_path):
-    return save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
+def checkpoint(models, tmp_path):
+    return save_fairseq(models.data, tmp_path / "checkpoint.pt", *CAPE)
 
 
 @pytest.mark.parametrize(
@@ -188,17 +176,14 @@ def checkpoint(corpus, tmp_path):
         ((TIED,), ("--to", "hugging-face"), "source, target and output are not one"),
     ],
 )
-def test_refusals(flags, options, told, corpus, tmp_path, refusal_of):
+def test_refusals(flags, options, told, models, tmp_path, refusal_of):
     flags = flags if "--arch" in flags else (*CAPE, *flags)
-    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *flags, shared=TIED not in flags)
+    path = save_fairseq(models.data, tmp_path / "checkpoint.pt", *flags, shared=TIED not in flags)
     assert told in refusal_of("stock", path, *options)
 
 
-def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path, refusal_of, export_of):
-    shutil.copytree(corpus / "binary", tmp_path / "binary")
-    with open(tmp_path / "binary" / "dict.de.txt", "a", encoding="utf-8") as file:
-        file.write("another 1\n")
-    path = save_fairseq(tmp_path, tmp_path / "checkpoint.pt", *CAPE, shared=False)
+def test_separate_dictionaries_are_no_hugging_face_folder(models, tmp_path, refusal_of, export_of):
+    path = save_fairseq(models.separate, tmp_path / "checkpoint.pt", *CAPE, shared=False)
     error = refusal_of("stock", path, "--to", "hugging-face")
     assert "no stock class for two dictionaries" in error
     export_of("stock", path, "--max-tokens", 8)  # of fairseq there is one
@@ -207,9 +192,9 @@ def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path, refu
 @pytest.mark.parametrize(
     "name", [name for name in TYPES if PositionConfig(name).encoding.in_attention]
 )
-def test_types_in_attention_are_refused(name, corpus, tmp_path, refusal_of):
+def test_types_in_attention_are_refused(name, models, tmp_path, refusal_of):
     """With the way that takes the type."""
-    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *TYPE_FLAGS[name])
+    path = save_fairseq(models.data, tmp_path / "checkpoint.pt", *TYPE_FLAGS[name])
     error = refusal_of("stock", path)
     assert f"position embedding {name!r} in attention, which no stock model has" in error
     way = "fairseq-generate" if PositionConfig(name).encoding.biases else "export ctranslate2"
@@ -242,11 +227,11 @@ def test_the_file_holds_only_what_torch_loads_by_default(checkpoint, tmp_path, e
 
 
 def test_languages_come_from_the_names_of_the_binarised_texts(
-    corpus, checkpoint, tmp_path, export_of
+    models, checkpoint, tmp_path, export_of
 ):
     """As after fairseq-train without -s and -t, which stores neither."""
     state = torch.load(checkpoint, weights_only=False)
-    shutil.copytree(corpus / "binary", tmp_path / "binary")
+    shutil.copytree(models.data / "binary", tmp_path / "binary")
     (tmp_path / "binary" / "train.en-de.en.idx").touch()
     for section in (state["cfg"].task, state["cfg"].model):
         section.source_lang = section.target_lang = None
@@ -259,10 +244,10 @@ def test_languages_come_from_the_names_of_the_binarised_texts(
     assert {path.name for path in out.glob("dict*")} == {"dict.en.txt", "dict.de.txt"}
 
 
-def test_dictionaries_of_another_training(corpus, checkpoint, tmp_path, refusal_of):
+def test_dictionaries_of_another_training(models, checkpoint, tmp_path, refusal_of):
     others = tmp_path / "others"
     others.mkdir()
-    for path in (corpus / "binary").glob("dict.*"):
+    for path in (models.data / "binary").glob("dict.*"):
         words = path.read_text(encoding="utf-8")
         (others / path.name).write_text(f"{words}more 1\n", encoding="utf-8")
     line = refusal_of("stock", checkpoint, "--data", others)
