@@ -92,22 +92,15 @@ EXAMPLES = [
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_python_example_runs_and_warns_of_nothing(code: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if "hf_models" in code:
+    if "hf_models" in code or "from_pretrained" in code:
         pytest.importorskip("transformers")
-    if "from_pretrained" in code:
-        save_stock_checkpoints(code, tmp_path)
+        from tests.support.stock_checkpoints import save_named
+
+        save_named(code, tmp_path)  # tiny ones under the names of the hub that the example loads
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         exec(compile(code, "example", "exec"), {})
     assert [str(warning.message) for warning in caught if warning.category is UserWarning] == []
-
-
-def save_stock_checkpoints(code: str, folder: Path) -> None:
-    """Tiny ones under the names of the hub that the example loads."""
-    pytest.importorskip("transformers")
-    from tests.support.stock_checkpoints import save_named
-
-    save_named(code, folder)
 
 
 def test_torch_example_shares_one_draw_and_trains() -> None:

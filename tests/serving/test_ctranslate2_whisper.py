@@ -14,6 +14,7 @@ import hf_models
 from hf_models.convert import convert
 from tests.support.engines import export, program_of, run_program
 from tests.support.whisper import save_with_processor
+from tests.support.whisper_full import learn
 
 pytest.importorskip("ctranslate2")
 pytest.importorskip("faster_whisper")
@@ -50,23 +51,8 @@ def stock(tmp_path_factory):
 def trained(stock):
     """A cape_whisper at natural length that knows six recordings by heart."""
     folder = stock.parent / "trained"
-    model = convert(str(stock), folder, NATURAL["cape"])
-    processor = AutoProcessor.from_pretrained(folder)
-    inputs = processor.feature_extractor(
-        [recording(number) for number in range(len(TEXTS))],
-        sampling_rate=16000,
-        return_tensors="pt",
-    )
-    labels = processor.tokenizer(list(TEXTS), padding=True, return_tensors="pt").input_ids
-    text = labels[:, 1:]  # the model puts the first token before it
-    # the last pad is the EOS of the shorter texts
-    ends = text.eq(processor.tokenizer.pad_token_id).cumsum(1).gt(1)
-    optimizer = torch.optim.Adam(model.train().parameters(), lr=3e-3)
-    for _ in range(180):
-        optimizer.zero_grad()
-        model(**inputs, labels=text.masked_fill(ends, -100)).loss.backward()
-        optimizer.step()
-    model.eval().save_pretrained(folder)
+    convert(str(stock), folder, NATURAL["cape"])
+    learn(folder, [recording(number) for number in range(len(TEXTS))], list(TEXTS), steps=180)
     return folder
 
 

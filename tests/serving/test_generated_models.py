@@ -194,9 +194,7 @@ def test_a_stock_folder_of_videos_has_another_size_of_frames(export_of):
 @pytest.mark.parametrize(
     ("seam", "flags", "message"),
     [
-        ("sinusoids", ("--image-size", 48, 48), "reads no images"),
         ("grid", ("--max-tokens", 50), "no table of tokens"),
-        ("rows", ("--image-size", 48, 48), "reads no images"),
         ("spectrogram", ("--image-size", 48, 48), "reads no images"),
     ],
 )

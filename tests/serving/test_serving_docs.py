@@ -12,16 +12,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+import transformers
 from fairseq.data import Dictionary
 from PIL import ExifTags, Image
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForImageClassification,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    BitImageProcessor,
-    ViTImageProcessor,
-)
+from transformers import AutoModelForSeq2SeqLM, BitImageProcessor, ViTImageProcessor
 
 from benchmarks.engines import onnx, task
 from cape_plugins.cli import main
@@ -156,7 +150,7 @@ def test_graphs_translate_as_the_model_does(page_folder):
     code = program("encoder, decoder")
     (sentence,) = re.findall(r'encode\("(.*?)"', code)
     model = AutoModelForSeq2SeqLM.from_pretrained(page_folder / "marian")
-    tokenizer = AutoTokenizer.from_pretrained(page_folder / "marian")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(page_folder / "marian")
     inputs = tokenizer(sentence, return_tensors="pt")
     tokens = model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=256)[0]
     assert 2 < len(tokens) < 256
@@ -195,9 +189,9 @@ def test_graph_classifies_an_image_as_the_model_does(page_folder, tmp_path):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6  # a quarter to the right
     image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "image.png", exif=exif)
-    processor = AutoImageProcessor.from_pretrained(page_folder / "vit")
+    processor = transformers.AutoImageProcessor.from_pretrained(page_folder / "vit")
     inputs = processor(image, do_resize=False, return_tensors="pt")
-    model = AutoModelForImageClassification.from_pretrained(page_folder / "vit")
+    model = transformers.AutoModelForImageClassification.from_pretrained(page_folder / "vit")
     with torch.no_grad():
         scores = model(**inputs).logits[0]
     best, second = scores.topk(2).values
