@@ -30,7 +30,6 @@ FEW = {name: TYPES[name] for name in ("sinpos", "abspos", "cape")}  # the others
 EMBEDDINGS = {"stock", "stock + add", *FEW, *(f"{name} + add" for name in FEW)}
 CONTEXTS = {"no positions", "context 5", "context 20"}
 MALLOC = {"fresh pages", "pages kept"}
-
 ATTENTION_CASES = {"translation, 4 x 20", "images, 2 x 32 px"}
 
 # rows that are expected: values of these columns, each combination once
