@@ -318,8 +318,8 @@ def test_no_modules_import_each_other_in_a_circle(files: dict[str, str]) -> None
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         # of `from package import name` the name is a module or something in the package
-        names = [module for _, module in imports(path, nodes(files[path]))]
-        used = {name if name in modules else name.rpartition(".")[0] for name in names}
+        imported = [module for _, module in imports(path, nodes(files[path]))]
+        used = {m if m in modules else m.rpartition(".")[0] for m in imported}
         graph[name] = used & modules.keys() - {name}
     assert len(graph) > 100
     TopologicalSorter(graph).prepare()  # raises CycleError

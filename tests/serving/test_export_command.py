@@ -15,7 +15,7 @@ from cape_plugins.cli import main
 from cape_plugins.serving.output import complete_folder
 
 LONG = 256 * "n"  # one more than file systems take
-BOTH_SIZES = ["--max-tokens", "5", "--image-size", "8", "8"]
+BOTH_SIZES = ["--max-tokens", "8", "--image-size", "8", "8"]
 
 
 @pytest.mark.parametrize(
