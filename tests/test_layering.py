@@ -20,10 +20,8 @@ import pytest
 from cape_plugins import DOMAINS, ENCODINGS, TYPES
 from cape_plugins.checkpoints.families import FAIRSEQ_FAMILIES, FAMILY_ROWS, OWN_PREFIX
 
-FOLDERS = (
-    *(".ci", "benchmarks", "cape_plugins", "docs", "fairseq_user_dir", "hf_models", "recipes"),
-    *("requirements", "tests"),
-)
+CODE = ("benchmarks", "cape_plugins", "fairseq_user_dir", "hf_models", "recipes", "tests")
+FOLDERS = (*CODE, ".ci", "docs", "requirements")
 TEXT = {"", ".cff", ".cfg", ".csv", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -88,28 +86,21 @@ HF_ROOMS = {
 }
 
 
+HF_TOOLS = {"callback", "counting", "releases", "stand_ins"}
+
+
 class Rooms(NamedTuple):
-    """Rules of a package.
+    """Rules of a package."""
 
-    Attributes:
-        below: The rooms that each room may import.
-        tools: Files outside of rooms that every room may import.
-        doors: Files outside of rooms that may import every room.
-    """
-
-    below: dict[str, set[str]]
-    tools: set[str]
-    doors: set[str]
+    below: dict[str, set[str]]  # the rooms that each room may import
+    tools: set[str]  # files outside of rooms that every room may import
+    doors: set[str]  # files outside of rooms that may import every room
 
 
 ROOMS = {
     CORE: Rooms(CORE_ROOMS, {"utils"}, {"__init__", "__main__", "cli"}),
     "fairseq_user_dir": Rooms(FAIRSEQ_ROOMS, set(), {"__init__", "average", "doctor"}),
-    "hf_models": Rooms(
-        HF_ROOMS,
-        {"callback", "counting", "releases", "stand_ins"},
-        {"__init__", "doctor", "run"},
-    ),
+    "hf_models": Rooms(HF_ROOMS, HF_TOOLS, {"__init__", "doctor", "run"}),
 }
 # Rows and counts are plain data: these files have no import of torch.
 WITHOUT_TORCH = {f"{CORE}/settings", f"{CORE}/corpus/alpha.py", f"{CORE}/checkpoints/families.py"}
@@ -128,9 +119,6 @@ OTHER_MEANINGS = {
 }
 # split, so that this file does not break its own rule
 MACHINE_PATH = re.compile(r"(?<![\w.$}>~*-])/(?:home|root|tmp|Users|work)" + r"/\w")
-
-
-# ---- one file ------------------------------------------------------------------------------------
 
 
 @cache
@@ -251,14 +239,12 @@ def check_machine_paths(path: str, source: str) -> Iterator[str]:
             yield f"{path}:{number} {line.strip()[:80]}"
 
 
-PYTHON_CHECKS = (
+CHECKS = (
     *(check_imports, check_rooms, check_own_imports_on_top),
-    *(check_row_names, check_sizes),
+    *(check_row_names, check_sizes, check_machine_paths),
 )
 Check = Callable[[str, str], Iterator[str]]
 
-
-# ---- every check can fail ------------------------------------------------------------------------
 
 LONG_FUNCTION = 'def f():\n    """Doc."""\n' + "    x = 1\n" * MAX_FUNCTION_LINES
 
@@ -290,30 +276,19 @@ def test_check_can_fail(check: Check, path: str, source: str) -> None:
     assert list(check(path, source))
 
 
-# ---- the repository ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def files(repo_root: Path) -> Iterator[dict[str, str]]:
     """Repository path -> text of every text file, Python or not. Trees of all of them are kept
     until the end; the garbage collector would walk over them again and again."""
     gc.disable()
-    yield read_files(repo_root)
-    nodes.cache_clear()
-    gc.enable()
-
-
-def read_files(repo_root: Path) -> dict[str, str]:
-    paths = [path for path in repo_root.iterdir() if path.is_file()]
-    for folder in FOLDERS:
-        paths += (path for path in (repo_root / folder).rglob("*") if path.is_file())
-    return {
+    paths = [*repo_root.iterdir(), *(p for top in FOLDERS for p in (repo_root / top).rglob("*"))]
+    yield {
         path.relative_to(repo_root).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(paths)
-        if path.suffix in TEXT
-        and "__pycache__" not in path.parts
-        and path.name not in (".coverage", ".git")
+        if path.suffix in TEXT and path.is_file() and path.name not in (".coverage", ".git")
     }
+    nodes.cache_clear()
+    gc.enable()
 
 
 def test_every_folder_is_read_and_has_a_rule(files: dict[str, str]) -> None:
@@ -323,12 +298,12 @@ def test_every_folder_is_read_and_has_a_rule(files: dict[str, str]) -> None:
     assert python <= {*ALLOWED, *FREE, "docs"}
 
 
-@pytest.mark.parametrize("check", PYTHON_CHECKS, ids=lambda check: check.__name__)
-def test_python_files(check: Check, files: dict[str, str]) -> None:
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_repository(check: Check, files: dict[str, str]) -> None:
     violations = [
         violation
         for path, source in files.items()
-        if path.endswith(".py")
+        if path.endswith(".py") or check is check_machine_paths
         for violation in check(path, source)
     ]
     assert not violations, "\n".join(violations)
@@ -343,18 +318,11 @@ def test_no_modules_import_each_other_in_a_circle(files: dict[str, str]) -> None
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         # of `from package import name` the name is a module or something in the package
-        used = {
-            m if m in modules else m.rpartition(".")[0]
-            for _, m in imports(path, nodes(files[path]))
-        }
+        imported = [module for _, module in imports(path, nodes(files[path]))]
+        used = {m if m in modules else m.rpartition(".")[0] for m in imported}
         graph[name] = used & modules.keys() - {name}
     assert len(graph) > 100
     TopologicalSorter(graph).prepare()  # raises CycleError
     graph["cape_plugins.utils.texts"].add("cape_plugins.corpus.alpha")
     with pytest.raises(CycleError):
         TopologicalSorter(graph).prepare()
-
-
-def test_no_machine_paths(files: dict[str, str]) -> None:
-    violations = [v for path, source in files.items() for v in check_machine_paths(path, source)]
-    assert not violations, "\n".join(violations)

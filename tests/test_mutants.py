@@ -6,20 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests import mutants
-from tests.mutants import (
-    COLUMNS,
-    TABLE,
-    Mutant,
-    applied,
-    kill,
-    options_of,
-    read_results,
-    read_table,
-    write_results,
-)
+from tests.mutants import COLUMNS, Mutant, applied, kill, options_of, read_results, read_table
 
 PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
-MUTANTS, SETS = read_table(TABLE.read_text(encoding="utf-8"))
+MUTANTS, SETS = read_table(mutants.TABLE.read_text(encoding="utf-8"))
 
 
 def test_what_is_broken_is_there_once(repo_root: Path) -> None:
@@ -53,9 +43,8 @@ def test_sets_of_tests_are_used_and_have_files(repo_root: Path) -> None:
 def test_a_fault_survives_where_the_tests_pass(tmp_path: Path) -> None:
     """A runner that finds no fault is seen at once; one that calls all of them killed is not."""
     (tmp_path / "broken_here.py").write_text("VALUE = 2\n")
-    (tmp_path / "test_it.py").write_text(
-        "import broken_here\n\ndef test_value():\n    assert broken_here.VALUE == 2\n"
-    )
+    program = "import broken_here\n\ndef test_value():\n    assert broken_here.VALUE == 2\n"
+    (tmp_path / "test_it.py").write_text(program)
     mutant = Mutant("name", "broken_here.py", "all", "2", "1 + 1")
     row = kill(mutant, tmp_path, {"all": "test_it.py"})
     assert (row["result"], row["test"]) == ("SURVIVED", "")
@@ -77,14 +66,13 @@ def test_a_kill_that_is_lost_is_printed(
     before, after = tmp_path / "before.csv", tmp_path / "after.csv"
     names = [mutant.name for mutant in MUTANTS[:3]]
 
-    def run(*options: str, survivors: tuple[str, ...] = ()) -> int:
+    def run(*options: str, survivor: str) -> int:
         def row(mutant: Mutant, *_: object) -> dict[str, object]:
-            result = "SURVIVED" if mutant.name in survivors else "killed"
+            result = "SURVIVED" if mutant.name == survivor else "killed"
             values = (mutant.name, mutant.file, result, "tests/test_a.py::test[1, 2]", 3)
             return dict(zip(COLUMNS, values, strict=True))
 
         monkeypatch.setattr(mutants, "kill", row)
-        monkeypatch.setattr(mutants, "copy_of_tracked_files", copy_of_broken_files)
         return mutants.main([*names, "--skip-baseline", *options])
 
     def copy_of_broken_files(folder: Path) -> None:
@@ -92,23 +80,23 @@ def test_a_kill_that_is_lost_is_printed(
             (folder / mutant.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / mutant.file).write_bytes((mutants.ROOT / mutant.file).read_bytes())
 
-    assert run("--table", str(before), survivors=(names[0],)) == 1
+    monkeypatch.setattr(mutants, "copy_of_tracked_files", copy_of_broken_files)
+    assert run("--table", str(before), survivor=names[0]) == 1
     assert before.read_text().startswith("# commit ")
     assert read_results(before) == dict(zip(names, ("SURVIVED", "killed", "killed"), strict=True))
     compare = ("--compare", str(before), "--table", str(after))
-    assert run(*compare, survivors=(names[0],)) == 0
+    assert run(*compare, survivor=names[0]) == 0
     assert "0 killed in" in capsys.readouterr().out
-    assert run(*compare, survivors=(names[2],)) == 1
-    assert capsys.readouterr().out.endswith(
-        f"1 killed in {before} and not now\nSURVIVED {names[2]}\n"
-    )
+    assert run(*compare, survivor=names[2]) == 1
+    lost = f"1 killed in {before} and not now\nSURVIVED {names[2]}\n"
+    assert capsys.readouterr().out.endswith(lost)
     assert read_results(after)[names[0]] == "killed"
 
 
 def test_a_mutant_that_did_not_run_is_a_lost_kill(tmp_path: Path) -> None:
     path = tmp_path / "kills.csv"
     rows = [dict.fromkeys(COLUMNS, "") | {"name": name, "result": "killed"} for name in "ab"]
-    write_results(path, "by hand", rows)
+    mutants.write_results(path, "by hand", rows)
     stored = read_results(path)
     assert mutants.lost_kills(stored, {"a": "killed"}, ()) == {"b": "NOT RUN"}
     assert mutants.lost_kills(stored, {"a": "killed"}, ["a"]) == {}

@@ -15,7 +15,7 @@ from hf_models.releases import minor_release, tested_releases
 
 pytestmark = pytest.mark.slow
 
-SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "recipes", "benchmarks", "tests")
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
 
 
@@ -23,24 +23,17 @@ PACKAGES = ("cape_plugins", "fairseq_user_dir", "hf_models")
 def wheel(repo_root: Path, run_cli: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of a copy of the repository, so that no build folder is left in the original."""
     copy = tmp_path_factory.mktemp("copy")
-    for name in (*SOURCES, *PACKAGES):
-        source = repo_root / name
-        if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        elif source.exists():
-            shutil.copy(source, copy / name)
+    for name in SOURCES:
+        shutil.copy(repo_root / name, copy / name)
+    for name in ("recipes", "benchmarks", "tests", *PACKAGES):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(repo_root / name, copy / name, ignore=ignored)
     run_cli(
         *("python", "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"),
         *("--disable-pip-version-check", "--wheel-dir", copy / "out", copy),
     )
     (built,) = (copy / "out").glob("*.whl")
     return built
-
-
-@pytest.fixture(scope="module")
-def names(wheel: Path) -> set[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +46,9 @@ def _read(wheel: Path, name: str) -> str:
         return archive.read(f"cape_plugins-0.2.0.dist-info/{name}").decode()
 
 
-def test_wheel_has_every_module_and_template_and_nothing_else(
-    names: set[str], repo_root: Path
-) -> None:
+def test_wheel_has_every_module_and_template_and_nothing_else(wheel: Path, repo_root: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {*archive.namelist()}
     modules = {
         path.relative_to(repo_root).as_posix()
         for package in PACKAGES
@@ -65,8 +58,7 @@ def test_wheel_has_every_module_and_template_and_nothing_else(
     assert "cape_plugins/serving/ctranslate2.md" in modules
     assert modules <= names
     assert "cape_plugins/py.typed" in names
-    tops = {name.split("/")[0] for name in names}
-    assert tops == {*PACKAGES, "cape_plugins-0.2.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {*PACKAGES, "cape_plugins-0.2.0.dist-info"}
 
 
 def test_only_what_fairseq_and_its_beams_need_ends_with_python_3_12(metadata: Message) -> None:

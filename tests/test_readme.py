@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import re
 import warnings
 from pathlib import Path
@@ -90,38 +89,25 @@ EXAMPLES = [
 ]
 
 
-def run_example(code: str) -> dict:
-    if "hf_models" in code and not importlib.util.find_spec("transformers"):
-        pytest.skip("needs transformers")
-    names: dict = {}
-    exec(compile(code, "example", "exec"), names)
-    return names
-
-
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_python_example_runs_and_warns_of_nothing(code: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if "from_pretrained" in code:
-        save_stock_checkpoints(code, tmp_path)
+    if "hf_models" in code or "from_pretrained" in code:
+        pytest.importorskip("transformers")
+        from tests.support.stock_checkpoints import save_named
+
+        save_named(code, tmp_path)  # tiny ones under the names of the hub that the example loads
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        run_example(code)
+        exec(compile(code, "example", "exec"), {})
     assert [str(warning.message) for warning in caught if warning.category is UserWarning] == []
 
 
-def save_stock_checkpoints(code: str, folder: Path) -> None:
-    """Tiny ones under the names of the hub that the example loads."""
-    pytest.importorskip("transformers")
-    from tests.support.stock_checkpoints import save_named
-
-    save_named(code, folder)
-
-
 def test_torch_example_shares_one_draw_and_trains() -> None:
-    (code,) = [
-        code for code in python_blocks(ROOT / "docs/settings.md") if "nn.Transformer" in code
-    ]
-    names = run_example(code)
+    blocks = python_blocks(ROOT / "docs/settings.md")
+    (code,) = (block for block in blocks if "nn.Transformer" in block)
+    names: dict = {}
+    exec(compile(code, "example", "exec"), names)
     assert names["loss"].isfinite()
     assert names["draw"].shift.shape == (8, 1, 1)
     assert names["embed"].weight.grad.abs().sum() > 0
@@ -136,7 +122,6 @@ def test_readme_has_a_row_for_each_type() -> None:
 def test_table_of_flags_is_generated(capsys) -> None:
     main(["flags"])
     table = capsys.readouterr().out.strip()
-
     _, _, rest = read(ROOT / "docs/flags.md").partition("<!-- flags:begin -->")
     shown = rest.partition("<!-- flags:end -->")[0].strip()
     assert shown == table, "paste the output of `cape-plugins flags` between the flags marks"

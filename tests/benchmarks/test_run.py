@@ -29,41 +29,24 @@ SETUP = measure.Setup(torch.device("cpu"), torch.float32)
 FEW = {name: TYPES[name] for name in ("sinpos", "abspos", "cape")}  # the others cost time only
 EMBEDDINGS = {"stock", "stock + add", *FEW, *(f"{name} + add" for name in FEW)}
 CONTEXTS = {"no positions", "context 5", "context 20"}
+MALLOC = {"fresh pages", "pages kept"}
+ATTENTION_CASES = {"translation, 4 x 20", "images, 2 x 32 px"}
 
 # rows that are expected: values of these columns, each combination once
 EXPECTED = {
-    "embedding": {
-        "variant": EMBEDDINGS,
-        "T": {"10", "100"},
-        "malloc": {"fresh pages", "pages kept"},
-    },
-    "training": {
-        "variant": {"stock", *FEW, "cape, no BOS"},
-        "B x T": {"4 x 20", "2 x 40"},
-    },
-    "relative": {
-        "variant": CONTEXTS,
-        "part": {"layer", "encoder", "decoder"},
-        "T": {"10", "20"},
-    },
-    "attention": {
-        "variant": set(attention.types()),
-        "case": {"translation, 4 x 20", "images, 2 x 32 px"},
-    },
+    "embedding": {"variant": EMBEDDINGS, "T": {"10", "100"}, "malloc": MALLOC},
+    "training": {"variant": {"stock", *FEW, "cape, no BOS"}, "B x T": {"4 x 20", "2 x 40"}},
+    "relative": {"variant": CONTEXTS, "part": {"layer", "encoder", "decoder"}, "T": {"10", "20"}},
+    "attention": {"variant": {*attention.types()}, "case": ATTENTION_CASES},
     "generation": {"variant": {"stock", *FEW, "cape, no BOS"}, "T": {"5", "10"}},
 }
 # families differ in their variants
 HF_VARIANTS = ("stock", "sinpos", "shape", "cape")
-HF_CASES = {
-    "Marian, training": {*HF_VARIANTS, "cape, no BOS"},
-    "Marian, beam search": {*HF_VARIANTS, "cape, no BOS"},
-    "Speech2Text, training": set(HF_VARIANTS),
-    "Speech2Text, beam search": set(HF_VARIANTS),
-    "ViT-Ti, training": set(HF_VARIANTS),
-}
+HF_CASES = {"ViT-Ti, training": {*HF_VARIANTS}}
+for part in ("training", "beam search"):
+    HF_CASES[f"Speech2Text, {part}"] = {*HF_VARIANTS}
+    HF_CASES[f"Marian, {part}"] = {*HF_VARIANTS, "cape, no BOS"}
 NUMBERS = ("milliseconds", "ratio", "ratio_low", "ratio_high", "rounds")
-
-
 FLAGS = ("--quick", "--rounds", "1", "--warm-up", "1", "--output")
 
 
@@ -105,20 +88,21 @@ def results(run_cli, tmp_path_factory) -> Path:
     return folder
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def only(folder: Path, pattern: str) -> Path:
-    (path,) = folder.glob(pattern)
+def file_of(folder: Path, name: str, ending: str = "csv") -> Path:
+    (path,) = folder.glob(f"{name}-cpu-torch*.{ending}")
     return path
+
+
+def read_rows(folder: Path, name: str) -> list[dict[str, str]]:
+    """The table of a benchmark."""
+    with open(file_of(folder, name), encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_combination_has_one_row_with_finite_numbers(results, name):
-    rows = read_rows(only(results, f"{name}-cpu-torch*.csv"))
+    rows = read_rows(results, name)
     timed = [row for row in rows if row["ratio"]]
     columns = EXPECTED[name]
     combinations = [tuple(row[column] for column in columns) for row in timed]
@@ -129,22 +113,26 @@ def test_every_combination_has_one_row_with_finite_numbers(results, name):
         numbers = [float(row[column]) for column in NUMBERS]
         assert all(math.isfinite(number) and number > 0 for number in numbers), row
         assert float(row["ratio_low"]) <= float(row["ratio"]) <= float(row["ratio_high"])
+    if name == "relative":  # whose memory is measured
+        peaks = [float(row["mib"]) for row in rows if row["mib"]]
+        assert len(peaks) == 3
+        assert all(0 <= peak < 100 for peak in peaks)
 
 
 @pytest.mark.slow
 def test_hugging_face_table_has_every_family(results):
-    rows = read_rows(only(results, "huggingface-cpu-torch*.csv"))
+    rows = read_rows(results, "huggingface")
     variants = {case: {row["variant"] for row in rows if row["case"] == case} for case in HF_CASES}
     assert variants == HF_CASES
     assert all(float(row[column]) > 0 for row in rows for column in NUMBERS)
-    table = only(results, "huggingface-cpu-torch*.md").read_text(encoding="utf-8")
+    table = file_of(results, "huggingface", "md").read_text(encoding="utf-8")
     assert len(re.findall(r"\| \d+ x \d+ \| [\d.]+ \| \d+ \|", table)) == 2
 
 
 @pytest.mark.slow
 def test_speech_tables_have_every_type_and_kind_of_batch(results):
     """Types, batches with and without padding, features."""
-    rows = read_rows(only(results, "speech-cpu-torch*.csv"))
+    rows = read_rows(results, "speech")
     types = [(row["B x T"], row["variant"]) for row in rows if row["B x T"]]
     assert sorted(types) == sorted((size, name) for size in ("2 x 60", "2 x 90") for name in FEW)
     batches = {row["variant"]: row for row in rows if row["part"] == "batches"}
@@ -154,14 +142,13 @@ def test_speech_tables_have_every_type_and_kind_of_batch(results):
     for row in rows:
         for column in ("ratio", "frames_per_second", "times_real_time"):
             assert not row[column] or float(row[column]) > 0
-    features = [row for row in rows if row["part"] == "features"]
-    assert len(features) == 9
+    assert sum(row["part"] == "features" for row in rows) == 9
 
 
 @pytest.mark.slow
 def test_vision_table_has_every_type_and_size(results):
     """UniViT, types at two sizes, and images per second at each size."""
-    rows = read_rows(only(results, "vision-cpu-torch*.csv"))
+    rows = read_rows(results, "vision")
     timed = {(row["case"], row["variant"]) for row in rows if row["ratio"]}
     types = vision.TYPES
     parts = [f"{part}, {size} px" for part in ("training", "embedding layer") for size in (32, 48)]
@@ -176,12 +163,10 @@ def test_vision_table_has_every_type_and_size(results):
 @pytest.mark.slow
 def test_serving_table_has_every_engine_in_every_case(results):
     """Beam search and greedy search."""
-    rows = read_rows(only(results, "serving-cpu-torch*.csv"))
+    rows = read_rows(results, "serving")
     cases = [(row["search"], row["variant"]) for row in rows]
     engines = ["fairseq-generate", "Hugging Face generate", "CTranslate2", "CTranslate2 int8"]
-    expected = [("beam 5", name) for name in engines]
-    expected += [("greedy", name) for name in engines]
-    assert cases == expected
+    assert cases == [(search, name) for search in ("beam 5", "greedy") for name in engines]
     for row in rows:
         speed = 1000 * int(row["batch"]) * 5 / float(row["milliseconds"])
         assert float(row["tokens_per_second"]) == pytest.approx(speed, rel=1e-2)
@@ -193,7 +178,7 @@ def test_serving_table_has_every_engine_in_every_case(results):
 def test_whisper_cpp_table_has_every_way_at_every_duration(results):
     """Words, and a recording of one duration for times; transformers writes its own texts."""
     whisper_cpp = pytest.importorskip("benchmarks.whisper_cpp", exc_type=ImportError)
-    rows = read_rows(only(results, "whisper_cpp-cpu-torch*.csv"))
+    rows = read_rows(results, "whisper_cpp")
     ways = [whisper_cpp.TRANSFORMERS, *whisper_cpp.ENGINE]
     words, times = ([row for row in rows if row[key]] for key in ("wer", "ratio"))
     durations = [(row["duration"], row["variant"]) for row in words]
@@ -205,19 +190,11 @@ def test_whisper_cpp_table_has_every_way_at_every_duration(results):
 
 
 @pytest.mark.slow
-def test_memory_is_measured(results):
-    rows = read_rows(only(results, "relative-cpu-torch*.csv"))
-    peaks = [float(row["mib"]) for row in rows if row["mib"]]
-    assert len(peaks) == 3
-    assert all(0 <= peak < 100 for peak in peaks)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", run.BENCHMARKS)
 def test_markdown_says_how_to_repeat_it_and_shows_the_plot(results, name):
     if message := run.lacking(name):
         pytest.skip(message)
-    path = only(results, f"{name}-cpu-torch*.md")
+    path = file_of(results, name, "md")
     text = path.read_text(encoding="utf-8")
     assert f"python -m benchmarks.run {name} --rounds 1 --warm-up 1 --quick" in text
     assert str(results) not in text
@@ -270,8 +247,7 @@ def test_quick_results_do_not_replace_the_committed_ones():
 
 def test_ratio_is_to_both_runs_of_the_reference_in_the_same_round(monkeypatch):
     """A machine that becomes slower from round to round: times differ, ratios do not."""
-    now = [0.0]
-    slower = [1.0]
+    now, slower = [0.0], [1.0]
 
     def take(seconds: float) -> measure.Step:
         def step() -> None:
@@ -299,12 +275,11 @@ def test_models_share_what_they_have_in_common():
     )
     assert stock.encoder.embed_tokens.weight is not cape.encoder.embed_tokens.weight
     distinct = hosts.share_parameters([stock, cape])
-    new_names = {name for name, _ in cape.named_parameters()} - {
-        n for n, _ in stock.named_parameters()
-    }
+    stock_names = {name for name, _ in stock.named_parameters()}
+    new_names = {name for name, _ in cape.named_parameters()} - stock_names
     assert new_names
     assert all(".relative." in name for name in new_names)
-    assert len(distinct) == len(list(stock.parameters())) + len(new_names)
+    assert len(distinct) == len(stock_names) + len(new_names)
     for name, parameter in stock.named_parameters():
         assert cape.get_parameter(name) is parameter
 

@@ -43,8 +43,6 @@ FOLDER = ROOT / "tests" / "golden"
 OUTPUTS = FOLDER / "outputs.safetensors"  # inputs and outputs; settings are its metadata
 Values = dict[str, Tensor]
 
-# ---- positions -----------------------------------------------------------------------------------
-
 BATCH, DIM, SEED = 3, 8, 16
 LENGTHS = (7, 5, 1), (4, 6, 2)  # tokens of each sample, of source and target
 FRAMES, HOPS = (6, 4, 1), (0.03, 0.02, 0.04)
@@ -94,8 +92,6 @@ def positions(config: PositionConfig) -> Values:
     values["next"] = torch.rand(2)  # shows how many random numbers were drawn
     return values
 
-
-# ---- Hugging Face --------------------------------------------------------------------------------
 
 ENCODER = {"d_model": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 8}
 DECODER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8}
@@ -166,8 +162,6 @@ def load_model(name: str) -> tuple[Any, dict[str, Any]]:
     auto = getattr(transformers, MODELS[name][0])
     return auto.from_pretrained(FOLDER / name, output_loading_info=True)
 
-
-# ---- fairseq -------------------------------------------------------------------------------------
 
 WORDS = ("a", "b", "c", "d", "e", "f")
 TINY = {
@@ -277,9 +271,6 @@ def load_checkpoint(name: str, data: Path) -> Any:
     overrides = {"data": str(data / name)}
     (model,), _, _ = load_model_ensemble_and_task([str(FOLDER / f"{name}.pt")], overrides)
     return model.eval()
-
-
-# ---- both ----------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The core on a GPU: embeddings, positions in attention, draws, programs and graphs."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -29,7 +30,6 @@ from tests.support.gpu import (
     SameNumbers,
     close,
     moved,
-    no_random_numbers,
     regular_numbers,
     waits,
 )
@@ -121,16 +121,11 @@ AUGMENTED = {"max_local_shift": 0.5, "max_global_scale": 1.5}
 @pytest.mark.parametrize("name", IN_ATTENTION)
 def test_positions_in_attention_equal_the_cpu(name, domain, options, dtype):
     """Beyond 2048 tokens, too: angles and distances are made in float32."""
-    if domain == "image":
-        positions = patch_positions(5, 7)
-    else:
-        positions = token_positions(torch.ones(1, 2200, dtype=torch.bool))
+    tokens = token_positions(torch.ones(1, 2200, dtype=torch.bool))
+    positions = patch_positions(5, 7) if domain == "image" else tokens
     parts = stack_parts(name, domain, training=bool(options), **options)
     expected = attended(parts, positions, "cpu")
-    if dtype == torch.float32:
-        target = {"device": DEVICE}
-    else:
-        target = {"device": DEVICE, "dtype": dtype}
+    target = {"device": DEVICE} | ({} if dtype == torch.float32 else {"dtype": dtype})
     moved_parts = [part if part is None else copy.deepcopy(part).to(**target) for part in parts]
     with torch.autocast(DEVICE.type, dtype, enabled=dtype != torch.float32):
         actual = attended(moved_parts, on_device(positions), DEVICE, dtype)
@@ -159,48 +154,31 @@ def test_relative_attention_equals_the_cpu(options):
         close(actual, expected, 1e-4)
 
 
-# ---- draws ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "domain"), RANDOM)
-def test_draws_are_made_on_the_gpu_and_repeat_with_the_seed(name, domain):
-    encoder = make_encoder(name, domain, augment_probability=0.5)
+def assert_repeats(encoder, choices):
+    """The first two of three draws are the same, the last is another; all are on the GPU. A choice
+    is a seed and the arguments of a draw."""
     draws = []
-    for seed in (1, 1, 2):
+    for seed, *arguments in choices:
         torch.manual_seed(seed)
-        draws.append([part for part in encoder.draw(64, DEVICE) if isinstance(part, torch.Tensor)])
+        draw = encoder.draw(64, DEVICE, *arguments)
+        draws.append([part for part in draw if isinstance(part, torch.Tensor)])
     assert all(part.device.type == DEVICE.type for part in draws[0])
     assert all(map(torch.equal, draws[0], draws[1]))
     assert not any(map(torch.equal, draws[0], draws[2]))
 
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
-def test_ranks_draw_differently_and_leave_the_stream_of_dropout(name, domain):
+def test_draws_repeat_with_seed_and_rank_and_leave_the_stream_of_dropout(name, domain):
+    assert_repeats(make_encoder(name, domain, augment_probability=0.5), [(1,), (1,), (2,)])
     encoder = make_encoder(name, domain)
     before = torch.cuda.get_rng_state() if ON_GPU else None
-    draws = []
-    for rank in (0, 0, 1):
-        torch.manual_seed(1)
-        draw = encoder.draw(64, DEVICE, lambda device, rank=rank: rank_generator(device, rank))
-        draws.append([part for part in draw if isinstance(part, torch.Tensor)])
-    assert all(map(torch.equal, draws[0], draws[1]))
-    assert not any(map(torch.equal, draws[0], draws[2]))
+    assert_repeats(encoder, [(1, partial(rank_generator, rank=rank)) for rank in (0, 0, 1)])
     if ON_GPU:
         torch.cuda.manual_seed(1)
         state = torch.cuda.get_rng_state()
         encoder.draw(64, DEVICE, lambda device: rank_generator(device, 1))
         assert torch.equal(state, torch.cuda.get_rng_state())
         torch.cuda.set_rng_state(before)
-
-
-@pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
-def test_evaluation_draws_nothing(name, domain):
-    encoder, positions = make_encoder(name, domain).to(DEVICE).eval(), make_positions(domain)
-    with no_random_numbers():
-        encoder(on_device(positions), encoder.draw(BATCH, DEVICE))
-
-
-# ---- waiting, programs and graphs ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
@@ -271,14 +249,12 @@ def test_embedding_in_a_cuda_graph(name, domain, training):
     def call():
         return encoder(positions, encoder.draw(BATCH, DEVICE))
 
-    expected = replayed(call)
-    if expected[0] is None:
+    first, second = replayed(call)
+    if first is None:
         return
-    if encoder.draws:
-        assert not torch.equal(*expected[:2])
-    else:
-        assert torch.equal(*expected[:2])
-        close(expected[0], call(), 1e-6)
+    assert torch.equal(first, second) != encoder.draws
+    if not encoder.draws:
+        close(first, call(), 1e-6)
 
 
 @GRAPHS

@@ -37,6 +37,7 @@ from tests.support.hf import (
 )
 
 STACK_TYPES = [pair for pair in ALL if pair[0] in STACKS]
+WHISPERS = [("whisper", name) for name in TYPES]
 # of half precision, as a share of the largest output; models of images and of speech are deeper
 SHARES = {torch.bfloat16: 0.1, torch.float16: 0.02}
 
@@ -52,43 +53,38 @@ def build(family, name):
     return FAMILIES[family].build(OF_FAMILY[family][name])
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(("family", "name"), ALL)
-def test_step_on_the_gpu_equals_the_cpu(family, name, training):
-    """Outputs, loss and gradients, with the same random numbers."""
-    if not training and (family, name) not in RANDOM:
-        pytest.skip("as in training")
-    same_on_both(build(family, name).train(training), batch(family), step)
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_whisper_on_the_gpu_equals_the_cpu(name):
-    """At natural length, with the type on both sides."""
-    model = whisper.switched(name, decoder=name, natural_length=True).train()
-    inputs = {"input_features": whisper.RAGGED, "attention_mask": whisper.MASK}
-    same_on_both(model, {**inputs, "labels": whisper.LABELS}, whisper_step)
-
-
 def whisper_step(model, inputs):
     """Outputs and the loss; the mask belongs to frames, not to outputs."""
     output = model(**inputs)
     return output.logits, output.loss
 
 
-@pytest.mark.parametrize("dtype", SHARES)
-@pytest.mark.parametrize(("family", "name"), STACK_TYPES)
-def test_autocast_is_near_float32(family, name, dtype):
-    model = build(family, name).train().to(DEVICE)
-    half_steps(model, moved(batch(family)), step, dtype, SHARES[dtype])
-
-
-@pytest.mark.parametrize("dtype", SHARES)
-@pytest.mark.parametrize("name", TYPES)
-def test_whisper_in_autocast_is_near_float32(name, dtype):
-    model = whisper.switched(name, decoder=name, natural_length=True).train().to(DEVICE)
+def training_of(family, name):
+    """Model, inputs and step; Whisper at natural length, with the type on both sides."""
+    if family != "whisper":
+        return build(family, name).train(), batch(family), step
+    model = whisper.switched(name, decoder=name, natural_length=True).train()
     inputs = {"input_features": whisper.RAGGED, "attention_mask": whisper.MASK}
-    inputs = moved({**inputs, "labels": whisper.LABELS})
-    half_steps(model, inputs, whisper_step, dtype, SHARES[dtype])
+    return model, {**inputs, "labels": whisper.LABELS}, whisper_step
+
+
+@pytest.mark.parametrize(("family", "name"), [*ALL, *WHISPERS])
+def test_training_on_the_gpu_equals_the_cpu(family, name):
+    """Outputs, loss and gradients, with the same random numbers."""
+    same_on_both(*training_of(family, name))
+
+
+@pytest.mark.parametrize(("family", "name"), RANDOM)
+def test_evaluation_on_the_gpu_equals_the_cpu(family, name):
+    """Of the types that draw in training; of the others it is as in training."""
+    same_on_both(build(family, name).eval(), batch(family), step)
+
+
+@pytest.mark.parametrize("dtype", SHARES)
+@pytest.mark.parametrize(("family", "name"), [*STACK_TYPES, *WHISPERS])
+def test_autocast_is_near_float32(family, name, dtype):
+    model, inputs, half_step = training_of(family, name)
+    half_steps(model.to(DEVICE), moved(inputs), half_step, dtype, SHARES[dtype])
 
 
 def long_batch(family):
@@ -197,9 +193,6 @@ def test_attention_functions_agree(name, implementation):
     expected = answer(model(**inputs))
     model.set_attn_implementation(implementation)
     close(answer(model(**inputs)), expected, 1e-3)
-
-
-# ---- waiting -------------------------------------------------------------------------------------
 
 
 def training_waits(model, inputs):

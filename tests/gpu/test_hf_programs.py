@@ -109,8 +109,6 @@ def test_training_in_cuda_graphs_draws_anew(family, name):
     assert all(output.isfinite().all() for output in outputs)
 
 
-# ---- memory --------------------------------------------------------------------------------------
-
 WIDE = {"num_attention_heads": 4, "hidden_size": 256, "intermediate_size": 1024}
 LENGTH = 4000 if ON_GPU else 100  # tokens
 

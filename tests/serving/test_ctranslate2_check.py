@@ -32,6 +32,9 @@ def test_what_did_not_end_is_counted_and_not_compared():
         report = compare(host, engine, (3, 7))
         assert report.startswith("check: 1 of 1 translations of sources of up to 3 tokens are the")
         assert "1 more, of up to 7 tokens, not compared" in report
+    nothing = [hypothesis._replace(ended=False) for hypothesis in HOST]
+    with pytest.raises(ValueError, match="none of 2 translations"):
+        compare(nothing, changed(), LENGTHS, "int8")
 
 
 def test_texts_to_check_have_sentences(tmp_path):
@@ -68,16 +71,6 @@ def test_sentences_to_check_are_spread_over_the_text(tmp_path):
     assert places[-1] > 9900
     assert max(gaps) < 100
     assert wide in read_sentences(tmp_path / "text")  # by letters, where nobody has split them
-
-
-def test_a_check_of_nothing_is_refused():
-    open_end = Hypothesis(("a",), -1.0, False)
-    ended = Hypothesis(("a",), -1.0, True)
-    with pytest.raises(ValueError, match="none of 2 translations"):
-        compare([open_end, open_end], [open_end, ended], LENGTHS, "int8")
-
-
-# ---- READMEs ------------------------------------------------------------------------------------
 
 
 def test_a_precision_that_the_processor_does_not_have_is_told():

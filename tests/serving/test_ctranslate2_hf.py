@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from tests.support import engines
-from tests.support.engines import program_of, refusal, run_program
+from tests.support.engines import program_of, run_program
 from tests.support.hf import FAMILIES, TEXT, config_of
 from tests.support.served import build, pairs
 
@@ -78,12 +78,9 @@ def both(source, out, texts, **options):
     tokenizer = translation.tokenizer
     ids = [tokenizer(text)["input_ids"] for text in texts]
     tokens = [tokenizer.convert_ids_to_tokens(row) for row in ids]
-    engine = translate(
-        ctranslate2.Translator(str(out)),
-        *(tokens, LONGEST, tokenizer.eos_token),
-        no_repeat_ngram_size=2,
-        **options,
-    )
+    options |= {"no_repeat_ngram_size": 2}
+    translator = ctranslate2.Translator(str(out))
+    engine = translate(translator, tokens, LONGEST, tokenizer.eos_token, **options)
     return exporter.translate_by_host(translation, ids, LONGEST), engine
 
 
@@ -93,9 +90,6 @@ def assert_same(host, engine, least):
     assert [ours.tokens for ours, _ in ended] == [theirs.tokens for _, theirs in ended]
     assert max(abs(ours.score - theirs.score) for ours, theirs in ended) < 1e-5
     assert len({ours.tokens for ours, _ in ended}) > least / 2  # they say different things
-
-
-# ---- the same translations -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "name"), [*(("marian", name) for name in FIT), *OTHERS])
@@ -112,8 +106,8 @@ def test_settings_of_generation_are_options_in_the_readme(saved, tmp_path):
     path = source / "generation_config.json"
     settings = json.loads(path.read_text("utf-8"))
     settings |= {"forced_bos_token_id": german, "no_repeat_ngram_size": 2, "length_penalty": 0.6}
-    settings |= {"bad_words_ids": [[hyphen], [1, hyphen]], "min_length": 9}
-    settings |= {"repetition_penalty": 1.2}
+    settings |= {"bad_words_ids": [[hyphen], [1, hyphen]], "repetition_penalty": 1.2}
+    settings["min_length"] = 9
     path.write_text(json.dumps(settings), "utf-8")
     (tmp_path / "text").write_text("\n".join(sentences(20)), "utf-8")
     out = export(source, tmp_path / "out", "--check", str(tmp_path / "text"))
@@ -133,9 +127,8 @@ def test_source_and_target_may_have_vocabularies_of_their_own(corpus, tmp_path):
     target = {token: i for i, token in enumerate(sorted(tokenizer.get_vocab()))}
     (source / "target_vocab.json").write_text(json.dumps(target), "utf-8")
     settings = json.loads((source / "tokenizer_config.json").read_text("utf-8"))
-    (source / "tokenizer_config.json").write_text(
-        json.dumps({**settings, "separate_vocabs": True}), "utf-8"
-    )
+    settings["separate_vocabs"] = True
+    (source / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
     model = build(
         *("marian", tokenizer, TEXT["cape"]),
         share_encoder_decoder_embeddings=False,
@@ -152,20 +145,14 @@ def test_source_and_target_may_have_vocabularies_of_their_own(corpus, tmp_path):
     names = json.loads((out / "target_vocabulary.json").read_text("utf-8"))
     assert names[: len(target)] == sorted(target)
     assert len(names) == len(set(names)) == len(target) + 5
-    tokens = ["▁f", "ty", "</s>"]
+    tokens, words = ["▁f", "ty", "</s>"], ["zig", "▁", "f"]
     ids = torch.tensor([tokenizer.convert_tokens_to_ids(tokens)])
-    words = ["zig", "▁", "f"]
-    labels = torch.tensor([[target[word] for word in words]])
-    start = torch.tensor([[target["<pad>"]]])
+    labels = torch.tensor([[target[word] for word in ("<pad>", *words)]])
     with torch.no_grad():
-        logits = model(ids, decoder_input_ids=torch.cat((start, labels), dim=1)).logits
-    scores = logits.log_softmax(-1)[0, torch.arange(3), labels[0]]
-    translator = ctranslate2.Translator(str(out))
-    (result,) = translator.score_batch([tokens], [words])
+        logits = model(ids, decoder_input_ids=labels).logits
+    scores = logits.log_softmax(-1)[0, torch.arange(3), labels[0, 1:]]
+    (result,) = ctranslate2.Translator(str(out)).score_batch([tokens], [words])
     torch.testing.assert_close(torch.tensor(result.log_probs[:3]), scores, atol=1e-5, rtol=0)
-
-
-# ---- the folder ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -189,12 +176,12 @@ def test_the_program_of_the_readme_runs_with_the_engine_alone(family, saved, tmp
     file.write_text("\n".join(texts) + "\n", "utf-8")
     printed = run_program(program_of(out), out, file).splitlines()
     host, _ = both(source, out, texts, **options)
-    ended = [number for number, hypothesis in enumerate(host) if hypothesis.ended]
-    for number in ended:
-        tokens = host[number].tokens[len(options) :]  # without the prefix
+    ended = [pair for pair in zip(printed, host, strict=True) if pair[1].ended]
+    for line, hypothesis in ended:
+        tokens = hypothesis.tokens[len(options) :]  # without the prefix
         ids = tokenizer.convert_tokens_to_ids(list(tokens))
-        assert printed[number] == tokenizer.decode(ids, skip_special_tokens=True)
-    assert len({printed[number] for number in ended}) > 4
+        assert line == tokenizer.decode(ids, skip_special_tokens=True)
+    assert len({line for line, _ in ended}) > 4
 
 
 def test_fast_tokenizer_that_was_saved_without_its_file_gets_it(corpus, tmp_path):
@@ -233,35 +220,28 @@ def test_models_in_half_precision_become_folders_in_float32(marian, tmp_path, ca
     assert sizes[0] > 0.99 * sizes[1]
 
 
-# ---- refusals ------------------------------------------------------------------------------------
-
-
 def test_a_folder_that_computes_something_else_is_not_written(
-    marian, tmp_path, capsys, monkeypatch
+    marian, tmp_path, refusal_of, monkeypatch
 ):
-    source, _ = marian
     (tmp_path / "text").write_text("\n".join(sentences(5)), "utf-8")
     table = TranslationLoader.table
-    monkeypatch.setattr(
-        TranslationLoader, "table", lambda *arguments: table(*arguments).roll(1, dims=0)
-    )
-    error = refusal(capsys, "ctranslate2", source, tmp_path / "out", "--check", tmp_path / "text")
+    monkeypatch.setattr(TranslationLoader, "table", lambda *words: table(*words).roll(1, dims=0))
+    error = refusal_of("ctranslate2", marian[0], "--check", tmp_path / "text")
     assert "has not been written" in error
 
 
 def test_stock_models_damaged_ones_and_those_without_tokenizer_are_refused(
-    marian, tmp_path, capsys
+    marian, tmp_path, refusal_of
 ):
-    stock = tmp_path / "stock"
-    FAMILIES["marian"].build_stock().save_pretrained(stock)
-    assert "ct2-transformers-converter" in refusal(capsys, "ctranslate2", stock, tmp_path / "out")
+    stock = FAMILIES["marian"].build_stock()
+    assert "ct2-transformers-converter" in refusal_of("ctranslate2", stock)
     bare = tmp_path / "bare"
     shutil.copytree(marian[0], bare)
     for name in ("source.spm", "vocab.json", "tokenizer_config.json"):
         (bare / name).unlink()
-    assert "tokenizer.save_pretrained" in refusal(capsys, "ctranslate2", bare, tmp_path / "out")
+    assert "tokenizer.save_pretrained" in refusal_of("ctranslate2", bare)
     (bare / "model.safetensors").write_bytes(b"damaged")
-    assert "cannot be read" in refusal(capsys, "ctranslate2", bare, tmp_path / "out")
+    assert "cannot be read" in refusal_of("ctranslate2", bare)
 
 
 @pytest.mark.parametrize(
@@ -279,25 +259,24 @@ def test_stock_models_damaged_ones_and_those_without_tokenizer_are_refused(
         ),
     ],
 )
-def test_positions_that_do_not_fit_are_refused(settings, told, saved, tmp_path, capsys):
-    error = refusal(capsys, "ctranslate2", saved("marian", settings), tmp_path / "out")
+def test_positions_that_do_not_fit_are_refused(settings, told, saved, refusal_of):
+    error = refusal_of("ctranslate2", saved("marian", settings))
     assert told in error
     assert "allowed" in error
 
 
-def test_configuration_of_another_model_is_refused(marian, tmp_path, capsys):
+def test_configuration_of_another_model_is_refused(marian, tmp_path, refusal_of):
     """Whose table no file has: it would be drawn."""
     shutil.copytree(marian[0], tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     config = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps({**config, "position_embedding": TEXT["abspos"]}), "utf-8")
-    error = refusal(capsys, "ctranslate2", tmp_path / "model", tmp_path / "out")
+    error = refusal_of("ctranslate2", tmp_path / "model")
     assert "lacks weights of its positions, model." in error
 
 
-def test_other_families_are_refused_with_another_way(tmp_path, capsys):
+def test_other_families_are_refused_with_another_way(refusal_of):
     row = FAMILIES["bert"]
-    row.build({"type": "cape"}).save_pretrained(tmp_path / "model")
-    error = refusal(capsys, "ctranslate2", tmp_path / "model", tmp_path / "out")
+    error = refusal_of("ctranslate2", row.build({"type": "cape"}))
     for told in (row.model.__name__, "CapeMarianMTModel", "export onnx", "--stock"):
         assert told in error

@@ -12,8 +12,9 @@ from transformers import AutoProcessor, WhisperForConditionalGeneration
 
 import hf_models
 from hf_models.convert import convert
-from tests.support.engines import export, program_of, refusal, run_program
+from tests.support.engines import export, program_of, run_program
 from tests.support.whisper import save_with_processor
+from tests.support.whisper_full import learn
 
 pytest.importorskip("ctranslate2")
 pytest.importorskip("faster_whisper")
@@ -29,13 +30,8 @@ NATURAL = {
     "nopos": {"type": "nopos"},
     "abspos": {"type": "abspos"},
     "relpos": {"type": "relpos", "relative_context": 4, "relative_beyond": "zero"},
-    "cape+relative": {
-        "type": "cape",
-        "mean_normalize": False,
-        "relative_context": 3,
-        "relative_values": True,
-    },
 }
+NATURAL["cape+relative"] = {**NATURAL["cape"], "relative_context": 3, "relative_values": True}
 
 
 def recording(number):
@@ -55,23 +51,8 @@ def stock(tmp_path_factory):
 def trained(stock):
     """A cape_whisper at natural length that knows six recordings by heart."""
     folder = stock.parent / "trained"
-    model = convert(str(stock), folder, NATURAL["cape"])
-    processor = AutoProcessor.from_pretrained(folder)
-    inputs = processor.feature_extractor(
-        [recording(number) for number in range(len(TEXTS))],
-        sampling_rate=16000,
-        return_tensors="pt",
-    )
-    labels = processor.tokenizer(list(TEXTS), padding=True, return_tensors="pt").input_ids
-    text = labels[:, 1:]  # the model puts the first token before it
-    # the last pad is the EOS of the shorter texts
-    ends = text.eq(processor.tokenizer.pad_token_id).cumsum(1).gt(1)
-    optimizer = torch.optim.Adam(model.train().parameters(), lr=3e-3)
-    for _ in range(180):
-        optimizer.zero_grad()
-        model(**inputs, labels=text.masked_fill(ends, -100)).loss.backward()
-        optimizer.step()
-    model.eval().save_pretrained(folder)
+    convert(str(stock), folder, NATURAL["cape"])
+    learn(folder, [recording(number) for number in range(len(TEXTS))], list(TEXTS), steps=180)
     return folder
 
 
@@ -97,12 +78,6 @@ def check(tmp_path):
     return ("--check", tmp_path / "recording.wav")
 
 
-def checked(capsys):
-    """Tokens that are the same, and tokens, in the report on a check."""
-    report = re.search(r"check: (\d+) of (\d+) tokens of \d\.\d s of the", capsys.readouterr().out)
-    return int(report[1]), int(report[2])
-
-
 def with_positions(stock, folder, settings):
     torch.manual_seed(1)
     convert(str(stock), folder, settings)
@@ -118,21 +93,22 @@ def noise(frames):
     return torch.randn(1, 80, frames, generator=torch.Generator().manual_seed(frames))
 
 
-def states(recognition, features):
+def difference(recognition, engine, frames):
+    """The largest, of the states of the model and of the engine for noise."""
     with torch.no_grad():
-        return recognition.model.get_encoder()(features).last_hidden_state
+        states = recognition.model.get_encoder()(noise(frames)).last_hidden_state
+    encoded = torch.from_numpy(np.array(engine.encode(view(noise(frames)))))
+    assert encoded.shape[1] == states.shape[1]
+    return (states - encoded).abs().max()
 
 
 @pytest.mark.parametrize("name", NATURAL)
-def test_states_equal_the_model_at_natural_length(name, stock, tmp_path):
+def test_states_equal_the_model_at_natural_length(name, stock, tmp_path, export_of):
     recognition = with_positions(stock, tmp_path / "model", NATURAL[name])
-    out = export("ctranslate2", tmp_path / "model", tmp_path / "out", "--max-source-tokens", ROWS)
+    out = export_of("ctranslate2", tmp_path / "model", "--max-source-tokens", ROWS)
     engine = ctranslate2.models.Whisper(str(out))
     for frames in (2, 130, 2 * ROWS):
-        encoded = torch.from_numpy(np.array(engine.encode(view(noise(frames)))))
-        difference = (states(recognition, noise(frames)) - encoded).abs().max()
-        assert encoded.shape[1] == frames // 2
-        assert difference < 1e-5, frames
+        assert difference(recognition, engine, frames) < 1e-5, frames
     with pytest.raises(ValueError, match="Invalid input features shape|position"):
         engine.encode(view(noise(2 * ROWS + 2)))
 
@@ -179,9 +155,8 @@ def greedy(model, features, prompt, eos):
 
 
 @pytest.mark.slow
-def test_the_program_of_the_readme_runs_with_the_engine_alone(trained, exported, tmp_path):
-    soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
-    told = run_program(program_of(exported), exported, tmp_path / "recording.wav")
+def test_the_program_of_the_readme_runs_with_the_engine_alone(trained, exported, check):
+    told = run_program(program_of(exported), exported, check[-1])
     assert told.strip() == read(trained, 1)[1].strip()
 
 
@@ -207,26 +182,24 @@ def test_faster_whisper_transcribes_what_the_model_would(trained, exported):
     assert len(segment.tokens) > 2
 
 
-def test_centred_positions_fit_recordings_of_one_length(stock, tmp_path):
+def test_centred_positions_fit_recordings_of_one_length(stock, tmp_path, export_of):
     recognition = with_positions(stock, tmp_path / "model", {"type": "cape"})
-    out = export("ctranslate2", tmp_path / "model", tmp_path / "out")
+    out = export_of("ctranslate2", tmp_path / "model")
     readme = (out / "README.md").read_text("utf-8")
     assert "the table is for 3000 frames, 30 seconds" in readme
     assert "model.transcribe(recording" in readme
     engine = ctranslate2.models.Whisper(str(out))
     for frames in (3000, 1000):
-        encoded = torch.from_numpy(np.array(engine.encode(view(noise(frames)))))
-        difference = (states(recognition, noise(frames)) - encoded).abs().max()
-        assert (difference < 1e-5) == (frames == 3000)
+        assert (difference(recognition, engine, frames) < 1e-5) == (frames == 3000)
 
 
-def test_check_compares_a_text_that_does_not_end(endless, check, tmp_path, capsys):
-    export("ctranslate2", endless, tmp_path / "out", *check)
-    assert checked(capsys) == (64, 64)
+def test_check_compares_a_text_that_does_not_end(endless, check, export_of, capsys):
+    export_of("ctranslate2", endless, *check)
+    assert re.search(r"check: 64 of 64 tokens of \d\.\d s of the", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("wrong", ["encoder", "decoder"])
-def test_check_refuses_other_positions(wrong, trained, check, tmp_path, capsys, monkeypatch):
+def test_check_refuses_other_positions(wrong, trained, check, refusal_of, monkeypatch):
     """Of the decoder, though the encoder is right."""
     table = exporter.RecognitionLoader.table
 
@@ -234,52 +207,47 @@ def test_check_refuses_other_positions(wrong, trained, check, tmp_path, capsys, 
         return table(loader, stack, side).roll(int(side == wrong), dims=0)
 
     monkeypatch.setattr(exporter.RecognitionLoader, "table", one_row_off)
-    assert "has not been written" in refusal(
-        capsys, "ctranslate2", trained, tmp_path / "out", *check
-    )
+    assert "has not been written" in refusal_of("ctranslate2", trained, *check)
 
 
-def test_the_program_writes_texts_as_long_as_the_model_does(endless, tmp_path, monkeypatch):
-    out = export("ctranslate2", endless, tmp_path / "out", "--max-target-tokens", 448)
-    soundfile.write(tmp_path / "recording.wav", recording(1), 16000)
-    monkeypatch.setattr("sys.argv", ["program", str(out), str(tmp_path / "recording.wav")])
+def test_the_program_writes_texts_as_long_as_the_model_does(endless, check, export_of, monkeypatch):
+    out = export_of("ctranslate2", endless, "--max-target-tokens", 448)
+    monkeypatch.setattr("sys.argv", ["program", str(out), str(check[-1])])
     names = {}
     exec(program_of(out), names)
     assert len(names["result"].sequences_ids[0]) == 448 - 4  # tokens before the text
 
 
-def test_positions_that_are_drawn_in_evaluation_are_refused(stock, tmp_path, capsys):
-    with_positions(stock, tmp_path / "model", {"type": "randpos", "random_evaluation": True})
-    error = refusal(capsys, "ctranslate2", tmp_path / "model", tmp_path / "out")
-    assert "the same positions in each call" in error
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"type": "randpos", "random_evaluation": True}, "the same positions in each call"),
+        ({"type": "rope"}, "rope is not allowed for ctranslate2, which turns queries and keys"),
+    ],
+)
+def test_positions_that_the_engine_does_not_have_are_refused(
+    settings, told, stock, tmp_path, refusal_of
+):
+    with_positions(stock, tmp_path / "model", settings)
+    assert told in refusal_of("ctranslate2", tmp_path / "model")
 
 
-def test_positions_that_turn_by_seconds_are_refused(stock, tmp_path, capsys):
-    with_positions(stock, tmp_path / "model", {"type": "rope"})
-    error = refusal(capsys, "ctranslate2", tmp_path / "model", tmp_path / "out")
-    assert (
-        "--position-embedding rope is not allowed for ctranslate2, which turns queries and keys"
-        in error
-    )
-
-
-def test_decoder_whose_positions_the_engine_would_leave_out_is_refused(stock, tmp_path, capsys):
+def test_decoder_whose_positions_the_engine_would_leave_out_is_refused(stock, tmp_path, refusal_of):
     settings = {"type": "sinpos"}
     model = hf_models.switch(
         WhisperForConditionalGeneration.from_pretrained(stock),
         settings,
         decoder_position_embedding={**settings, "relative_context": 2},
     )
-    model.save_pretrained(tmp_path / "model")
     AutoProcessor.from_pretrained(stock).save_pretrained(tmp_path / "model")
-    error = refusal(capsys, "ctranslate2", tmp_path / "model", tmp_path / "out")
+    error = refusal_of("ctranslate2", model)
     assert "relative_context=2 beside position embedding 'sinpos' is not allowed" in error
 
 
-def test_classifiers_and_models_without_processor_are_refused(trained, tmp_path, capsys):
-    model = hf_models.CapeWhisperForConditionalGeneration.from_pretrained(trained)
-    model.save_pretrained(tmp_path / "bare")
-    classifier = hf_models.CapeWhisperForAudioClassification.from_pretrained(trained)
-    classifier.save_pretrained(tmp_path / "classifier")
-    for name, told in (("bare", "processor.save_pretrained"), ("classifier", "export onnx")):
-        assert told in refusal(capsys, "ctranslate2", tmp_path / name, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [("ConditionalGeneration", "processor.save"), ("AudioClassification", "export onnx")],
+)
+def test_classifiers_and_models_without_processor_are_refused(task, told, trained, refusal_of):
+    model = getattr(hf_models, f"CapeWhisperFor{task}").from_pretrained(trained)
+    assert told in refusal_of("ctranslate2", model)

@@ -15,6 +15,7 @@ from cape_plugins.cli import main
 from cape_plugins.serving.output import complete_folder
 
 LONG = 256 * "n"  # one more than file systems take
+BOTH_SIZES = ["--max-tokens", "8", "--image-size", "8", "8"]
 
 
 @pytest.mark.parametrize(
@@ -22,10 +23,7 @@ LONG = 256 * "n"  # one more than file systems take
     [
         (["ctranslate2", "missing.pt", "out"], "SOURCE missing.pt does not exist"),
         (["onnx", "folder", "out"], "SOURCE folder has no config.json"),
-        (
-            ["onnx", "model.pt", "out"],
-            "takes no checkpoint of fairseq model.pt; allowed for it: export ctranslate2 or",
-        ),
+        (["onnx", "model.pt", "out"], "takes no checkpoint of fairseq model.pt; allowed for it: "),
         (["ctranslate2", "model.pt:model.pt", "out"], "is an ensemble"),
         (["stock", "model.pt", "folder"], "OUT folder exists already"),
         (["stock", "model.pt", "dangling"], "OUT dangling exists already"),
@@ -34,10 +32,7 @@ LONG = 256 * "n"  # one more than file systems take
         (["stock", "model.pt", LONG], f"OUT {LONG} cannot be made (File name too long"),
         (["stock", LONG, "out"], f"SOURCE {LONG} cannot be read (File name too long)"),
         (["ctranslate2", "model.pt", "out", "--quantization", "int3"], "invalid choice: 'int3'"),
-        (
-            ["stock", "model.pt", "out", "--max-tokens", "5", "--image-size", "8", "8"],
-            "not allowed",
-        ),
+        (["stock", "model.pt", "out", *BOTH_SIZES], "not allowed with argument"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments, told, tmp_path, monkeypatch, capsys):
@@ -149,13 +144,8 @@ def unhandled():
 
 @pytest.mark.usefixtures("unhandled")
 def test_a_process_that_is_told_to_end_leaves_nothing(tmp_path):
-    def write():
-        with complete_folder(tmp_path / "new" / "out") as folder:
-            (folder / "half").touch()
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(SystemExit) as ended:
-        write()
+    with pytest.raises(SystemExit) as ended, complete_folder(tmp_path / "new" / "out"):
+        signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
 
@@ -185,7 +175,6 @@ def test_folders_are_written_in_threads_too(tmp_path):
     thread.start()
     thread.join()
     assert (tmp_path / "out" / "file").exists()
-    write_again = complete_folder(tmp_path / "again")
-    with write_again:
+    with complete_folder(tmp_path / "again"):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before

@@ -24,63 +24,40 @@ from tests.hf import (
     test_video,
     test_video_angles,
 )
-from tests.support.engines import export, program_of, refusal, run_program
+from tests.support.engines import program_of, run_program
 from tests.support.generated import CAPE, mistral
 from tests.support.onnx_graphs import assert_close, export_saved, run
 
 # stock models by the kind of what knows positions, settings, and inputs longer or larger than the
 # stock table
 LONG = test_rows.TABLE + 20
+TOKENS, IMAGES = {"input_ids": (2, LONG)}, {"pixel_values": (2, 3, 48, 40)}
+VIDEOS = {"pixel_values": (2, 7, 3, 24, 16)}
 ADDED = {"type": "cape", "max_global_shift": 3.0}
 ONE_LAYER = {"num_hidden_layers": 1}  # an export takes as long as the model is deep
 SEAMS = {
-    "angles": (lambda: mistral(**ONE_LAYER), CAPE, {"input_ids": (2, LONG)}),
-    "rows": (lambda: test_rows.build("roberta", **ONE_LAYER), ADDED, {"input_ids": (2, LONG)}),
-    "causal rows": (lambda: test_rows.build("gpt2", **ONE_LAYER), ADDED, {"input_ids": (2, LONG)}),
-    "sinusoids": (
-        lambda: test_sinusoids.build("xglm", num_layers=1),
-        ADDED,
-        {"input_ids": (2, LONG)},
-    ),
-    "grid": (
-        lambda: test_grids.build("vit_msn", **ONE_LAYER),
-        ADDED,
-        {"pixel_values": (2, 3, 48, 40)},
-    ),
+    "angles": (lambda: mistral(**ONE_LAYER), CAPE, TOKENS),
+    "rows": (lambda: test_rows.build("roberta", **ONE_LAYER), ADDED, TOKENS),
+    "causal rows": (lambda: test_rows.build("gpt2", **ONE_LAYER), ADDED, TOKENS),
+    "sinusoids": (lambda: test_sinusoids.build("xglm", num_layers=1), ADDED, TOKENS),
+    "grid": (lambda: test_grids.build("vit_msn", **ONE_LAYER), ADDED, IMAGES),
     "grid in a module": (
-        lambda: test_grids.build("clip_vision_model", **ONE_LAYER),
-        ADDED,
-        {"pixel_values": (2, 3, 48, 40)},
+        *(lambda: test_grids.build("clip_vision_model", **ONE_LAYER), ADDED, IMAGES),
     ),
-    "detection": (
-        lambda: test_detection.build(num_hidden_layers=2),  # tables stand between layers
-        ADDED,
-        {"pixel_values": (2, 3, 48, 40)},
-    ),
-    "optional grid": (
-        lambda: test_optional_grids.build("table", **ONE_LAYER),
-        ADDED,
-        {"pixel_values": (2, 3, 48, 40)},
-    ),
+    # tables stand between layers
+    "detection": (lambda: test_detection.build(num_hidden_layers=2), ADDED, IMAGES),
+    "optional grid": (lambda: test_optional_grids.build("table", **ONE_LAYER), ADDED, IMAGES),
     "patch angles": (
-        lambda: test_patch_angles.build(**ONE_LAYER),
-        test_patch_angles.SCALED,
-        {"pixel_values": (2, 3, 48, 40)},
+        *(lambda: test_patch_angles.build(**ONE_LAYER), test_patch_angles.SCALED, IMAGES),
     ),
     "spectrogram": (
         lambda: test_spectrograms.build(**ONE_LAYER),
         test_spectrograms.CAPE,
         {"input_values": (2, 2 * test_spectrograms.FRAMES, test_spectrograms.BANDS)},
     ),
-    "video": (
-        lambda: test_video.build("videomae", **ONE_LAYER),
-        test_video.CAPE,
-        {"pixel_values": (2, 7, 3, 24, 16)},
-    ),
+    "video": (lambda: test_video.build("videomae", **ONE_LAYER), test_video.CAPE, VIDEOS),
     "video with a table": (
-        lambda: test_video.build("vivit", **ONE_LAYER),
-        test_video.CAPE,
-        {"pixel_values": (2, 7, 3, 24, 16)},
+        *(lambda: test_video.build("vivit", **ONE_LAYER), test_video.CAPE, VIDEOS),
     ),
     "video angles": (
         lambda: test_video_angles.build(
@@ -95,13 +72,6 @@ SEAMS = {
         {"input_ids": (2, LONG), "pixel_values": (3, 3, 48, 40)},
     ),
 }
-each = pytest.mark.parametrize("seam", SEAMS)
-WITHOUT_STOCK = ("video",)
-TABLES = {
-    "videomae": "which computes its positions and ignores tables in its file",
-    "timesformer": "which adds a row for the patch to a row for the frame",
-}
-GENERATES = {"angles", "causal rows", "sinusoids"}
 SIZES = {
     "rows": ("--max-tokens", LONG),
     **dict.fromkeys(("grid", "detection"), ("--image-size", 48, 40)),
@@ -127,7 +97,13 @@ def first(output):
     return next(value for value in output.values() if isinstance(value, torch.Tensor))
 
 
-@each
+def stock_in(folder):
+    """The model of transformers in a folder."""
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    return getattr(transformers, name).from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("seam", SEAMS)
 def test_graphs_compute_the_same_beyond_the_stock_size(seam, tmp_path):
     model, inputs = build(seam)
     out = export_saved(model, tmp_path)
@@ -137,7 +113,7 @@ def test_graphs_compute_the_same_beyond_the_stock_size(seam, tmp_path):
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         if getattr(model.config, "type_vocab_size", 0):
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
-    if seam in GENERATES:
+    if seam in ("angles", "causal rows", "sinusoids"):  # which generate
         inputs["cache_mask"] = inputs["input_ids"][:, :0]
         layers, config = range(model.config.num_hidden_layers), model.config
         heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
@@ -170,14 +146,11 @@ def test_a_stock_table_of_one_size_fixes_the_size_of_inputs(stock, axes):
     assert f"np.zeros({tuple(sizes)})" in text
 
 
-@pytest.mark.parametrize("seam", [seam for seam in SEAMS if seam not in WITHOUT_STOCK])
-def test_stock_folders_compute_the_same(seam, tmp_path):
+@pytest.mark.parametrize("seam", [seam for seam in SEAMS if seam != "video"])
+def test_stock_folders_compute_the_same(seam, export_of):
     """At the sizes that the stock class takes, or at the size that was asked for."""
     model, inputs = build(seam)
-    model.save_pretrained(tmp_path / "model")
-    out = export("stock", tmp_path / "model", tmp_path / "out", *SIZES.get(seam, ()))
-    (name,) = json.loads((out / "config.json").read_text())["architectures"]
-    stock = getattr(transformers, name).from_pretrained(out).eval()
+    stock = stock_in(export_of("stock", model, *SIZES.get(seam, ())))
     assert type(stock.config).__module__.startswith("transformers.")
     if seam not in SIZES:
         sizes = {"input_ids": 12, "pixel_values": 32, "input_values": test_spectrograms.FRAMES}
@@ -200,12 +173,9 @@ def test_stock_folders_compute_the_same(seam, tmp_path):
         lambda: test_two_towers.build(**ONE_LAYER),  # the table of the images stays
     ],
 )
-def test_stock_folders_have_the_table_of_a_text(stock, tmp_path):
+def test_stock_folders_have_the_table_of_a_text(stock, export_of):
     model = hf_models.switch(stock(), ADDED).eval()
-    model.save_pretrained(tmp_path / "model")
-    out = export("stock", tmp_path / "model", tmp_path / "out")
-    (name,) = json.loads((out / "config.json").read_text())["architectures"]
-    loaded = getattr(transformers, name).from_pretrained(out).eval()
+    loaded = stock_in(export_of("stock", model))
     inputs = {"input_ids": torch.randint(5, 50, (2, 12))}
     if not loaded.can_generate():
         inputs["pixel_values"] = torch.randn(2, 3, 32, 32)
@@ -213,9 +183,8 @@ def test_stock_folders_have_the_table_of_a_text(stock, tmp_path):
         assert_close(first(loaded(**inputs)), first(model(**inputs)))
 
 
-def test_a_stock_folder_of_videos_has_another_size_of_frames(tmp_path):
-    build("video with a table")[0].save_pretrained(tmp_path / "model")
-    out = export("stock", tmp_path / "model", tmp_path / "out", "--image-size", 24, 24)
+def test_a_stock_folder_of_videos_has_another_size_of_frames(export_of):
+    out = export_of("stock", build("video with a table")[0], "--image-size", 24, 24)
     stock = transformers.VivitForVideoClassification.from_pretrained(out)
     assert stock.config.image_size == 24
     assert stock.vivit.embeddings.position_embeddings.shape[1] == 1 + 2 * 3 * 3
@@ -225,24 +194,25 @@ def test_a_stock_folder_of_videos_has_another_size_of_frames(tmp_path):
 @pytest.mark.parametrize(
     ("seam", "flags", "message"),
     [
-        ("sinusoids", ("--image-size", 48, 48), "reads no images"),
         ("grid", ("--max-tokens", 50), "no table of tokens"),
-        ("rows", ("--image-size", 48, 48), "reads no images"),
         ("spectrogram", ("--image-size", 48, 48), "reads no images"),
     ],
 )
-def test_stock_folders_are_refused_with_the_reason(seam, flags, message, tmp_path, capsys):
-    model, _ = build(seam)
-    model.save_pretrained(tmp_path / "model")
-    assert message in refusal(capsys, "stock", tmp_path / "model", tmp_path / "out", *flags)
+def test_stock_folders_are_refused_with_the_reason(seam, flags, message, refusal_of):
+    assert message in refusal_of("stock", build(seam)[0], *flags)
 
 
-@pytest.mark.parametrize("name", ["videomae", "timesformer"])
-def test_stock_folders_of_videos_are_refused_with_the_reason(name, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("videomae", "which computes its positions and ignores tables in its file"),
+        ("timesformer", "which adds a row for the patch to a row for the frame"),
+    ],
+)
+def test_stock_folders_of_videos_are_refused_with_the_reason(name, message, refusal_of):
     model = hf_models.switch(test_video.build(name, **ONE_LAYER), ADDED)
-    model.save_pretrained(tmp_path / "model")
-    error = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out")
-    assert TABLES[name] in error
+    error = refusal_of("stock", model)
+    assert message in error
     assert "onnx" in error
 
 
@@ -256,27 +226,21 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_models_with_other_inputs_are_refused_in_one_sentence(name, tmp_path, capsys):
-    row = next(tiny_stock_models(name))
-    hf_models.switch(row.model, {"type": "cape"}).save_pretrained(tmp_path / "model")
+def test_models_with_other_inputs_are_refused_in_one_sentence(name, refusal_of):
+    model = hf_models.switch(next(tiny_stock_models(name)).model, {"type": "cape"})
     for engine in ("stock", "onnx"):
-        error = refusal(capsys, engine, tmp_path / "model", tmp_path / "out")
+        error = refusal_of(engine, model)
         assert UNKNOWN[name] in error
         assert error.startswith(f"error: export {engine} ")
         assert "hf_models.convert SOURCE NEW --self-contained" in error
 
 
 @pytest.mark.parametrize("engine", ["stock", "onnx"])
-def test_packed_patches_are_refused(engine, tmp_path, capsys):
+def test_packed_patches_are_refused(engine, refusal_of):
     model = hf_models.switch(test_packed_grids.build_both(), {"type": "sinpos"})
-    model.save_pretrained(tmp_path / "model")
-    error = refusal(capsys, engine, tmp_path / "model", tmp_path / "out")
-    assert "takes packed patches of images of different sizes" in error
+    assert "takes packed patches of images of different sizes" in refusal_of(engine, model)
 
 
-def test_a_learned_table_of_patches_is_resized_before(tmp_path, capsys):
+def test_a_learned_table_of_patches_is_resized_before(refusal_of):
     model = hf_models.switch(test_grids.build("vit_msn"), {"type": "abspos"})
-    model.save_pretrained(tmp_path / "model")
-    out = tmp_path / "out"
-    error = refusal(capsys, "stock", tmp_path / "model", out, "--image-size", 48, 40)
-    assert "--position-table-size 48x40" in error
+    assert "--position-table-size 48x40" in refusal_of("stock", model, "--image-size", 48, 40)

@@ -11,7 +11,7 @@ from transformers import AutoProcessor, WhisperForConditionalGeneration
 import hf_models
 from hf_models.convert import convert
 from hf_models.serving.ggml_file import special_tokens
-from tests.support.engines import export, program_of, refusal
+from tests.support.engines import program_of
 from tests.support.whisper import save_with_processor
 from tests.support.whisper_full import TOKENS, WORDS, save_full
 
@@ -25,16 +25,10 @@ PLACES = {
     51866: (50257, 50258, 50259, 50359, 50360, 50364),
 }
 NAMES = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "notimestamps")
-LAYER = {
-    "attn.query": "self_attn.q_proj",
-    "attn.key": "self_attn.k_proj",
-    "attn.value": "self_attn.v_proj",
-    "attn.out": "self_attn.out_proj",
-    "attn_ln": "self_attn_layer_norm",
-    "mlp.0": "fc1",
-    "mlp.2": "fc2",
-    "mlp_ln": "final_layer_norm",
-}
+LAYER = {"mlp.0": "fc1", "mlp.2": "fc2", "mlp_ln": "final_layer_norm"}
+LAYER |= {"attn.query": "self_attn.q_proj", "attn.key": "self_attn.k_proj"}
+LAYER |= {"attn.value": "self_attn.v_proj", "attn.out": "self_attn.out_proj"}
+LAYER["attn_ln"] = "self_attn_layer_norm"
 CROSS = {
     f"cross_{name}": other.replace("self_attn", "encoder_attn")
     for name, other in LAYER.items()
@@ -129,9 +123,9 @@ def make(stock, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [CAPE, {"type": "nopos"}, {"type": "abspos"}])
-def test_file_has_every_weight_and_the_positions_in_a_table(settings, make, tmp_path):
+def test_file_has_every_weight_and_the_positions_in_a_table(settings, make, export_of):
     model, source = make(settings, decoder_position_embedding={"type": "sinpos"})
-    out = export("ggml", source, tmp_path / "out", "--max-source-tokens", ROWS)
+    out = export_of("ggml", source, "--max-source-tokens", ROWS)
     header, filters, words, tensors = read(out / FILE)
     assert header == (TOKENS, ROWS, 64, 2, 2, 448, 64, 2, 2, 80, 1)
     processor = AutoProcessor.from_pretrained(source)
@@ -139,6 +133,7 @@ def test_file_has_every_weight_and_the_positions_in_a_table(settings, make, tmp_
     assert len(words) == WORDS
     assert words[66:69] == [b"c", b"d", b"e"]
     assert b" " in words
+    assert tensors["encoder.conv1.bias"].shape == (64, 1)  # a column
     for name, weight in expected_tensors(model).items():
         stored = torch.from_numpy(tensors.pop(name).copy())
         assert stored.dtype == (
@@ -152,17 +147,12 @@ def test_file_has_every_weight_and_the_positions_in_a_table(settings, make, tmp_
     assert tensors["decoder.positional_embedding"].shape == (448, 64)
 
 
-def test_biases_of_convolutions_are_columns(make, tmp_path):
-    _, source = make()
-    tensors = read(export("ggml", source, tmp_path / "out") / FILE)[-1]
-    assert tensors["encoder.conv1.bias"].shape == (64, 1)
-    assert tensors["encoder.positional_embedding"].shape == (1500, 64)
-
-
 @pytest.mark.parametrize("tokens", PLACES)
 def test_special_tokens_equal_openai(tokens):
     places = {f"<|{name}|>": token for name, token in zip(NAMES, PLACES[tokens], strict=True)}
     assert special_tokens(tokens) == {name: n for name, n in places.items() if n is not None}
+    with pytest.raises(ValueError, match="the model has 51863 tokens.*allowed: 51864 tokens or"):
+        special_tokens(51863)
 
 
 def untie(model):
@@ -176,12 +166,7 @@ def grow(model):
 
 REFUSED = {
     "angles": ({"type": "rope"}, {}, None, "no place for positions in attention"),
-    "keys": (
-        {**CAPE, "relative_context": 3},
-        {},
-        None,
-        "no place for positions in attention",
-    ),
+    "keys": ({**CAPE, "relative_context": 3}, {}, None, "no place for positions in attention"),
     "drawn": ({"type": "randpos", "random_evaluation": True}, {}, None, "the same positions in"),
     "hop": (CAPE, {"hop_seconds": 0.005}, None, "hop_seconds=0.005 is not allowed"),
     "untied": (CAPE, {}, untie, "tie_word_embeddings=False is not allowed"),
@@ -190,55 +175,48 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_format_has_no_place_for_is_refused(name, make, tmp_path, capsys):
+def test_what_the_format_has_no_place_for_is_refused(name, make, refusal_of):
     settings, fields, change, told = REFUSED[name]
     _, source = make(settings, change, **fields)
-    assert told in refusal(capsys, "ggml", source, tmp_path / "out")
+    assert told in refusal_of("ggml", source)
 
 
-def test_more_rows_than_whisper_cpp_reads_at_once_are_refused(make, tmp_path, capsys):
-    _, source = make()
-    error = refusal(capsys, "ggml", source, tmp_path / "out", "--max-source-tokens", 1501)
+def test_more_rows_than_whisper_cpp_reads_at_once_are_refused(make, refusal_of):
+    error = refusal_of("ggml", make()[1], "--max-source-tokens", 1501)
     assert "--max-source-tokens 1501 is not allowed for ggml; allowed: up to 1500" in error
 
 
-def test_few_tokens_are_refused():
-    with pytest.raises(ValueError, match="the model has 51863 tokens.*allowed: 51864 tokens or"):
-        special_tokens(51863)
-
-
-def test_other_sizes_and_tokens_are_refused(make, tmp_path, capsys):
+def test_other_sizes_and_tokens_are_refused(make, tmp_path, refusal_of):
     save_with_processor(tmp_path / "stock")
     convert(str(tmp_path / "stock"), tmp_path / "narrow", CAPE)
-    error = refusal(capsys, "ggml", tmp_path / "narrow", tmp_path / "out")
+    error = refusal_of("ggml", tmp_path / "narrow")
     assert "encoder_ffn_dim=64 is not allowed for ggml" in error
     _, source = make(change=lambda model: model.resize_token_embeddings(TOKENS + 1))
-    error = refusal(capsys, "ggml", source, tmp_path / "out")
+    error = refusal_of("ggml", source)
     assert "token <|translate|> has number 50358, but with 51866 tokens" in error
 
 
-def test_features_that_the_engine_does_not_compute_are_refused(make, tmp_path, capsys):
+def test_features_that_the_engine_does_not_compute_are_refused(make, refusal_of):
     _, source = make()
     extractor = AutoProcessor.from_pretrained(source).feature_extractor
     extractor.hop_length = 80
     (source / "processor_config.json").unlink(missing_ok=True)
     extractor.save_pretrained(source)
-    error = refusal(capsys, "ggml", source, tmp_path / "out")
+    error = refusal_of("ggml", source)
     assert "hop_length=80 of the feature extractor is not allowed" in error
 
 
-def test_an_encoder_alone_is_refused(make, tmp_path, capsys):
-    _, source = make()
-    encoder = hf_models.CapeWhisperEncoder.from_pretrained(source)
-    encoder.save_pretrained(tmp_path / "encoder")
-    error = refusal(capsys, "ggml", tmp_path / "encoder", tmp_path / "out")
+def test_an_encoder_alone_is_refused(make, refusal_of):
+    error = refusal_of("ggml", hf_models.CapeWhisperEncoder.from_pretrained(make()[1]))
     assert "holds a CapeWhisperEncoder; allowed for export ggml" in error
 
 
 @pytest.mark.parametrize("settings", [CAPE, {"type": "cape"}, {"type": "sinpos"}])
-def test_readme_tells_which_recordings_fit(settings, make, tmp_path):
-    _, source = make(settings)
-    readme = (export("ggml", source, tmp_path / "out") / "README.md").read_text("utf-8")
+def test_readme_tells_which_recordings_fit(settings, make, export_of):
+    """With the table that Whisper has."""
+    out = export_of("ggml", make(settings)[1])
+    assert read(out / FILE)[-1]["encoder.positional_embedding"].shape == (1500, 64)
+    readme = (out / "README.md").read_text("utf-8")
     assert ("audio_ctx=min(1500, -(-len(samples) // 320))" in readme) == (settings is CAPE)
     assert ("from the middle of a recording" in readme) == (settings == {"type": "cape"})
-    compile(program_of(tmp_path / "out"), "README.md", "exec")
+    compile(program_of(out), "README.md", "exec")

@@ -16,15 +16,8 @@ import _pywhispercpp
 from pywhispercpp.model import Model
 
 TEXTS = ("cat", "dogs", "seven", "rain", "go", "night", "one two", "three four five")
-OPTIONS = {
-    "language": "en",
-    "no_timestamps": True,
-    "single_segment": True,
-    "suppress_blank": False,
-    "temperature_inc": 0.0,
-    "print_progress": False,
-    "n_threads": 1,
-}
+OPTIONS = {"language": "en", "no_timestamps": True, "single_segment": True, "n_threads": 1}
+OPTIONS |= {"suppress_blank": False, "temperature_inc": 0.0, "print_progress": False}
 
 
 def recording(number):
@@ -61,18 +54,12 @@ def texts_of_host(folder):
 
 
 def texts_of_engine(folder, audio_ctx, **context):
-    model = Model(
-        str(folder / "ggml-model.bin"),
-        redirect_whispercpp_logs_to=None,
-        context_params={"use_gpu": False, **context},
-    )
-    return [
-        "".join(
-            segment.text
-            for segment in model.transcribe(audio, audio_ctx=audio_ctx(audio), **OPTIONS)
-        ).strip()
-        for audio in map(recording, range(len(TEXTS)))
-    ]
+    file, context = str(folder / "ggml-model.bin"), {"use_gpu": False, **context}
+    model, texts = Model(file, redirect_whispercpp_logs_to=None, context_params=context), []
+    for audio in map(recording, range(len(TEXTS))):
+        segments = model.transcribe(audio, audio_ctx=audio_ctx(audio), **OPTIONS)
+        texts.append("".join(segment.text for segment in segments).strip())
+    return texts
 
 
 def natural(audio):

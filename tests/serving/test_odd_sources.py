@@ -9,10 +9,9 @@ import pytest
 import torch
 import transformers
 
-from cape_plugins.cli import main
 from hf_models import convert
 from hf_models.storage.self_contained import make_self_contained
-from tests.support import engines
+from tests.support.engines import export
 from tests.support.hf import FAMILIES
 from tests.support.served import build
 from tests.support.whisper import save_with_processor
@@ -25,11 +24,9 @@ def write(command, source, out):
     """Writes a folder from another one, by the command of this name."""
     if command in ENGINES:
         pytest.importorskip(ENGINES[command])
-    if command.startswith("convert"):
-        status = convert.main([str(source), str(out), *command.split()[1:]])
-    else:
-        status = main(["export", command, str(source), str(out)])
-    if status:
+    if not command.startswith("convert"):
+        return export(command, source, out)
+    if status := convert.main([str(source), str(out), *command.split()[1:]]):
         raise SystemExit(status)
     return out
 
@@ -77,9 +74,8 @@ def test_code_that_stays_behind_is_not_named(command, saved, tmp_path, monkeypat
         monkeypatch.setattr(onnx, "readme", lambda *arguments: "")
     path = saved / "tokenizer_config.json"
     auto_map = {"AutoTokenizer": ["of_a_user.Tokenizer", None]}
-    path.write_text(
-        json.dumps({**json.loads(path.read_text("utf-8")), "auto_map": auto_map}), "utf-8"
-    )
+    settings = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**settings, "auto_map": auto_map}), "utf-8")
     of_hub = {"AutoImageProcessor": "someone/theirs--processing.Processor"}
     processor = {"image_processor": {"auto_map": auto_map}, "auto_map": of_hub}
     (saved / "processor_config.json").write_text(json.dumps(processor), "utf-8")
@@ -89,13 +85,12 @@ def test_code_that_stays_behind_is_not_named(command, saved, tmp_path, monkeypat
     assert codes(out) == {"processor_config.json": of_hub}
 
 
-def test_stock_folder_of_a_self_contained_one_loads_with_remote_code_allowed(tmp_path):
+def test_stock_folder_of_a_self_contained_one_loads_with_remote_code_allowed(tmp_path, export_of):
     """As users load it who are used to the folder that it comes from."""
     FAMILIES["bert"].build({"type": "cape"}).save_pretrained(tmp_path / "model")
     make_self_contained(tmp_path / "model")
-    main(["export", "stock", str(tmp_path / "model"), str(tmp_path / "out")])
     load = transformers.AutoModelForMaskedLM.from_pretrained
-    model = load(tmp_path / "out", trust_remote_code=True)
+    model = load(export_of("stock", tmp_path / "model"), trust_remote_code=True)
     assert type(model) is transformers.BertForMaskedLM
 
 
@@ -110,13 +105,6 @@ def test_a_full_disk_leaves_one_line_and_nothing_else(command, saved, capsys):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         assert re.match(r"error: (OUT|DST) \S+/out cannot be written \(File too large\); ", error)
-
-
-def test_a_damaged_file_beside_the_weights_is_named(tmp_path, capsys):
-    source = tmp_path / "model"
-    FAMILIES["bert"].build({"type": "cape"}).save_pretrained(source)
-    (source / "tokenizer_config.json").write_text("{", encoding="utf-8")
-    assert "tokenizer_config.json holds no JSON object" in refusal("stock", source, capsys)
 
 
 @pytest.mark.parametrize("command", ["stock", "ctranslate2", "onnx"])
@@ -136,28 +124,26 @@ class Foreign:
         return print, ("run",)
 
 
-UNREADABLE = {
-    "objects": lambda path: torch.save({"weight": Foreign()}, path),
-    "text": lambda path: path.write_text("import os"),
-}
-
-
-@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE)
-def test_weights_that_cannot_be_read(spoil, tmp_path, capsys):
+def test_files_that_cannot_be_read(tmp_path, capsys):
     """One line of ours: no advice to load whatever it is, nothing of the insides of torch."""
     source = tmp_path / "model"
     FAMILIES["bert"].build({"type": "cape"}).save_pretrained(source)
+    (source / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    assert "tokenizer_config.json holds no JSON object" in refusal("stock", source, capsys)
+    (source / "tokenizer_config.json").unlink()
     (source / "model.safetensors").unlink()
-    spoil(source / "pytorch_model.bin")
-    told = refusal("stock", source, capsys)
-    assert re.match(rf"error: the weights of {source} cannot be read \([^.;]+\); they are ", told)
-    assert not any(word in told for word in ("weights_only", "miniz", "arbitrary"))
+    weights = source / "pytorch_model.bin"
+    for spoil in (
+        lambda: torch.save({"weight": Foreign()}, weights),
+        lambda: weights.write_text("import os"),
+    ):
+        spoil()
+        told = refusal("stock", source, capsys)
+        assert re.match(rf"error: the weights of {source} cannot be read \([^.;]+\); they ", told)
+        assert not any(word in told for word in ("weights_only", "miniz", "arbitrary"))
 
 
-@pytest.mark.parametrize(
-    ("command", "number"),
-    [("stock", math.nan), ("convert", math.inf)],
-)
+@pytest.mark.parametrize(("command", "number"), [("stock", math.nan), ("convert", math.inf)])
 def test_weights_that_are_no_numbers(command, number, tmp_path, capsys):
     model = FAMILIES["marian"].build({"type": "sinpos"})
     with torch.no_grad():
@@ -177,7 +163,9 @@ def test_weights_that_are_no_numbers(command, number, tmp_path, capsys):
         ("siglip_vision_model", "stock", "--image-size"),
     ],
 )
-def test_tables_that_no_memory_holds_are_refused(family, command, flag, saved, tmp_path, capsys):
+def test_tables_that_no_memory_holds_are_refused(
+    family, command, flag, saved, tmp_path, refusal_of
+):
     """By the largest length that is allowed, before anything of that length is made."""
     source = saved if family == "marian" else tmp_path / "other"
     if family == "whisper":
@@ -186,6 +174,6 @@ def test_tables_that_no_memory_holds_are_refused(family, command, flag, saved, t
     elif family != "marian":
         FAMILIES[family].build({"type": "cape"}).save_pretrained(source)
     sizes = [str(10**12)] * (2 if family == "siglip_vision_model" else 1)
-    told = engines.refusal(capsys, command, source, tmp_path / "out", flag, *sizes)
+    told = refusal_of(command, source, flag, *sizes)
     assert f"error: {flag} asks for a table of 1" in told
     assert re.search(r"allowed: up to \d+ with the \d+ channels of this model \(1 GiB\)", told)

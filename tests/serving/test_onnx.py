@@ -13,13 +13,8 @@ from tests.support.onnx_graphs import assert_close, export_saved, greedy, run, s
 from tests.support.whisper import GENERATION, LENGTHS, MASK, RAGGED, SPECIAL, switched
 
 pytestmark = pytest.mark.slow
-IMAGE_SIZES = ((8, 8), (8, 40), (9, 17), (97, 50), (128, 128))
-FRAMES = (1, 7, 300)
 STEPS = 50
 SENTENCES = (3, 1, 9, 30, 17, 90, 2, 25, 12, 44)
-
-
-# ---- one graph -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +35,7 @@ def ctc(tmp_path_factory):
 def test_images_of_any_size(vit):
     model, out = vit
     assert {path.name for path in out.iterdir()} == {"README.md", "model.onnx", "model.onnx.data"}
-    for number, size in enumerate(IMAGE_SIZES):
+    for number, size in enumerate(((8, 8), (8, 40), (9, 17), (97, 50), (128, 128))):
         images = torch.randn(1 + 2 * (number % 2), 3, *size)
         with torch.no_grad():
             expected = model(images).logits
@@ -48,7 +43,7 @@ def test_images_of_any_size(vit):
         assert expected.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("frames", FRAMES)
+@pytest.mark.parametrize("frames", [1, 7, 300])
 def test_recordings_of_any_length(ctc, frames):
     """Alone and in a batch with padding, at the hop of each."""
     model, out = ctc
@@ -108,9 +103,6 @@ def test_plain_exporter_takes_a_model_with_relative_positions(tmp_path):
             assert_close(torch.from_numpy(actual), model(**inputs).logits)
 
 
-# ---- encoder and decoder -------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def translation(tmp_path_factory):
     """A table of 40 rows with relative keys and values, both traced at a length that they cover,
@@ -158,18 +150,13 @@ def test_program_of_the_readme_translates_with_the_engine_alone(translation):
     assert {path.name for path in out.iterdir()} == files
 
 
-@pytest.fixture(scope="module")
-def whisper(tmp_path_factory):
+def test_greedy_transcripts_equal_the_model(tmp_path):
+    """Of recordings with padding, at their natural length, and of one by the README's program."""
     model = switched("cape", encoder_layers=1, decoder_layers=1, init_std=1.0)
     settings = model.generation_config
     settings.language, settings.task, settings.max_length = "en", "transcribe", None
     settings._from_model_config = False  # else what Whisper alone has is not loaded
-    return model, export_saved(model, tmp_path_factory.mktemp("whisper"), "--check")
-
-
-def test_greedy_transcripts_equal_the_model(whisper, tmp_path):
-    """Of recordings with padding, at their natural length, and of one by the README's program."""
-    model, out = whisper
+    out = export_saved(model, tmp_path, "--check")
     end, pad = SPECIAL["eos_token_id"], SPECIAL["pad_token_id"]
     tokens = model.generate(
         RAGGED, attention_mask=MASK, return_timestamps=False, num_beams=1, max_new_tokens=12
@@ -185,18 +172,12 @@ def test_greedy_transcripts_equal_the_model(whisper, tmp_path):
     assert up_to([int(token) for token in printed.split()], end)[:12] == expected[1]
 
 
-@pytest.fixture(scope="module")
-def language_model(tmp_path_factory):
-    model = small("llama", "cape")
-    return model, export_saved(model, tmp_path_factory.mktemp("llama"))
-
-
-def test_texts_go_on_as_the_model_does(language_model):
+def test_texts_go_on_as_the_model_does(tmp_path):
     """Of a batch that is padded on the left, and of one text by the README's program."""
-    model, out = language_model
+    model = small("llama", "cape")
+    out = export_saved(model, tmp_path)
     inputs = sentences(True, (9, 6, 1))
-    expected = generated(model, 20, **inputs)
-    expected = [tokens[8:] for tokens in expected]
+    expected = [tokens[8:] for tokens in generated(model, 20, **inputs)]
     assert len({*map(tuple, expected)}) == 3
     session = onnxruntime.InferenceSession(out / "model.onnx")
     names = [output.name for output in session.get_outputs()]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_models import CapeMarianModel
-from tests.support.engines import export, program_in, refusal
+from tests.support.engines import program_in
 from tests.support.hf import EOS, FAMILIES, PAD
 from tests.support.onnx_graphs import assert_close, small
 from tests.support.whisper import switched
@@ -62,7 +62,7 @@ def test_texts_with_types_of_tokens_have_the_scores_of_the_model():
 
 
 @pytest.mark.parametrize("wrong", ["with padding", "at one token"])
-def test_check_sees_a_graph_that_is_right_at_times_only(wrong, tmp_path, capsys, monkeypatch):
+def test_check_sees_a_graph_that_is_right_at_times_only(wrong, refusal_of, export_of, monkeypatch):
     class Session:
         graph = None
 
@@ -86,13 +86,12 @@ def test_check_sees_a_graph_that_is_right_at_times_only(wrong, tmp_path, capsys,
     monkeypatch.setattr(onnx, "write", lambda graph, *more: setattr(Session, "graph", graph))
     monkeypatch.setattr("onnxruntime.InferenceSession", Session)
     monkeypatch.setattr(onnx, "readme", lambda *arguments: "")
-    small("bert", "cape").save_pretrained(tmp_path / "source")
-    error = refusal(capsys, "onnx", tmp_path / "source", tmp_path / "out", "--check")
-    told = {"with padding": "padding left", "at one token": "'length': 1}"}[wrong]
-    assert told in error
+    model = small("bert", "cape")
+    error = refusal_of("onnx", model, "--check")
+    assert {"with padding": "padding left", "at one token": "'length': 1}"}[wrong] in error
     assert "differs from the logits of the model" in error
     if wrong == "at one token":  # which the sample does not have
-        export("onnx", tmp_path / "source", tmp_path / "out")
+        export_of("onnx", model)
 
 
 def test_half_precision_becomes_float32(tmp_path):
@@ -104,9 +103,8 @@ def test_half_precision_becomes_float32(tmp_path):
 def test_program_of_the_readme_follows_the_settings_of_generation(monkeypatch, capsys):
     """With an engine that wants the tokens 7, 8, 9 and the end, in this order."""
     model = small("marian", "cape")
-    model.generation_config.update(
-        forced_bos_token_id=5, begin_suppress_tokens=[8], bad_words_ids=[[7], [9, 9]]
-    )
+    settings = {"begin_suppress_tokens": [8], "bad_words_ids": [[7], [9, 9]]}
+    model.generation_config.update(forced_bos_token_id=5, **settings)
     inputs = [("input_ids", "", []), ("past_0_key", "", ["batch", 4, "past", 8])]
     files = [Described("encoder.onnx", [("input_ids", "", [])], []), Described("d", inputs, [])]
     calls = []
@@ -135,39 +133,33 @@ def test_program_of_the_readme_follows_the_settings_of_generation(monkeypatch, c
     assert capsys.readouterr().out.split() == ["9", "8", str(EOS)]
 
 
-# ---- refusals ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("make", "options", "told"),
+    ("make", "told"),
     [
-        (FAMILIES["vit"].build_stock, (), "holds a ViTForImageClassification, which is no model"),
+        (FAMILIES["vit"].build_stock, "holds a ViTForImageClassification, which is no model"),
         (
             lambda: CapeMarianModel(small("marian", "cape").config),
-            (),
             "export onnx has no graph for CapeMarianModel; allowed: ",
         ),
         (
             lambda: small("dinov2_with_registers", "abspos"),
-            (),
             "the learned table of CapeDinov2WithRegistersForImageClassification is smoothed",
         ),
         (
             lambda: small("beit", "cape"),
-            (),
             "use_relative_position_bias=True is not allowed for export onnx; allowed: False",
         ),
         (
             lambda: small("bert", {"type": "randpos", "random_evaluation": True}),
-            (),
             "draws positions in evaluation, too, and a graph draws none; allowed: models",
-        ),
-        *(
-            (lambda: small("bert", "cape"), ("--opset", opset), "is not allowed; allowed: 18 to 23")
-            for opset in ("17", "24")  # torch would write another
         ),
     ],
 )
-def test_models_without_a_graph_are_refused(make, options, told, tmp_path, capsys):
-    make().save_pretrained(tmp_path / "source")
-    assert told in refusal(capsys, "onnx", tmp_path / "source", tmp_path / "out", *options)
+def test_models_without_a_graph_are_refused(make, told, refusal_of):
+    assert told in refusal_of("onnx", make())
+
+
+@pytest.mark.parametrize("opset", [17, 24])  # torch would write another
+def test_other_opsets_are_refused(opset, refusal_of):
+    error = refusal_of("onnx", small("bert", "cape"), "--opset", opset)
+    assert "is not allowed; allowed: 18 to 23" in error

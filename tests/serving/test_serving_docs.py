@@ -12,16 +12,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+import transformers
 from fairseq.data import Dictionary
 from PIL import ExifTags, Image
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForImageClassification,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    BitImageProcessor,
-    ViTImageProcessor,
-)
+from transformers import AutoModelForSeq2SeqLM, BitImageProcessor, ViTImageProcessor
 
 from benchmarks.engines import onnx, task
 from cape_plugins.cli import main
@@ -124,9 +118,6 @@ def start_with_padding(folder):
     model.save_pretrained(folder)
 
 
-# ---- programs ------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_translator_gives_the_translations_of_fairseq(page_folder):
     printed = run_program(program("translate_batch"), cwd=page_folder).splitlines()
@@ -159,7 +150,7 @@ def test_graphs_translate_as_the_model_does(page_folder):
     code = program("encoder, decoder")
     (sentence,) = re.findall(r'encode\("(.*?)"', code)
     model = AutoModelForSeq2SeqLM.from_pretrained(page_folder / "marian")
-    tokenizer = AutoTokenizer.from_pretrained(page_folder / "marian")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(page_folder / "marian")
     inputs = tokenizer(sentence, return_tensors="pt")
     tokens = model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=256)[0]
     assert 2 < len(tokens) < 256
@@ -198,12 +189,11 @@ def test_graph_classifies_an_image_as_the_model_does(page_folder, tmp_path):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6  # a quarter to the right
     image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "image.png", exif=exif)
-    processor = AutoImageProcessor.from_pretrained(page_folder / "vit")
+    processor = transformers.AutoImageProcessor.from_pretrained(page_folder / "vit")
     inputs = processor(image, do_resize=False, return_tensors="pt")
+    model = transformers.AutoModelForImageClassification.from_pretrained(page_folder / "vit")
     with torch.no_grad():
-        scores = AutoModelForImageClassification.from_pretrained(page_folder / "vit")(
-            **inputs
-        ).logits[0]
+        scores = model(**inputs).logits[0]
     best, second = scores.topk(2).values
     assert best - second > 1e-2
     (tmp_path / "classifier").symlink_to(page_folder / "classifier")
@@ -222,11 +212,9 @@ class Session:
         return [np.zeros((1, 2))]
 
 
-SQUARE, BORDERS = {"height": 24, "width": 24}, {"height": 48, "width": 20}
+SQUARE, TALL, BORDERS = ({"height": h, "width": w} for h, w in ((24, 24), (32, 16), (48, 20)))
 PREPARED = {
-    "of one size": ViTImageProcessor(
-        size={"height": 32, "width": 16}, resample=Image.Resampling.BICUBIC
-    ),
+    "of one size": ViTImageProcessor(size=TALL, resample=Image.Resampling.BICUBIC),
     "of their size": ViTImageProcessor(do_resize=False),
     "not normalised": ViTImageProcessor(size=SQUARE, do_normalize=False),
     "as they come": ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False),
@@ -238,14 +226,13 @@ PREPARED = {
 
 @pytest.mark.parametrize("processor", PREPARED.values(), ids=PREPARED)
 def test_images_are_prepared_as_the_image_processor_says(processor, tmp_path, monkeypatch):
-    (tmp_path / "classifier").mkdir()
     processor.save_pretrained(tmp_path / "classifier")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("onnxruntime.InferenceSession", Session)
     rng = np.random.default_rng(0)
     for size in ((40, 57), (57, 40)):
         noise = rng.integers(256, size=(*size, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(tmp_path / "image.png")
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("onnxruntime.InferenceSession", Session)
+        Image.fromarray(noise).save("image.png")
         exec(program("image.png"), {})
         with Image.open("image.png") as image:
             expected = processor(image, return_tensors="np")["pixel_values"]
@@ -267,7 +254,6 @@ WIDE = {
 @pytest.mark.parametrize("name", WIDE)
 def test_images_of_more_than_8_bits_are_scaled_as_in_the_recipe(name, tmp_path, monkeypatch):
     processor = PREPARED["of one size"]
-    (tmp_path / "classifier").mkdir()
     processor.save_pretrained(tmp_path / "classifier")
     monkeypatch.chdir(tmp_path)
     Image.fromarray(WIDE[name]).save("image.png", "TIFF")

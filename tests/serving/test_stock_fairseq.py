@@ -19,7 +19,7 @@ from cape_plugins import TYPES, PositionConfig
 from fairseq_user_dir.serving import stock_checkpoint
 from fairseq_user_dir.serving.folding import folded
 from fairseq_user_dir.serving.source_checkpoint import encoded, load_source, score
-from tests.support.engines import export, program_of, refusal
+from tests.support.engines import export, program_of
 from tests.support.fairseq_models import PAD, pad
 from tests.support.fairseq_models import lines as interactive_lines
 from tests.support.served_fairseq import PRE_LN, TYPE_FLAGS
@@ -29,6 +29,8 @@ from tests.support.translation_models import save_fairseq, save_language_model
 CAPE = TYPE_FLAGS["cape"]
 NO_END, TIED = "--no-decoder-final-norm", "--share-decoder-input-output-embed"
 EMBEDDING_NORM = "--layernorm-embedding"
+OTHER_LAYERS = (EMBEDDING_NORM, "--no-scale-embedding", "--activation-fn", "gelu")
+OTHER_LAYERS += ("--decoder-attention-heads", "4")
 TABLE = 40  # rows of the tables that are written, below the 1024 of the models
 # norm, flags, and the class that it becomes in Hugging Face, if there is one
 MODELS = {
@@ -36,14 +38,9 @@ MODELS = {
     "nopos": ("pre-LN", TYPE_FLAGS["nopos"], "BlenderbotForConditionalGeneration"),
     # 12 rows, and begun anew after the last
     "abspos": ("post-LN", (*TYPE_FLAGS["abspos"], EMBEDDING_NORM), "BartForConditionalGeneration"),
-    "sinpos": (
-        "pre-LN",
-        (*TYPE_FLAGS["sinpos"], EMBEDDING_NORM, "--no-scale-embedding", "--activation-fn", "gelu",
-         "--decoder-attention-heads", "4"),
-        "MBartForConditionalGeneration",
-    ),
+    "sinpos": ("pre-LN", (*TYPE_FLAGS["sinpos"], *OTHER_LAYERS), "MBartForConditionalGeneration"),
     "ADMIN": ("post-LN", CAPE, None),
-}  # fmt: skip
+}
 
 
 def translations(checkpoint, lines):
@@ -60,11 +57,8 @@ def translations(checkpoint, lines):
 def program_of_command(out):
     """A Python program that is the command line of the README."""
     (command,) = re.findall(r"fairseq-interactive .*", (out / "README.md").read_text("utf-8"))
-    words = [*shlex.split(command), "--cpu"]
-    return (
-        f"import sys; sys.argv = {words!r}; from fairseq_cli.interactive import cli_main; "
-        "cli_main()"
-    )
+    start = "from fairseq_cli.interactive import cli_main; cli_main()"
+    return f"import sys; sys.argv = {[*shlex.split(command), '--cpu']!r}; {start}"
 
 
 @pytest.fixture(scope="module")
@@ -151,12 +145,10 @@ def test_ctranslate2_converts_it_by_its_converter(exported, tmp_path):
 
 
 @pytest.mark.slow
-def test_language_model_scores_the_same_without_this_package(exported, tmp_path, capsys):
+def test_language_model_scores_the_same_without_this_package(exported, refusal_of):
     result = exported["lm"]
     assert [*map(float, result.printed.split())] == pytest.approx(result.scores, abs=1e-4)
-    assert "language model" in refusal(
-        capsys, "stock", result.checkpoint, tmp_path / "new" / "refused", "--to", "hugging-face"
-    )
+    assert "language model" in refusal_of("stock", result.checkpoint, "--to", "hugging-face")
 
 
 @pytest.mark.slow
@@ -165,18 +157,9 @@ def test_text_past_the_table_is_an_error(exported):
     assert ["IndexError" in text for text in texts] == [False, True, False, True]
 
 
-# ---- refusals, and what is folded ----------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def corpus(models):
-    """Dictionaries that no test changes."""
-    return models.data
-
-
 @pytest.fixture
-def checkpoint(corpus, tmp_path):
-    return save_fairseq(corpus, tmp_path / "checkpoint.pt", *CAPE)
+def checkpoint(models, tmp_path):
+    return save_fairseq(models.data, tmp_path / "checkpoint.pt", *CAPE)
 
 
 @pytest.mark.parametrize(
@@ -193,40 +176,32 @@ def checkpoint(corpus, tmp_path):
         ((TIED,), ("--to", "hugging-face"), "source, target and output are not one"),
     ],
 )
-def test_refusals(flags, options, told, corpus, tmp_path, capsys):
+def test_refusals(flags, options, told, models, tmp_path, refusal_of):
     flags = flags if "--arch" in flags else (*CAPE, *flags)
-    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *flags, shared=TIED not in flags)
-    error = refusal(capsys, "stock", path, tmp_path / "new" / "refused", *options)
-    assert told in error
+    path = save_fairseq(models.data, tmp_path / "checkpoint.pt", *flags, shared=TIED not in flags)
+    assert told in refusal_of("stock", path, *options)
 
 
-def test_separate_dictionaries_are_no_hugging_face_folder(corpus, tmp_path, capsys):
-    shutil.copytree(corpus / "binary", tmp_path / "binary")
-    with open(tmp_path / "binary" / "dict.de.txt", "a", encoding="utf-8") as file:
-        file.write("another 1\n")
-    path = save_fairseq(tmp_path, tmp_path / "checkpoint.pt", *CAPE, shared=False)
-    told = "no stock class for two dictionaries"
-    assert told in refusal(
-        capsys, "stock", path, tmp_path / "new" / "refused", "--to", "hugging-face"
-    )
-    export("stock", path, tmp_path / "out", "--max-tokens", 8)  # of fairseq there is one
+def test_separate_dictionaries_are_no_hugging_face_folder(models, tmp_path, refusal_of, export_of):
+    path = save_fairseq(models.separate, tmp_path / "checkpoint.pt", *CAPE, shared=False)
+    error = refusal_of("stock", path, "--to", "hugging-face")
+    assert "no stock class for two dictionaries" in error
+    export_of("stock", path, "--max-tokens", 8)  # of fairseq there is one
 
 
 @pytest.mark.parametrize(
     "name", [name for name in TYPES if PositionConfig(name).encoding.in_attention]
 )
-def test_types_in_attention_are_refused(name, corpus, tmp_path, capsys):
+def test_types_in_attention_are_refused(name, models, tmp_path, refusal_of):
     """With the way that takes the type."""
-    path = save_fairseq(corpus, tmp_path / "checkpoint.pt", *TYPE_FLAGS[name])
-    error = refusal(capsys, "stock", path, tmp_path / "new" / "refused")
+    path = save_fairseq(models.data, tmp_path / "checkpoint.pt", *TYPE_FLAGS[name])
+    error = refusal_of("stock", path)
     assert f"position embedding {name!r} in attention, which no stock model has" in error
     way = "fairseq-generate" if PositionConfig(name).encoding.biases else "export ctranslate2"
     assert way in error
 
 
-def test_a_stock_model_that_computes_otherwise_is_not_written(
-    checkpoint, tmp_path, capsys, monkeypatch
-):
+def test_a_stock_model_that_computes_otherwise_is_not_written(checkpoint, refusal_of, monkeypatch):
     def wrong(model, *rows):
         copied = folded(model, *rows)
         with torch.no_grad():
@@ -234,12 +209,10 @@ def test_a_stock_model_that_computes_otherwise_is_not_written(
         return copied
 
     monkeypatch.setattr(stock_checkpoint, "folded", wrong)
-    assert "gives other logits than the model" in refusal(
-        capsys, "stock", checkpoint, tmp_path / "new" / "refused"
-    )
+    assert "gives other logits than the model" in refusal_of("stock", checkpoint)
 
 
-def test_the_file_holds_only_what_torch_loads_by_default(checkpoint, tmp_path):
+def test_the_file_holds_only_what_torch_loads_by_default(checkpoint, tmp_path, export_of):
     state = torch.load(checkpoint, weights_only=True)
     state["cfg"] = OmegaConf.create(
         {**state["cfg"], "criterion": argparse.Namespace(_name="legacy")},
@@ -248,45 +221,46 @@ def test_the_file_holds_only_what_torch_loads_by_default(checkpoint, tmp_path):
     state["cfg"].checkpoint.save_dir = str(tmp_path / "run")
     torch.save(state, checkpoint)
     assert b"Namespace" in checkpoint.read_bytes()
-    out = export("stock", checkpoint, tmp_path / "out", "--max-tokens", 8)
-    written = (out / "model.pt").read_bytes()
+    written = (export_of("stock", checkpoint, "--max-tokens", 8) / "model.pt").read_bytes()
     assert not [name for name in (b"Namespace", b"omegaconf", b"position_") if name in written]
     assert str(tmp_path).encode() not in written
 
 
-def test_languages_come_from_the_names_of_the_binarised_texts(corpus, checkpoint, tmp_path):
+def test_languages_come_from_the_names_of_the_binarised_texts(
+    models, checkpoint, tmp_path, export_of
+):
     """As after fairseq-train without -s and -t, which stores neither."""
     state = torch.load(checkpoint, weights_only=False)
-    shutil.copytree(corpus / "binary", tmp_path / "binary")
+    shutil.copytree(models.data / "binary", tmp_path / "binary")
     (tmp_path / "binary" / "train.en-de.en.idx").touch()
     for section in (state["cfg"].task, state["cfg"].model):
         section.source_lang = section.target_lang = None
         section.data = str(tmp_path / "binary")
     torch.save(state, checkpoint)
-    out = export("stock", checkpoint, tmp_path / "out")
+    out = export_of("stock", checkpoint)
     assert "--source-lang en --target-lang de" in (out / "README.md").read_text(encoding="utf-8")
     _, _, task = load_model_ensemble_and_task([str(out / "model.pt")], {"data": str(out)})
     assert (task.cfg.source_lang, task.cfg.target_lang) == ("en", "de")
     assert {path.name for path in out.glob("dict*")} == {"dict.en.txt", "dict.de.txt"}
 
 
-def test_dictionaries_of_another_training(corpus, checkpoint, tmp_path, capsys):
+def test_dictionaries_of_another_training(models, checkpoint, tmp_path, refusal_of):
     others = tmp_path / "others"
     others.mkdir()
-    for path in (corpus / "binary").glob("dict.*"):
+    for path in (models.data / "binary").glob("dict.*"):
         words = path.read_text(encoding="utf-8")
         (others / path.name).write_text(f"{words}more 1\n", encoding="utf-8")
-    line = refusal(capsys, "stock", checkpoint, tmp_path / "new" / "refused", "--data", others)
+    line = refusal_of("stock", checkpoint, "--data", others)
     assert f"does not fit the dictionaries in {others} (size mismatch for" in line
     assert "give --data DIR" in line
 
 
-def test_full_disk_leaves_nothing(checkpoint, tmp_path, capsys):
+def test_full_disk_leaves_nothing(checkpoint, refusal_of):
     """A limit on the size of files does the same."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
     try:
-        line = refusal(capsys, "stock", checkpoint, tmp_path / "new" / "refused")
+        line = refusal_of("stock", checkpoint)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    assert re.search(r"OUT \S+/new/refused cannot be written \(disk full\?\)", line)
+    assert re.search(r"OUT \S+/out cannot be written \(disk full\?\)", line)

@@ -17,7 +17,7 @@ from transformers import MarianMTModel
 import hf_models
 from hf_models import convert
 from hf_models.calls.switching import build_stock
-from tests.support.engines import export, program_of, refusal
+from tests.support.engines import export, program_of
 from tests.support.hf import ALPHA, FAMILIES, IMAGE, TEXT, answer, config_of
 from tests.support.stock import run_without_package
 from tests.support.translation_models import TinyModels
@@ -34,7 +34,7 @@ CASES = [
     ("m2m_100", "shape"),
     ("speech_to_text", "shape"),
 ]
-PROGRAMS = ("vit", "bert", "llama", "bart", "whisper")
+PROGRAMS = ("vit", "bert", "llama", "bart")
 SETTINGS = {**TEXT, **IMAGE}
 # of images convert --stock writes what is added, too
 IN_ATTENTION = [
@@ -70,13 +70,19 @@ def inputs_of(model):
     return inputs, stock
 
 
-def assert_same(out, inputs, expected):
-    """The model in a folder is one of transformers, and computes this."""
-    (name,) = json.loads((out / "config.json").read_text())["architectures"]
-    stock = getattr(transformers, name).from_pretrained(out, dtype="auto").eval()
+def stock_in(folder):
+    """The model in a folder, which is one of transformers."""
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    stock = getattr(transformers, name).from_pretrained(folder, dtype="auto").eval()
     assert type(stock.config).__module__.startswith("transformers.")
-    with torch.no_grad():
-        torch.testing.assert_close(answer(stock(**inputs)), expected, atol=1e-5, rtol=0)
+    return stock
+
+
+@torch.no_grad()
+def assert_same(out, for_stock, model, inputs):
+    """The model in a folder computes what the model of this package does."""
+    actual, expected = answer(stock_in(out)(**for_stock)), answer(model(**inputs))
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("family", "name"), CASES, ids=lambda name: name)
@@ -87,8 +93,7 @@ def test_stock_class_computes_the_same(family, name, tmp_path):
     out = export("stock", tmp_path / "model", tmp_path / "out")
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
     inputs, for_stock = inputs_of(model)
-    with torch.no_grad():
-        assert_same(out, for_stock, answer(model(**inputs)))
+    assert_same(out, for_stock, model, inputs)
 
 
 @pytest.mark.parametrize("name", ["cape", "abspos"])
@@ -107,24 +112,22 @@ def test_images_of_another_size(name, tmp_path):
     saved = json.loads((out / "preprocessor_config.json").read_text())
     assert saved == {**settings, "size": size, "crop_size": size}
     images = {"pixel_values": torch.rand(2, 3, 24, 40)}
-    with torch.no_grad():
-        assert_same(out, images, answer(model(**images)))
+    assert_same(out, images, model, images)
 
 
-def test_recordings_of_one_length(tmp_path):
+def test_recordings_of_one_length(tmp_path, export_of):
     """With the stock feature extractor."""
     model, folder = switched("cape", "cape").eval(), tmp_path / "model"
     model.save_pretrained(folder)
     settings = {"feature_extractor_type": "CapeWhisperFeatureExtractor", "feature_size": 8}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    out = export("stock", folder, tmp_path / "out", "--max-tokens", 30)
+    out = export_of("stock", folder, "--max-tokens", 30)
     assert json.loads((out / "config.json").read_text())["max_target_positions"] == 30
     extractor = transformers.AutoFeatureExtractor.from_pretrained(out)
     assert type(extractor) is transformers.WhisperFeatureExtractor
     words = torch.randint(4, 50, (2, 9))
     inputs = {"input_features": features(2, SEGMENT), "decoder_input_ids": words}
-    with torch.no_grad():
-        assert_same(out, inputs, answer(model(**inputs)))
+    assert_same(out, inputs, model, inputs)
 
 
 def test_tokenizer_cuts_to_the_exported_table(tmp_path):
@@ -155,16 +158,11 @@ def test_programs_of_readmes_run_without_this_package(tmp_path):
     programs = [
         (export("stock", source, tmp_path / "translator", "--max-tokens", 200), "\n".join(lines))
     ]
-    for family in PROGRAMS:
-        folder = tmp_path / family
-        if family == "whisper":
-            model = switched("cape", "cape")
-        else:
-            model = FAMILIES[family].build(settings_of(family, "cape"))
-        model.save_pretrained(folder)
-        programs.append(
-            (export("stock", folder, tmp_path / f"{family}-out"), "5 6 7 8\n9 10 11 12")
-        )
+    others = {family: FAMILIES[family].build(settings_of(family, "cape")) for family in PROGRAMS}
+    for family, model in {**others, "whisper": switched("cape", "cape")}.items():
+        model.save_pretrained(tmp_path / family)
+        out = export("stock", tmp_path / family, tmp_path / f"{family}-out")
+        programs.append((out, "5 6 7 8\n9 10 11 12"))
     jobs = [(out, program_of(out), text) for out, text in programs]
     translations, *printed = run_without_package(jobs, tmp_path)
     assert translations.splitlines() == expected
@@ -196,23 +194,17 @@ def test_program_goes_on_with_prompts_of_several_lengths(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [
-        ("marian", torch.bfloat16),
-        ("dinov2", torch.float16),
-        ("siglip_vision_model", torch.bfloat16),
-    ],
+    [("marian", "bfloat16"), ("dinov2", "float16"), ("siglip_vision_model", "bfloat16")],
 )
-def test_half_precision_stays(family, dtype, tmp_path, capsys):
+def test_half_precision_stays(family, dtype, export_of, capsys):
     """The stock model computes the same in it, bit for bit: both round the same positions."""
+    dtype = getattr(torch, dtype)
     model = FAMILIES[family].build(settings_of(family, "cape")).to(dtype).eval()
-    model.save_pretrained(tmp_path / "model")
-    out = export("stock", tmp_path / "model", tmp_path / "out")
+    stock = stock_in(export_of("stock", model))
     arguments, for_stock = (
         {key: v.to(dtype) if v.is_floating_point() else v for key, v in inputs.items()}
         for inputs in inputs_of(model)
     )
-    (name,) = json.loads((out / "config.json").read_text())["architectures"]
-    stock = getattr(transformers, name).from_pretrained(out, dtype="auto").eval()
     assert {weight.dtype for weight in stock.parameters()} == {dtype}
     with torch.no_grad():
         expected, got = answer(model(**arguments)), answer(stock(**for_stock))
@@ -225,8 +217,7 @@ def test_half_precision_stays(family, dtype, tmp_path, capsys):
     ("family", "head", "name"),
     [
         ("bart", "BartForSequenceClassification", "shape"),
-        ("beit", "BeitBackbone", "cape"),
-        ("vit", "ViTModel", "cape"),
+        *(("beit", "BeitBackbone", "cape"), ("vit", "ViTModel", "cape")),
     ],
 )
 def test_other_heads_are_exported(family, head, name, tmp_path, capsys, monkeypatch):
@@ -259,19 +250,17 @@ def test_other_heads_are_exported(family, head, name, tmp_path, capsys, monkeypa
         ("bert", {"type": "cape"}, ("--data", "x"), "--data x is not allowed"),
     ],
 )
-def test_refusals(family, settings, options, told, tmp_path, capsys):
+def test_refusals(family, settings, options, told, refusal_of):
     row = FAMILIES[family]
     model = row.build(settings) if settings else row.build_stock()
-    model.save_pretrained(tmp_path / "model")
-    error = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out", *options)
+    error = refusal_of("stock", model, *options)
     assert told in error.replace("--position-relative-context 3", "relative_context=3")
 
 
 @pytest.mark.parametrize(("family", "name"), IN_ATTENTION)
-def test_positions_in_attention_are_refused(family, name, tmp_path, capsys):
+def test_positions_in_attention_are_refused(family, name, tmp_path, refusal_of, capsys):
     """As convert refuses them; with the ways that work."""
-    FAMILIES[family].build(SETTINGS[name]).save_pretrained(tmp_path / "model")
-    error = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out")
+    error = refusal_of("stock", FAMILIES[family].build(SETTINGS[name]))
     assert f"position_embedding {SETTINGS[name]['type']!r} is not allowed for a" in error
     assert convert.main([str(tmp_path / "model"), str(tmp_path / "out"), "--stock"]) == 2
     assert not (tmp_path / "out").exists()
@@ -280,21 +269,18 @@ def test_positions_in_attention_are_refused(family, name, tmp_path, capsys):
         assert "--self-contained" in told
 
 
-def test_a_head_that_cannot_be_given_the_hint_is_refused(tmp_path, capsys):
+def test_a_head_that_cannot_be_given_the_hint_is_refused(refusal_of):
     row = FAMILIES["bart"]
     config = row.config(**row.sizes, position_embedding=settings_of("bart", "cape"))
-    hf_models.CapeBartForSequenceClassification(config).save_pretrained(tmp_path / "model")
-    assert "heads that a caller can give the BOS hint" in refusal(
-        capsys, "stock", tmp_path / "model", tmp_path / "out"
-    )
+    model = hf_models.CapeBartForSequenceClassification(config)
+    assert "heads that a caller can give the BOS hint" in refusal_of("stock", model)
 
 
-def test_weights_that_were_untied_by_hand_are_refused(tmp_path, capsys):
+def test_weights_that_were_untied_by_hand_are_refused(refusal_of):
     """transformers saves and loads them, but builds a stock model with one for both."""
     model = FAMILIES["marian"].build({"type": "sinpos"})
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    model.save_pretrained(tmp_path / "model")
-    told = refusal(capsys, "stock", tmp_path / "model", tmp_path / "out")
+    told = refusal_of("stock", model)
     assert re.search(r"differs from the weight.*config\.tie_word_embeddings = False", told)
 
 
