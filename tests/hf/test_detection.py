@@ -50,8 +50,7 @@ def test_layers_get_the_positions_of_the_input():
     first, later = tables(model)
     rows = PATCHES[0] * PATCHES[1]
     assert first.shape == (1, 1 + rows + DETECTIONS, 32)
-    assert later.shape == (LAYERS - 1, *first.shape)
-    assert (later == first).all()
+    assert torch.equal(later, first.expand(LAYERS - 1, -1, -1)[:, None])
     assert not first[:, 0].any()
     assert not first[:, -DETECTIONS:].any()
     patches = first[0, 1:-DETECTIONS]
@@ -113,9 +112,9 @@ def test_types_that_act_in_attention_are_refused():
 def test_tables_grow_between_the_special_tokens():
     model = switched(build(), type="abspos")
     longer = extend_table(model, "64x32", "copy")
-    for old, new in zip(tables(model), (longer.vit.embeddings.position_embeddings,
-                                        longer.vit.encoder.interpolation.mid_position_embeddings),
-                        strict=True):  # fmt: skip
+    vit = longer.vit
+    larger = vit.embeddings.position_embeddings, vit.encoder.interpolation.mid_position_embeddings
+    for old, new in zip(tables(model), larger, strict=True):
         assert torch.equal(new[..., :1, :], old[..., :1, :])
         assert torch.equal(new[..., -DETECTIONS:, :], old[..., -DETECTIONS:, :])
         grid = new[..., 1:-DETECTIONS, :].unflatten(-2, (8, 4))

@@ -108,8 +108,6 @@ def test_the_class_token_gets_its_row():
     torch.testing.assert_close(output(model, pixels), output(stock, pixels))
 
 
-# ---- heads that put patches back into a grid -----------------------------------------------------
-
 DPT = {**SIZES, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "num_labels": 3}
 DPT |= {"neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8}
 
