@@ -189,8 +189,6 @@ def test_rotary_models_leave_layers_unturned(family, tmp_path):
         ("bert", {}),
         # the encoder has the layer, and the decoder does not
         ("marian", {"encoder_layers": 3, "decoder_layers": 2}),
-        ("speech_ctc", {}),
-        ("speech_to_text", {}),
     ],
 )
 def test_layers_that_a_stack_lacks_are_refused(family, sizes):
@@ -201,6 +199,12 @@ def test_layers_that_a_stack_lacks_are_refused(family, sizes):
     unknown = f"every:{sizes.get('encoder_layers', model.config.num_hidden_layers + 1)}"
     with pytest.raises(ValueError, match=rf"layers='{unknown}' names no layer of .*allowed.*nopos"):
         switch(model, {"type": "rope", "layers": unknown})
+
+
+@pytest.mark.parametrize("family", ["speech_ctc", "speech_to_text"])
+def test_layers_that_a_stack_of_speech_lacks_are_refused(family):
+    with pytest.raises(ValueError, match=r"layers='every:9' names no layer of .*allowed.*nopos"):
+        FAMILIES[family].build({"type": "rope", "layers": "every:9"})
 
 
 def test_slopes_of_causal_stacks_are_not_directed():
