@@ -41,19 +41,6 @@ DRAW_TWICE = [
 ]
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """All draws of the test, in order."""
-    draws, draw = [], PositionEncoder.draw
-
-    def noted(*args, **kwargs):
-        draws.append(draw(*args, **kwargs))
-        return draws[-1]
-
-    monkeypatch.setattr(PositionEncoder, "draw", noted)
-    return draws
-
-
 def train_with_half(family, settings):
     """30 forwards of a model in training."""
     if family == "whisper":
@@ -66,13 +53,17 @@ def train_with_half(family, settings):
         model.train()(**inputs)
 
 
-def assert_share_is_half(draws):
-    every = torch.cat([draw.augmented.flatten().float() for draw in draws])
-    assert abs(every.mean() - 0.5) < 4 * math.sqrt(0.25 / len(every))
-
-
 @pytest.mark.parametrize(("family", "settings"), DRAW_TWICE)
-def test_encoder_and_decoder_that_draw_for_themselves_are_augmented_alike(family, settings, drawn):
+def test_encoder_and_decoder_that_draw_for_themselves_are_augmented_alike(
+    family, settings, monkeypatch
+):
+    drawn, draw = [], PositionEncoder.draw
+
+    def noted(*args, **kwargs):
+        drawn.append(draw(*args, **kwargs))
+        return drawn[-1]
+
+    monkeypatch.setattr(PositionEncoder, "draw", noted)
     train_with_half(family, settings)
     assert len(drawn) == 60
     for source, target in zip(drawn[::2], drawn[1::2], strict=True):
@@ -81,7 +72,8 @@ def test_encoder_and_decoder_that_draw_for_themselves_are_augmented_alike(family
             assert number is None or not number[~source.augmented].any()
         for scale in (source.scale, target.scale):
             assert scale is None or torch.equal(scale != 1, source.augmented)
-    assert_share_is_half(drawn[::2])
+    every = torch.cat([draw.augmented.flatten().float() for draw in drawn[::2]])
+    assert abs(every.mean() - 0.5) < 4 * math.sqrt(0.25 / len(every))
 
 
 def outcome(family, settings):

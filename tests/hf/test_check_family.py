@@ -61,9 +61,6 @@ def test_a_model_of_no_family_is_refused_with_those_that_are_known():
         hf_models.check_family(switched)
 
 
-# ---- a family that was copied from a neighbour ---------------------------------------------------
-
-
 @pytest.fixture
 def registry():
     """Takes back what a test registers."""
@@ -106,82 +103,52 @@ def test_a_table_with_rows_before_the_first_position_is_found_by_its_logits(regi
     assert not any(name.startswith(("cape", "relpos", "saved", "switch")) for name in wrong)
 
 
-# ---- adapters that are broken in one way ---------------------------------------------------------
+def fault(owner, name, wrong):
+    """What puts `wrong(right)` in the place of `owner.name`."""
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, wrong(getattr(owner, name)))
 
 
-def without_mask(monkeypatch):
-    def valid_tokens(self, mask, ids, content, length):
-        return content.new_ones((content.shape[0], length), dtype=torch.bool)
-
-    monkeypatch.setattr(text.TextStack, "valid_tokens", valid_tokens)
-
-
-def with_another_row(monkeypatch):
-    look_up = LearnedTable.look_up
-
-    def wrong(self, positions, batch_size):
-        self.offset += 1
-        try:
-            return look_up(self, positions, batch_size)
-        finally:
-            self.offset -= 1
-
-    monkeypatch.setattr(LearnedTable, "look_up", wrong)
-
-
-def without_query_offset(monkeypatch):
-    monkeypatch.setattr(relative, "cached_tokens", lambda *_: 0)
-
-
-def without_a_draw_in_training(monkeypatch):
-    monkeypatch.setattr(tokens, "draw_positions", lambda *_: None)
-
-
-def with_a_weight_that_is_not_saved(monkeypatch):
-    save = PositionModelMixin.save_pretrained
-
+def not_saved(save):
     def without(self, folder):
         weights = self.state_dict()
         del weights["model.encoder.layers.0.fc1.weight"]
         save(self, folder, state_dict=weights)
 
-    monkeypatch.setattr(PositionModelMixin, "save_pretrained", without)
+    return without
 
 
-def without_recorded_states(monkeypatch):
-    def record_nothing(module):  # the next model that is switched is recorded anew
-        dict.__setitem__(_CAN_RECORD_REGISTRY, str(type(module)), {})
-
-    monkeypatch.setattr(switching, "record_outputs", record_nothing)
+def all_valid(valid_tokens):
+    return lambda self, mask, ids, content, length: torch.ones(len(content), length).bool()
 
 
-CACHED = [
-    f"{name}: cached steps against one forward" for name in ("greedy generation", "beam search")
+def unrecorded(record):  # the next model that is switched is recorded anew
+    return lambda module: dict.__setitem__(_CAN_RECORD_REGISTRY, str(type(module)), {})
+
+
+without_a_draw_in_training = fault(tokens, "draw_positions", lambda right: lambda *_: None)
+FAULTS_OF_MARIAN = [
+    fault(text.TextStack, "valid_tokens", all_valid),
+    fault(relative, "cached_tokens", lambda right: lambda *_: 0),
+    fault(switching, "record_outputs", unrecorded),
+    fault(PositionModelMixin, "save_pretrained", not_saved),
 ]
+BERT, MARIAN, VIT = "BertForMaskedLM", "MarianMTModel", "ViTForImageClassification"
 
 
 @pytest.mark.parametrize(
     ("breaks", "stock", "wrong"),
     [
+        ([with_a_draw_in_evaluation], BERT, ["cape: evaluation draws no random numbers"]),
+        ([without_a_draw_in_training], BERT, ["cape: training draws positions"]),
         (
-            [with_a_draw_in_evaluation],
-            "BertForMaskedLM",
-            ["cape: evaluation draws no random numbers"],
-        ),
-        ([without_a_draw_in_training], "BertForMaskedLM", ["cape: training draws positions"]),
-        (
-            [
-                without_mask,
-                without_query_offset,
-                without_recorded_states,
-                with_a_weight_that_is_not_saved,
-            ],
-            "MarianMTModel",
+            FAULTS_OF_MARIAN,
+            MARIAN,
             [
                 "padding on the left",
                 "cape: padding on the left",
-                *(f"relpos: {name}" for name in CACHED),
                 "hidden states and attentions",
+                "relpos: greedy generation: cached steps against one forward",
+                "relpos: beam search: cached steps against one forward",
                 "saved and loaded by AutoModelForSeq2SeqLM",
             ],
         ),
@@ -194,85 +161,61 @@ def test_a_broken_adapter_is_named_by_the_right_check(breaks, stock, wrong, monk
     assert {*wrong} <= {*failed(model)}
 
 
-# ---- adapters that one check alone sees ----------------------------------------------------------
+def changed_inputs(part, change):
+    """A fault: what a forward of ours gets, by the names of its arguments, is changed before."""
+
+    def wrong(forward):
+        def changed(self, *args, **kwargs):
+            named = inspect.signature(forward).bind(self, *args, **kwargs)
+            change(named.arguments)
+            return forward(*named.args, **named.kwargs)
+
+        return changed
+
+    return fault(part, "forward", wrong)
 
 
-def with_changed_inputs(monkeypatch, part, change):
-    """A forward of ours whose arguments, by their names, are changed before it runs."""
-    forward = part.forward
-
-    def wrong(self, *args, **kwargs):
-        named = inspect.signature(forward).bind(self, *args, **kwargs)
-        change(named.arguments)
-        return forward(*named.args, **named.kwargs)
-
-    monkeypatch.setattr(part, "forward", wrong)
+def without(name):
+    return changed_inputs(TokenEmbeddings, lambda inputs: inputs.pop(name, None))
 
 
-def without_token_types(monkeypatch):
-    part = TokenEmbeddings
-    with_changed_inputs(monkeypatch, part, lambda inputs: inputs.pop("token_type_ids", None))
+def no_position_ids(right):
+    return lambda self, model, call: call.pop("position_ids", None)
 
 
-def without_position_ids(monkeypatch):
-    part = TokenEmbeddings
-    with_changed_inputs(monkeypatch, part, lambda inputs: inputs.pop("position_ids", None))
-    monkeypatch.setattr(
-        RotaryAngles, "adapt_call", lambda self, model, call: call.pop("position_ids", None)
-    )
+def swapped(positions):
+    return lambda self, embeddings, height, width: positions(self, embeddings, width, height)
 
 
-def with_rows_for_columns(monkeypatch):
-    positions = PatchEmbeddings.interpolate_pos_encoding
-
-    def wrong(self, embeddings, height, width):
-        return positions(self, embeddings, width, height)
-
-    monkeypatch.setattr(PatchEmbeddings, "interpolate_pos_encoding", wrong)
+def no_static_past(count):
+    return lambda cache: 0 if cache is None or cache.is_compileable else count(cache)
 
 
-def without_static_past(monkeypatch):
-    count = text.cached_tokens
-
-    def wrong(cache):
-        return 0 if cache is None or cache.is_compileable else count(cache)
-
-    monkeypatch.setattr(text, "cached_tokens", wrong)
+def drop_source_mask(inputs):
+    if inputs.get("encoder_outputs") is not None:
+        inputs["attention_mask"] = None
 
 
-def without_mask_of_encoded_sources(monkeypatch):
-    def drop(inputs):
-        if inputs.get("encoder_outputs") is not None:
-            inputs["attention_mask"] = None
-
-    with_changed_inputs(monkeypatch, TranslationModel, drop)
-
-
-def with_another_loss(monkeypatch):
-    forward = PARTS[transformers.BertForMaskedLM].forward
-
+def another_loss(forward):
     def wrong(self, *args, **kwargs):
         output = forward(self, *args, **kwargs)
         if output.loss is not None:
             output.loss = 2 * output.loss
         return output
 
-    monkeypatch.setattr(PARTS[transformers.BertForMaskedLM], "forward", wrong)
-
-
-STATIC = "greedy generation with a static cache"
+    return wrong
 
 
 @pytest.mark.parametrize(
     ("breaks", "stock", "wrong"),
     [
-        (without_token_types, "BertForMaskedLM", "token types"),
-        (without_position_ids, "BertForMaskedLM", "positions of the caller"),
-        (without_position_ids, "LlamaForCausalLM", "positions of the caller"),
-        (with_rows_for_columns, "ViTForImageClassification", "image of another shape"),
-        (without_static_past, "MarianMTModel", STATIC),
-        (without_mask_of_encoded_sources, "MarianMTModel", "generation from a batch padded"),
-        (with_another_loss, "BertForMaskedLM", "loss"),
+        (without("token_type_ids"), BERT, "token types"),
+        (without("position_ids"), BERT, "positions of the caller"),
+        (fault(RotaryAngles, "adapt_call", no_position_ids), "LlamaForCausalLM", "of the caller"),
+        (fault(PatchEmbeddings, "interpolate_pos_encoding", swapped), VIT, "of another shape"),
+        (fault(text, "cached_tokens", no_static_past), MARIAN, "generation with a static cache"),
+        (changed_inputs(TranslationModel, drop_source_mask), MARIAN, "from a batch padded"),
+        (fault(PARTS[transformers.BertForMaskedLM], "forward", another_loss), BERT, "loss"),
     ],
 )
 def test_what_one_check_alone_sees_is_named_by_it(breaks, stock, wrong, monkeypatch):
@@ -283,17 +226,14 @@ def test_what_one_check_alone_sees_is_named_by_it(breaks, stock, wrong, monkeypa
     assert [name for name in names if wrong not in name] == []
 
 
-# ---- what the stock model cannot do itself -------------------------------------------------------
-
-
-def with_a_table_of(rows):
+def small_table():
     """A tiny BERT, whose stock table is too small for some samples."""
-    sizes = {**tiny_sizes(transformers.BertConfig), "max_position_embeddings": rows}
+    sizes = {**tiny_sizes(transformers.BertConfig), "max_position_embeddings": 5}
     return transformers.BertForMaskedLM(transformers.BertConfig(**sizes)).eval()
 
 
 def test_what_the_stock_model_fails_as_well_is_no_difference():
-    rows = hf_models.check_family(with_a_table_of(5))
+    rows = hf_models.check_family(small_table())
     assert [row for row in rows if row.failed] == []
     excused = [row for row in rows if row.text.startswith("the stock model fails it, too: ")]
     assert excused
@@ -302,5 +242,14 @@ def test_what_the_stock_model_fails_as_well_is_no_difference():
 
 
 def test_the_check_of_what_the_stock_model_can_do_stays(monkeypatch):
-    with_another_row(monkeypatch)
-    assert "logits" in failed(with_a_table_of(5))
+    look_up = LearnedTable.look_up
+
+    def another_row(self, positions, batch_size):
+        self.offset += 1
+        try:
+            return look_up(self, positions, batch_size)
+        finally:
+            self.offset -= 1
+
+    monkeypatch.setattr(LearnedTable, "look_up", another_row)
+    assert "logits" in failed(small_table())

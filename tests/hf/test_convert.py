@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hf_models.convert import main
-from tests.support.hf import FAMILIES, WITH_STOCK, answer, batch, make
+from tests.hf.test_families import output, stock_batch
+from tests.support.hf import FAMILIES, WITH_STOCK, batch, make
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +25,7 @@ def stock(tmp_path_factory):
 
 
 def outputs(model, family):
-    """Logits of a batch without padding; images of the size of the stock model."""
-    inputs = batch(family)
-    inputs.pop("attention_mask", None)
-    if "pixel_values" in inputs:
-        inputs["pixel_values"] = inputs["pixel_values"].repeat(1, 1, 2, 1)[..., :32, :32]
-    with torch.no_grad():
-        return answer(model.eval()(**inputs))
+    return output(model, stock_batch(family))
 
 
 def converted(family, folder, target, *flags):
@@ -38,37 +33,22 @@ def converted(family, folder, target, *flags):
     return FAMILIES[family].model.from_pretrained(target, attn_implementation="eager")
 
 
+SCALED, DROPPED = ["--position-source-scale", "1.05"], "'abspos' -> 'cape', the learned table is"
 CHANGES = [
-    (
-        "marian",
-        ["--position-embedding", "cape", "--position-source-scale", "1.05"],
-        ["alpha: 1 -> 1.05", "the BOS hint: false -> true"],
-    ),
-    (
-        "marian",
-        ["--position-embedding", "sinpos", "--position-relative-context", "3"],
-        ["relative attention: 0 -> 3"],
-    ),
-    (
-        "vit",
-        ["--position-embedding", "cape"],
-        ["position embedding 'abspos' -> 'cape', the learned table is dropped"],
-    ),
-    (
-        "speech_to_text",
-        ["--position-embedding", "cape"],
-        ["mean-normalised positions: false -> true"],
-    ),
-    ("vit", ["--position-embedding", "abspos"], []),
+    ("marian", "cape", SCALED, ["alpha: 1 -> 1.05", "the BOS hint: false -> true"]),
+    ("marian", "sinpos", ["--position-relative-context", "3"], ["relative attention: 0 -> 3"]),
+    ("vit", "cape", [], [f"position embedding {DROPPED} dropped"]),
+    ("speech_to_text", "cape", [], ["mean-normalised positions: false -> true"]),
+    ("vit", "abspos", [], []),
 ]
 
 
-@pytest.mark.parametrize(("family", "flags", "changes"), CHANGES, ids=lambda v: str(v)[:60])
+@pytest.mark.parametrize(("family", "name", "flags", "changes"), CHANGES)
 def test_it_says_what_the_result_computes_otherwise(
-    family, flags, changes, stock, tmp_path, capsys
+    family, name, flags, changes, stock, tmp_path, capsys
 ):
     folder, expected = stock[family]
-    model = converted(family, folder, tmp_path / "cape", *flags)
+    model = converted(family, folder, tmp_path / "cape", "--position-embedding", name, *flags)
     said = capsys.readouterr().out
     same = torch.equal(outputs(model, family), expected)
     assert same == (not changes)
@@ -82,10 +62,9 @@ def test_it_says_what_the_result_computes_otherwise(
 
 def test_converted_folders_convert_again(stock, tmp_path):
     folder, _ = stock["marian"]
-    converted("marian", folder, tmp_path / "sinpos", "--position-embedding", "sinpos")
-    model = converted(
-        "marian", tmp_path / "sinpos", tmp_path / "fire", "--position-embedding", "fire"
-    )
+    for name in ("sinpos", "fire"):
+        model = converted("marian", folder, tmp_path / name, "--position-embedding", name)
+        folder = tmp_path / name
     assert model.config.position_embedding["type"] == "fire"
     biases = [p for n, p in model.named_parameters() if ".layer_bias." in n]
     model.train()(**batch("marian")).loss.backward()
@@ -101,7 +80,7 @@ NEUTRAL = [
 ]
 
 
-@pytest.mark.parametrize(("family", "name", "flags"), NEUTRAL, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("family", "name", "flags"), NEUTRAL)
 def test_neutral_start_computes_what_stock_does(family, name, flags, stock, tmp_path, capsys):
     folder, expected = stock[family]
     words = ["--neutral", "--position-embedding", name, *flags]
@@ -121,28 +100,25 @@ def test_neutral_start_computes_what_stock_does(family, name, flags, stock, tmp_
         assert "has the same outputs as" in said
 
 
+TYPE, NO = "--position-embedding", "--neutral cannot"
 IMPOSSIBLE = [
-    ("marian", ["--position-embedding", "relpos"], "'sinpos' -> 'relpos'"),
-    ("vit", ["--position-embedding", "cape"], "Choose another type, of abspos"),
+    ("marian", ["--stock"], "holds a stock MarianMTModel already"),
+    ("marian", ["--neutral", TYPE, "relpos"], f"{NO} .*'sinpos' -> 'relpos'"),
+    ("vit", ["--neutral", TYPE, "cape"], f"{NO} .*Choose another type, of abspos"),
     (
         "marian",
-        ["--position-embedding", "cape", "--position-source-scale", "2"],
-        "alpha: 1 -> 2. Leave out the options for this",
+        ["--neutral", TYPE, "cape", "--position-source-scale", "2"],
+        f"{NO} .*alpha: 1 -> 2. Leave out the options",
     ),
 ]
 
 
-@pytest.mark.parametrize(("family", "flags", "message"), IMPOSSIBLE, ids=lambda v: str(v)[:50])
-def test_what_cannot_begin_neutral_is_refused(family, flags, message, stock, tmp_path, capsys):
+@pytest.mark.parametrize(("family", "flags", "message"), IMPOSSIBLE)
+def test_what_is_impossible_is_refused(family, flags, message, stock, tmp_path, capsys):
     folder, _ = stock[family]
-    assert main([str(folder), str(tmp_path / "cape"), "--neutral", *flags]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(("error: --neutral cannot keep", "error: --neutral cannot give"))
-    assert message in error
+    assert main([str(folder), str(tmp_path / "cape"), *flags]) == 2
+    assert re.match(f"error: .*{message}", capsys.readouterr().err.strip().splitlines()[-1])
     assert not list(tmp_path.iterdir())
-
-
-# ---- mistakes ------------------------------------------------------------------------------------
 
 
 def damage(folder, **changes):
@@ -150,20 +126,15 @@ def damage(folder, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def cut_weights(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:500])
-
-
-def cut_configuration(folder):
-    path = folder / "config.json"
-    path.write_text(path.read_text()[:50])
+def cut_to(size, name):
+    """What leaves the first bytes of a file."""
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
 
 
 MISTAKES = [
     ("marian", lambda folder: damage(folder, encoder_layers=3), "weights of SRC are not complete"),
-    ("marian", cut_weights, "weights of SRC cannot be read"),
-    ("marian", cut_configuration, "config.json"),
+    ("marian", cut_to(500, "model.safetensors"), "weights of SRC cannot be read"),
+    ("marian", cut_to(50, "config.json"), "config.json"),
     ("vit", lambda folder: damage(folder, hidden_size=48), "do not fit its config.json"),
     ("marian", lambda folder: damage(folder, encoder_attention_heads=5), "divisible"),
     ("vit", lambda folder: damage(folder, patch_size=0), "configuration of SRC"),
@@ -199,31 +170,15 @@ def test_a_lack_of_memory_does_not_blame_the_checkpoint(error, tmp_path, monkeyp
         main([str(tmp_path / "SRC"), str(tmp_path / "DST")])
 
 
-def test_stock_of_a_stock_model_is_refused(stock, tmp_path, capsys):
-    folder, _ = stock["marian"]
-    assert main([str(folder), str(tmp_path / "DST"), "--stock"]) == 2
-    assert "holds a stock MarianMTModel already" in capsys.readouterr().err
-
-
 def test_results_of_an_old_training_are_left_behind(tmp_path):
     folder = tmp_path / "SRC"
     FAMILIES["vit"].build_stock().save_pretrained(folder)
-    old = [
-        "all_results.json",
-        "eval_results.json",
-        "train_results.json",
-        "generated_predictions.txt",
-    ]
-    for name in [*old, "preprocessor_config.json"]:
+    old = [f"{part}_results.json" for part in ("all", "eval", "train")]
+    for name in (*old, "generated_predictions.txt", "preprocessor_config.json"):
         (folder / name).write_text("{}")
     converted("vit", folder, tmp_path / "DST", "--position-embedding", "abspos")
-    file_names = {path.name for path in (tmp_path / "DST").iterdir()}
-    assert file_names == {
-        "README.md",
-        "config.json",
-        "model.safetensors",
-        "preprocessor_config.json",
-    }
+    names = sorted(path.name for path in (tmp_path / "DST").iterdir())
+    assert names == ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
 
 
 @pytest.mark.parametrize("own_code", [False, True])

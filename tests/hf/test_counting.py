@@ -31,18 +31,14 @@ def translator(tmp_path_factory):
     words = ["</s>", "<unk>", *(model.id_to_piece(i) for i in range(3, model.get_piece_size()))]
     vocabulary = {word: index for index, word in enumerate([*words, "<pad>"])}
     (root / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
-    spm = str(root / "spm.model")
-    folder = root / "stock"
-    MarianTokenizer(source_spm=spm, target_spm=spm, vocab=str(root / "vocab.json")).save_pretrained(
-        folder
-    )
+    spm, folder = str(root / "spm.model"), root / "stock"
+    tokenizer = MarianTokenizer(source_spm=spm, target_spm=spm, vocab=str(root / "vocab.json"))
+    tokenizer.save_pretrained(folder)
     FAMILIES["marian"].build_stock().save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    source, target = (TEXTS[name].splitlines() for name in ("train.en", "train.de"))
-    counts = (
-        sum(len(ids) for ids in tokenizer(text_target=target)["input_ids"]),
-        sum(len(ids) for ids in tokenizer(source)["input_ids"]),
-    )
+    source, target = (text.splitlines() for text in TEXTS.values())
+    counts = [sum(map(len, tokenizer(**side)["input_ids"]))
+              for side in ({"text_target": target}, {"text": source})]  # fmt: skip
     assert counts[0] != counts[1]
     return folder, root / "train.en", root / "train.de", "/".join(map(str, counts))
 
@@ -65,17 +61,13 @@ def test_convert_counts_alpha_from_two_texts(translator, tmp_path, capsys):
     assert saved["position_embedding"]["source_scale"] == alpha
 
 
-BAD_ALPHA = ["auto", "0", "1,2,3", "gone.en,gone.de"]
-
-
-@pytest.mark.parametrize("text", BAD_ALPHA)
+@pytest.mark.parametrize("text", ["auto", "0", "1,2,3", "gone.en,gone.de"])
 def test_bad_alpha_names_the_flag(text, translator, tmp_path, capsys):
     words = ["--position-embedding", "cape", "--position-source-scale", text]
     assert main([str(translator[0]), str(tmp_path / "cape"), *words]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert (
-        "gone.en is not a file" if "gone" in text else f"--position-source-scale {text}"
-    ) in error
+    expected = "gone.en is not a file" if "gone" in text else f"--position-source-scale {text}"
+    assert expected in error
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,25 @@
 """Positions of a decoder whose caller gives them, or a mask of four dimensions.
 test_check_family.py shows that the stock type computes the same with them as the stock model."""
 
+from operator import attrgetter
+
 import pytest
 import torch
 
-from cape_plugins import ENCODINGS, TYPES
 from hf_models.switching.modeling import decoder_positions
-from tests.support.hf import ALPHA, FAMILIES, PAD, sentences
+from tests.support.expected import types_whose
+from tests.support.hf import FAMILIES, OF_FAMILY, PAD, sentences
 from tests.support.whisper import LABELS
 
 ROW, LENGTH = torch.arange(7), 5
 # ways to compute positions, and every type in attention
-NAMES = ["sinpos", "cape", "abspos"]
-NAMES += [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention]
+NAMES = ["sinpos", "cape", "abspos", *types_whose(attrgetter("in_attention"))]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
 def test_positions_of_the_caller_are_positions_of_the_text(name):
-    settings = {"type": name, **({"source_scale": ALPHA} if name == "cape" else {})}
-    model = FAMILIES["marian"].build(settings).model
+    model = FAMILIES["marian"].build(OF_FAMILY["marian"][name]).model
     text, states = LABELS % 50, torch.randn(3, 4, 32)
     expected = model.decoder(text, encoder_hidden_states=states).last_hidden_state
     for ids in (ROW, ROW[None], ROW.expand(3, -1)):
@@ -32,8 +32,7 @@ def test_positions_of_the_caller_are_positions_of_the_text(name):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", NAMES)
 def test_cache_of_fixed_size_counts_prompts_padded_on_the_left(name, attention):
-    settings = {"type": name, **({"source_scale": ALPHA} if name == "cape" else {})}
-    model = FAMILIES["marian"].build(settings, attn_implementation=attention)
+    model = FAMILIES["marian"].build(OF_FAMILY["marian"][name], attn_implementation=attention)
     prompt = torch.tensor([[PAD, 5, 6, 7], [PAD, PAD, 8, 9]])  # a text begins with padding
     mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
     source = sentences(lengths=(6, 4))
@@ -54,11 +53,8 @@ def test_cache_of_fixed_size_counts_prompts_padded_on_the_left(name, attention):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 def test_a_mask_of_four_dimensions_counts_up_to_each_token(dtype):
     """Also if the mask shows following tokens, as the mask of a prefix does."""
-    shown = (
-        torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()[:, None, None].expand(2, 1, 3, 5)
-    )
-    mask = (
-        shown if dtype == torch.bool else torch.zeros(shown.shape).masked_fill(~shown, -torch.inf)
-    )
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()[:, None, None].expand(2, 1, 3, 5)
+    if dtype != torch.bool:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
     positions = decoder_positions(3, 1, mask, mask.device)
     assert positions.rows[..., 0].tolist() == [[0, 1, 2], [1, 2, 3]]

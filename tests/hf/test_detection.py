@@ -1,7 +1,6 @@
 """Detections behind the patches, and tables behind the layers (YOLOS)."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -9,18 +8,13 @@ import transformers
 
 import hf_models
 from hf_models.storage.longer_tables import extend_table
+from tests.hf.conftest import check_same_gradients, copies
 from tests.support.generated import drawn, switched
+from tests.support.hf import STACK
 
-DETECTIONS, PATCHES = 3, (4, 2)  # rows and columns
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": (32, 16),
-    "patch_size": 8,
-    "num_detection_tokens": DETECTIONS,
-}
+DETECTIONS, PATCHES, LAYERS = 3, (4, 2), 3  # patches in rows and columns
+SIZES = {**STACK, "num_hidden_layers": LAYERS, "num_detection_tokens": DETECTIONS}
+SIZES |= {"image_size": (32, 16), "patch_size": 8}
 CAPE = {"type": "cape", "max_global_shift": 0.5}
 
 
@@ -36,9 +30,9 @@ def images(height=32, width=16, number=2):
 
 
 def tables(model):
-    return model.vit.embeddings.position_embeddings, model.vit.encoder.interpolation(
-        SIZES["image_size"]
-    )
+    """Of an image of the size of the configuration: at the input, and behind the layers."""
+    vit = model.vit
+    return vit.embeddings.position_embeddings, vit.encoder.interpolation(SIZES["image_size"])
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_mid_position_embeddings": False}])
@@ -47,12 +41,8 @@ def test_stock_type_is_the_stock_model_bit_for_bit(fields):
     model = switched(stock, type="abspos")
     for pixels in (images(), images(48, 40)):
         assert torch.equal(model(pixels).pred_boxes, stock(pixels).pred_boxes)
-    for each in (stock, model):
-        each(images()).pred_boxes.square().sum().backward()
-    gradients = dict(model.named_parameters())
-    for name, parameter in stock.named_parameters():
-        if parameter.grad is not None:
-            assert torch.equal(gradients[name].grad, parameter.grad), name
+    models = model, stock
+    check_same_gradients(models, [each(images()).pred_boxes for each in models])
 
 
 def test_layers_get_the_positions_of_the_input():
@@ -60,8 +50,7 @@ def test_layers_get_the_positions_of_the_input():
     first, later = tables(model)
     rows = PATCHES[0] * PATCHES[1]
     assert first.shape == (1, 1 + rows + DETECTIONS, 32)
-    assert later.shape == (SIZES["num_hidden_layers"] - 1, *first.shape)
-    assert (later == first).all()
+    assert torch.equal(later, first.expand(LAYERS - 1, -1, -1)[:, None])
     assert not first[:, 0].any()
     assert not first[:, -DETECTIONS:].any()
     patches = first[0, 1:-DETECTIONS]
@@ -91,10 +80,14 @@ def test_the_tokens_get_their_rows():
     torch.testing.assert_close(model(images()).pred_boxes, stock(images()).pred_boxes)
 
 
-def test_images_of_any_size_are_taken():
+def test_images_of_any_size_are_taken_by_copies_too(tmp_path):
     model = switched(build(), **CAPE)
+    others = copies(model, tmp_path)
     for height, width in ((32, 16), (8, 64), (56, 24)):
-        assert model(images(height, width)).pred_boxes.isfinite().all()
+        pixels = images(height, width)
+        expected = model(pixels).pred_boxes
+        assert expected.isfinite().all()
+        assert all(torch.equal(other(pixels).pred_boxes, expected) for other in others)
     with pytest.raises(ValueError, match=r"7 x 32 pixels is smaller than a patch \(8 x 8\)"):
         model(images(7, 32))
 
@@ -111,15 +104,6 @@ def test_positions_are_drawn_for_each_image_and_once_for_all_layers():
     assert all(torch.equal(rows, first) for rows in later)
 
 
-def test_copies_and_checkpoints_compute_the_same(tmp_path):
-    model = switched(build(), **CAPE)
-    model.save_pretrained(tmp_path)
-    expected = model(images()).pred_boxes
-    loaded = type(model).from_pretrained(tmp_path)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other.eval()(images()).pred_boxes, expected)
-
-
 def test_types_that_act_in_attention_are_refused():
     with pytest.raises(ValueError, match="detections behind the patches"):
         switched(build(), type="rope")
@@ -128,9 +112,9 @@ def test_types_that_act_in_attention_are_refused():
 def test_tables_grow_between_the_special_tokens():
     model = switched(build(), type="abspos")
     longer = extend_table(model, "64x32", "copy")
-    for old, new in zip(tables(model), (longer.vit.embeddings.position_embeddings,
-                                        longer.vit.encoder.interpolation.mid_position_embeddings),
-                        strict=True):  # fmt: skip
+    vit = longer.vit
+    larger = vit.embeddings.position_embeddings, vit.encoder.interpolation.mid_position_embeddings
+    for old, new in zip(tables(model), larger, strict=True):
         assert torch.equal(new[..., :1, :], old[..., :1, :])
         assert torch.equal(new[..., -DETECTIONS:, :], old[..., -DETECTIONS:, :])
         grid = new[..., 1:-DETECTIONS, :].unflatten(-2, (8, 4))

@@ -3,7 +3,6 @@ keys that are turned (ESM-2). The stock configuration tells which."""
 
 import copy
 import json
-import pickle
 from typing import NamedTuple
 
 import pytest
@@ -18,22 +17,13 @@ from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.convert import convert
 from hf_models.seams.rotary import RotaryAngles, UnturnedAttention
 from hf_models.seams.rows import RowTable
+from tests.hf.conftest import check_same_gradients, copies
 from tests.support.generated import drawn, switched
+from tests.support.hf import BERT_NOISE, STACK
 
-PAD, MASK, EOS = 1, 32, 2
-SIZES = {
-    "vocab_size": 33,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 30,
-    "pad_token_id": PAD,
-    "mask_token_id": MASK,
-    "eos_token_id": EOS,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+PAD, MASK = 1, 32
+SIZES = {**STACK, **BERT_NOISE, "vocab_size": 33, "max_position_embeddings": 30}
+SIZES |= {"pad_token_id": PAD, "mask_token_id": MASK, "eos_token_id": 2}
 AUTO = transformers.AutoModelForMaskedLM
 
 
@@ -44,19 +34,15 @@ class Kind(NamedTuple):
     seam: type
     path: str  # of the seam
     cape: dict  # default options of cape
-    takes: str  # a type that the other kind refuses, or "" if there is none
-    refuses: str  # a type that the other kind takes, or ""
 
 
+LOCAL = {"max_local_shift": 0.5}
 KINDS = {
     "absolute": Kind(
         *("abspos", RowTable, "esm.embeddings.position_embeddings"),
-        {"max_global_shift": 5.0, "max_local_shift": 0.5},
-        *("sinpos", ""),
+        {"max_global_shift": 5.0, **LOCAL},
     ),
-    "rotary": Kind(
-        *("rope", RotaryAngles, "esm.rotary_embeddings"), {"max_local_shift": 0.5}, *("", "sinpos")
-    ),
+    "rotary": Kind("rope", RotaryAngles, "esm.rotary_embeddings", LOCAL),
 }
 each = pytest.mark.parametrize("kind", KINDS)
 
@@ -81,10 +67,6 @@ def proteins(side="right"):
     return {"input_ids": ids.masked_fill(mask == 0, PAD), "attention_mask": mask}
 
 
-def rope(model):
-    return switched(model, type="rope")
-
-
 @each
 @pytest.mark.parametrize("oddities", [True, False])
 def test_the_stock_type_of_each_kind_is_the_stock_model_bit_for_bit(kind, oddities):
@@ -96,12 +78,7 @@ def test_the_stock_type_of_each_kind_is_the_stock_model_bit_for_bit(kind, odditi
     for side in ("left", "right"):
         outputs = [each_model(**proteins(side)).logits for each_model in (model, stock)]
         assert torch.equal(*outputs)
-    for each_output in outputs:
-        each_output.square().sum().backward()
-    gradients = dict(model.named_parameters())
-    for name, parameter in stock.named_parameters():
-        if parameter.grad is not None:
-            assert torch.equal(gradients[name].grad, parameter.grad), name
+    check_same_gradients((model, stock), outputs)
 
 
 @each
@@ -110,32 +87,33 @@ def test_the_configuration_chooses_the_types_and_their_options(kind):
     config = switched(stock, type="cape").config
     assert config.position_embedding == {"type": "cape", **row.cape}
     assert config.stock_type("encoder") == row.stock
-    if row.takes:
-        assert switched(stock, type=row.takes).config.position_embedding["type"] == row.takes
-    if row.refuses:
+    if kind == "absolute":
+        assert switched(stock, type="sinpos").config.position_embedding["type"] == "sinpos"
+    else:
         with pytest.raises(ValueError, match="no type of a model that turns queries and keys"):
-            switched(stock, type=row.refuses)
+            switched(stock, type="sinpos")
 
 
 @each
 def test_stock_and_saved_folders_are_loaded_as_the_kind_that_they_hold(kind, tmp_path):
+    """Copies compute the same, too; training draws."""
     row, stock, inputs = KINDS[kind], build(kind), proteins()
     stock.save_pretrained(tmp_path / "stock")
     for loader in (AUTO, transformers.EsmForMaskedLM, hf_models.CapeEsmForMaskedLM):
-        same = loader.from_pretrained(
-            tmp_path / "stock", position_embedding={"type": row.stock}
-        ).eval()
-        assert torch.equal(same(**inputs).logits, stock(**inputs).logits)
+        same = loader.from_pretrained(tmp_path / "stock", position_embedding={"type": row.stock})
+        assert torch.equal(same.eval()(**inputs).logits, stock(**inputs).logits)
     model = AUTO.from_pretrained(tmp_path / "stock", position_embedding={"type": "cape"}).eval()
-    model.save_pretrained(tmp_path / "cape")
+    others = copies(model, tmp_path / "cape")
     saved = json.loads((tmp_path / "cape" / "config.json").read_text())
     assert saved["model_type"] == "cape_esm"
     assert saved["position_embedding_type"] == kind
     assert saved["position_embedding"] == {"type": "cape", **row.cape}
     loaded = AUTO.from_pretrained(tmp_path / "cape").eval()
     assert isinstance(loaded.seams()[0], row.seam)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other.eval()(**inputs).logits, model(**inputs).logits)
+    for other in (loaded, *others):
+        assert torch.equal(other(**inputs).logits, model(**inputs).logits)
+    model.train()
+    assert not torch.allclose(model(**inputs).logits, model(**inputs).logits, atol=1e-4)
 
 
 @each
@@ -148,17 +126,9 @@ def test_folders_are_converted_and_back(kind, tmp_path):
     assert torch.equal(back(**proteins()).logits, stock(**proteins()).logits)
 
 
-@each
-def test_positions_are_drawn_in_training_alone(kind):
-    model, inputs = switched(build(kind), type="cape"), proteins()
-    assert torch.equal(model(**inputs).logits, model(**inputs).logits)
-    model.train()
-    assert not torch.allclose(model(**inputs).logits, model(**inputs).logits, atol=1e-4)
-
-
 def test_a_model_is_switched_again_and_back():
     stock, inputs = build("rotary"), proteins()
-    model = rope(switched(switched(stock, type="nopos"), type="cape"))
+    model = switched(switched(switched(stock, type="nopos"), type="cape"), type="rope")
     assert torch.equal(model(**inputs).logits, stock(**inputs).logits)
 
 
@@ -166,7 +136,7 @@ def test_rotary_positions_count_places_so_padding_moves_nothing():
     """The stock model counts padding on the left, too; only distances act."""
     stock, inputs = build("rotary"), proteins("left")
     alone = stock(inputs["input_ids"][1:, 4:]).logits
-    for model in (stock, rope(stock)):
+    for model in (stock, switched(stock, type="rope")):
         torch.testing.assert_close(model(**inputs).logits[1:, 4:], alone)
         moved = torch.arange(12)[None] + 7
         logits = [model(**inputs, position_ids=p).logits for p in (moved, 2 * moved)]
@@ -224,8 +194,6 @@ def test_proteins_beside_a_text_keep_their_stock_positions():
     stock = next(tiny_stock_models("evolla")).model
     assert switched(stock, type="cape").seam_paths == ("model.rotary_emb",)
     model = switched(stock, type="rope", layers="not:2")
-    unturned = {name for name, part in model.named_modules() if isinstance(part, UnturnedAttention)}
-    assert unturned == {
-        f"model.layers.{index}.self_attn" for index in range(1, len(stock.model.layers), 2)
-    }
-    assert unturned
+    unturned = [name for name, part in model.named_modules() if isinstance(part, UnturnedAttention)]
+    odd = range(1, len(stock.model.layers), 2)
+    assert unturned == [f"model.layers.{index}.self_attn" for index in odd] != []

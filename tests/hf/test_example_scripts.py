@@ -9,6 +9,7 @@ The scripts are not in the packages of transformers. Get them, and name their fo
 Modules of tests/support/beside_scripts stand in for evaluate, torchvision and torchcodec.
 """
 
+import itertools
 import json
 import math
 import os
@@ -24,53 +25,40 @@ from PIL import Image
 
 from hf_models.convert import convert
 from tests.conftest import ROOT
+from tests.support.hf import STACK
 
 VARIABLE = "TRANSFORMERS_EXAMPLES"
 EXAMPLES = os.environ.get(VARIABLE)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not EXAMPLES, reason=f"set {VARIABLE} to examples/pytorch of a clone of transformers"
-    ),
-]
+REASON = f"set {VARIABLE} to examples/pytorch of a clone of transformers"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not EXAMPLES, reason=REASON)]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
 LIMIT, LONG, SIDE = 12, 24, 32  # tokens of the stock models, of the texts; pixels of images
-STACK = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
 TEXT = {**STACK, "vocab_size": len(WORDS), "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 IMAGES = {**STACK, "patch_size": 8}
-SOUND_SECONDS, RATE = 1, 16000
+RATE = 16000
 CAPE, SCALED = {"type": "cape"}, {"type": "cape", "max_global_scale": 2.0}
 
 
-def save_tokenizer(folder):
-    vocabulary = {word: index for index, word in enumerate(WORDS)}
-    transformers.BertTokenizer(vocab=vocabulary, model_max_length=LIMIT).save_pretrained(folder)
-
-
-def save_image_processor(folder):
-    size = {"height": SIDE, "width": SIDE}
-    transformers.ViTImageProcessor(size=size).save_pretrained(folder)
-
-
-# ---- stock models with their processors, in folders ----------------------------------------------
+def save_beside(model, folder, *processors):
+    """Saves a stock model, with a tokenizer and an image processor if these are named."""
+    model.save_pretrained(folder)
+    if "texts" in processors:
+        vocabulary = {word: index for index, word in enumerate(WORDS)}
+        transformers.BertTokenizer(vocab=vocabulary, model_max_length=LIMIT).save_pretrained(folder)
+    if "images" in processors:
+        size = {"height": SIDE, "width": SIDE}
+        transformers.ViTImageProcessor(size=size).save_pretrained(folder)
 
 
 def roberta(folder):
     config = transformers.RobertaConfig(**TEXT, max_position_embeddings=LIMIT + 1)
-    transformers.RobertaForMaskedLM(config).save_pretrained(folder)
-    save_tokenizer(folder)
+    save_beside(transformers.RobertaForMaskedLM(config), folder, "texts")
 
 
 def mistral(folder):
     limit = {"max_position_embeddings": LIMIT, "sliding_window": None}
     config = transformers.MistralConfig(**TEXT, **limit, num_key_value_heads=2)
-    transformers.MistralForCausalLM(config).save_pretrained(folder)
-    save_tokenizer(folder)
+    save_beside(transformers.MistralForCausalLM(config), folder, "texts")
     # the limit of training, which this package leaves alone
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["model_max_length"] = LONG
@@ -78,29 +66,20 @@ def mistral(folder):
 
 
 def clip(folder):
-    texts = {**TEXT, "max_position_embeddings": LIMIT}
-    config = transformers.CLIPConfig(
-        text_config=texts, vision_config={**IMAGES, "image_size": SIDE}, projection_dim=16
-    )
-    transformers.CLIPModel(config).save_pretrained(folder)
-    save_tokenizer(folder)
-    save_image_processor(folder)
+    texts, images = {**TEXT, "max_position_embeddings": LIMIT}, {**IMAGES, "image_size": SIDE}
+    config = transformers.CLIPConfig(text_config=texts, vision_config=images, projection_dim=16)
+    save_beside(transformers.CLIPModel(config), folder, "texts", "images")
 
 
 def spectrograms(folder):
     config = transformers.ASTConfig(**STACK, max_length=64, num_mel_bins=16, num_labels=2)
     transformers.ASTForAudioClassification(config).save_pretrained(folder)
-    extractor = transformers.ASTFeatureExtractor(num_mel_bins=16, max_length=96)
-    extractor.save_pretrained(folder)
+    transformers.ASTFeatureExtractor(num_mel_bins=16, max_length=96).save_pretrained(folder)
 
 
 def dinov3(folder):
     config = transformers.DINOv3ViTConfig(**IMAGES, image_size=SIDE // 2, num_register_tokens=1)
-    transformers.DINOv3ViTModel(config).save_pretrained(folder)
-    save_image_processor(folder)
-
-
-# ---- data ----------------------------------------------------------------------------------------
+    save_beside(transformers.DINOv3ViTModel(config), folder, "images")
 
 
 def write_texts(folder):
@@ -109,16 +88,15 @@ def write_texts(folder):
         (folder / f"{name}.txt").write_text(text)
 
 
-def write_images(folder, labels=("bright", "dark")):
+def write_images(folder):
     """Pictures in a folder for each label."""
     numbers = np.random.default_rng(0)
-    for split in ("train", "validation"):
-        for class_number, label in enumerate(labels):
-            (folder / split / label).mkdir(parents=True)
-            for number in range(4):
-                pixels = numbers.integers(0, 128, (SIDE, SIDE, 3)) + 127 * (1 - class_number)
-                path = folder / split / label / f"{number}.png"
-                Image.fromarray(pixels.astype(np.uint8)).save(path)
+    for split, label in itertools.product(("train", "validation"), ("bright", "dark")):
+        (folder / split / label).mkdir(parents=True)
+        for number in range(4):
+            pixels = numbers.integers(0, 128, (SIDE, SIDE, 3)) + 127 * (label == "bright")
+            path = folder / split / label / f"{number}.png"
+            Image.fromarray(pixels.astype(np.uint8)).save(path)
 
 
 def write_captions(folder):
@@ -133,14 +111,13 @@ def write_captions(folder):
 
 
 def write_sounds(folder):
-    times = np.arange(SOUND_SECONDS * RATE) / RATE
-    for split, (label, pitch) in (
-        (split, row) for split in ("train", "test") for row in (("high", 880), ("low", 220))
-    ):
-        (folder / "sounds" / split / label).mkdir(parents=True)
+    times = np.arange(RATE) / RATE
+    for split, label in itertools.product(("train", "test"), ("high", "low")):
+        part = folder / "sounds" / split / label
+        part.mkdir(parents=True)
         for number in range(4):
-            wave = 0.3 * np.sin(2 * np.pi * (pitch + number) * times)
-            soundfile.write(folder / "sounds" / split / label / f"{number}.wav", wave, RATE)
+            pitch = number + {"high": 880, "low": 220}[label]
+            soundfile.write(part / f"{number}.wav", 0.3 * np.sin(2 * np.pi * pitch * times), RATE)
 
 
 def add_classifier(folder):

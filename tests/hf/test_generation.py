@@ -16,16 +16,11 @@ from tests.support.hf import (
     sentences,
 )
 
-GENERATING = [
-    name
-    for name, row in FAMILIES.items()
-    if row.model.can_generate() and "input_ids" in row.batch()
-]
+SPEECH = ("speech_to_text",)
+GENERATING = [n for n, row in FAMILIES.items() if row.model.can_generate() and n not in SPEECH]
 # of the others, and against the stock model, in test_check_family.py
 PAIRS = [(family, name) for family in GENERATING if family in STACKS for name in VARIANTS[family]]
-SPEECH = ("speech_to_text",)
-TRANSLATORS = [name for name in GENERATING if FAMILIES[name].config().is_encoder_decoder]
-TRANSLATORS += SPEECH
+TRANSLATORS = [n for n in GENERATING if FAMILIES[n].config().is_encoder_decoder] + [*SPEECH]
 MODES = {
     "greedy": {"num_beams": 1},
     "beam": {"num_beams": 3},
@@ -77,14 +72,9 @@ def test_generation_equals_teacher_forcing(family, name, mode):
 
 @torch.no_grad()
 def forced_logits(model, family, inputs, sequences):
-    """Logits of generated tokens, from one pass over all of them."""
+    """Logits of the 14 generated tokens, from one pass over all of them."""
     if family in TRANSLATORS:
         return model(**inputs, decoder_input_ids=sequences[:, :-1]).logits
-    return forced_continuation(model, inputs, sequences)
-
-
-def forced_continuation(model, inputs, sequences):
-    """Logits before each of the 14 new tokens."""
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, 13), value=1)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     output = model(sequences[:, :-1], attention_mask=mask, position_ids=positions)
@@ -95,18 +85,19 @@ def forced_continuation(model, inputs, sequences):
 @pytest.mark.parametrize("family", GENERATING)
 def test_generation_in_training_mode_equals_evaluation_mode(family, use_cache):
     model = model_of(family, "cape")
-    options = {**prompts(family), **ENDLESS, "max_new_tokens": 8, "num_beams": 2}
-    options["use_cache"] = use_cache
+    options = {**ENDLESS, "max_new_tokens": 8, "num_beams": 2, "use_cache": use_cache}
+    options |= prompts(family)
     expected = model.generate(**options)
     assert torch.equal(model.train().generate(**options), expected)
     assert all(module.training for module in model.modules())
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", [n for n, row in FAMILIES.items() if row.model.can_generate()])
+@pytest.mark.parametrize("family", [*GENERATING, *SPEECH, "bert"])
 def test_a_step_with_a_cache_sees_the_positions_of_evaluation(family):
     """Other forwards without gradients draw, as the training does that repeats them."""
-    model, inputs = make(family, "cape"), batch(family)
+    is_bert = {"is_decoder": True} if family == "bert" else {}
+    model, inputs = make(family, "cape", **is_bert), batch(family)
     labels = inputs.pop("labels")
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = labels.clamp(min=0)
@@ -114,13 +105,3 @@ def test_a_step_with_a_cache_sees_the_positions_of_evaluation(family):
     model.train()
     assert torch.equal(model(**inputs, use_cache=True).logits, expected)
     assert not torch.allclose(model(**inputs, use_cache=False).logits, expected, atol=1e-4)
-
-
-@torch.no_grad()
-def test_steps_of_bert_as_a_decoder_see_the_positions_of_evaluation():
-    model = FAMILIES["bert"].build(VARIANTS["bert"]["cape"], is_decoder=True).bert
-    ids = torch.randint(3, 30, (2, 6))
-    expected = model(ids, use_cache=True).last_hidden_state
-    model.train()
-    assert torch.equal(model(ids, use_cache=True).last_hidden_state, expected)
-    assert not torch.allclose(model(ids, use_cache=False).last_hidden_state, expected, atol=1e-4)

@@ -1,7 +1,6 @@
 """Tables of patches, by the families in which something about them is odd."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -9,15 +8,10 @@ import transformers
 
 import hf_models
 from hf_models.seams.grids import PatchGrid
+from tests.hf.conftest import check_same_gradients, copies
+from tests.support.hf import STACK
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
+SIZES = {**STACK, "image_size": 32, "patch_size": 8}
 MODELS = {
     # a table that is a module, one class token
     "clip_vision_model": (transformers.CLIPVisionModelWithProjection, SIZES, 1),
@@ -71,12 +65,7 @@ def test_stock_type_is_the_stock_model_bit_for_bit(name):
     for inputs, options in ((pixels, {}), (larger, {"interpolate_pos_encoding": True})):
         outputs = [output(each_model, inputs, **options) for each_model in (model, stock)]
         assert torch.equal(*outputs)
-    for each_output in outputs:
-        each_output.square().sum().backward()
-    gradients = dict(model.named_parameters())
-    for path, parameter in stock.named_parameters():
-        if parameter.grad is not None:
-            assert torch.equal(gradients[path].grad, parameter.grad), path
+    check_same_gradients((model, stock), outputs)
 
 
 @each
@@ -107,10 +96,7 @@ def test_positions_are_drawn_for_each_image_in_training_alone(name, tmp_path):
     moved = output(model.train(), pixels)
     assert not torch.allclose(moved[0], moved[1], atol=1e-4)  # a draw for each image
     still = output(model.eval(), pixels)
-    model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path)
-    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(output(other.eval(), pixels), still)
+    assert all(torch.equal(output(other, pixels), still) for other in copies(model, tmp_path))
 
 
 def test_the_class_token_gets_its_row():
@@ -122,16 +108,8 @@ def test_the_class_token_gets_its_row():
     torch.testing.assert_close(output(model, pixels), output(stock, pixels))
 
 
-# ---- heads that put patches back into a grid -----------------------------------------------------
-
-DPT = {
-    **SIZES,
-    "num_hidden_layers": 4,
-    "backbone_out_indices": [0, 1, 2, 3],
-    "neck_hidden_sizes": [8, 8, 8, 8],
-    "fusion_hidden_size": 8,
-    "num_labels": 3,
-}
+DPT = {**SIZES, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "num_labels": 3}
+DPT |= {"neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8}
 
 
 @torch.no_grad()
@@ -148,23 +126,17 @@ def test_necks_get_the_grid_of_any_image(head, height, width, tmp_path):
     states = copy.deepcopy(stock).dpt(pixels, output_hidden_states=True).hidden_states[1:]
     expected = stock.head(stock.neck(states, height // 8, width // 8))
     model = hf_models.switch(stock, {"type": "abspos"})
-    pickled = pickle.loads(pickle.dumps(model))
-    model.save_pretrained(tmp_path)
-    for other in (model, pickled, copy.deepcopy(model), type(model).from_pretrained(tmp_path)):
-        assert torch.equal(other.eval()(pixels)[0], expected)
+    for other in (*copies(model, tmp_path), model):
+        assert torch.equal(other(pixels)[0], expected)
     for name in ("cape", "relpos"):  # a second and a third switch
         assert hf_models.switch(model, {"type": name})(pixels)[0].shape == expected.shape
 
 
-TEXT = {
-    name: SIZES[name]
-    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-}
 SQUARES = {
     transformers.ViTForMaskedImageModeling: SIZES,
     transformers.DeiTForMaskedImageModeling: SIZES,
     transformers.CLIPSegForImageSegmentation: {
-        "text_config": {**TEXT, "vocab_size": 20, "max_position_embeddings": 9},
+        "text_config": {**STACK, "vocab_size": 20, "max_position_embeddings": 9},
         "vision_config": SIZES, "projection_dim": 32, "extract_layers": [0, 1], "reduce_dim": 16,
         "decoder_num_attention_heads": 2, "decoder_intermediate_size": 16,
     },

@@ -68,22 +68,17 @@ def renamed_decoder(stock_forward):
 
 
 def test_an_argument_that_the_stock_forward_lacks_is_refused():
-    def forward(self, input_ids=None, mask=None, encoder_hidden_states=None,
+    """Not all stock decoders have position_ids, which alone may be missing, but not renamed."""
+
+    def no_mask(self, input_ids=None, mask=None, encoder_hidden_states=None,
                 encoder_attention_mask=None, inputs_embeds=None): ...  # fmt: skip
-
-    with pytest.raises(ValueError, match="no argument 'attention_mask', which TargetStack takes"):
-        check_forwards(*renamed_decoder(forward))
-
-
-def test_positions_under_another_name_are_refused():
-    """Not all stock decoders have this argument, so a missing argument alone is no reason to
-    refuse."""
-
-    def forward(self, input_ids=None, attention_mask=None, encoder_hidden_states=None,
+    def renamed(self, input_ids=None, attention_mask=None, encoder_hidden_states=None,
                 encoder_attention_mask=None, inputs_embeds=None, positions=None): ...  # fmt: skip
 
+    with pytest.raises(ValueError, match="no argument 'attention_mask', which TargetStack takes"):
+        check_forwards(*renamed_decoder(no_mask))
     with pytest.raises(ValueError, match="positions under a name that is not known, 'positions'"):
-        check_forwards(*renamed_decoder(forward))
+        check_forwards(*renamed_decoder(renamed))
 
 
 def test_another_order_of_what_is_handed_on_by_place_is_refused():
@@ -136,13 +131,11 @@ def test_a_cache_that_relative_attention_does_not_see_is_refused(monkeypatch):
         model(**sentences(), decoder_input_ids=ids[:, -1:], **{CACHE: cache})
 
 
-# ---- tested releases -----------------------------------------------------------------------------
-
-
-def warnings_of(release):
+def warnings_of(function, *arguments):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        releases.warn_if_untested(release)
+        for argument in arguments:
+            function(argument)
     return [str(warning.message) for warning in caught]
 
 
@@ -150,7 +143,7 @@ def test_an_untested_release_is_told_with_the_range_and_the_remedy():
     rows = releases.tested_releases()
     oldest, newest = rows[0]["transformers"], rows[-1]["transformers"]
     for release in ("5.3.0", "99.0.0", "99.1rc1"):
-        (message,) = warnings_of(release)
+        (message,) = warnings_of(releases.warn_if_untested, release)
         assert message.startswith(f"transformers {release} is not among the releases")
         assert f"{oldest} to {newest}" in message
         assert "`cape-plugins doctor`" in message
@@ -159,7 +152,7 @@ def test_an_untested_release_is_told_with_the_range_and_the_remedy():
 def test_a_tested_release_and_its_repairs_are_not_worth_a_word():
     for row in releases.tested_releases():
         for release in (row["transformers"], row["transformers"] + ".post1"):
-            assert warnings_of(release) == []
+            assert warnings_of(releases.warn_if_untested, release) == []
 
 
 def test_a_family_that_a_tested_release_does_not_prove_is_told_once(tmp_path, monkeypatch):
@@ -173,11 +166,7 @@ def test_a_family_that_a_tested_release_does_not_prove_is_told_once(tmp_path, mo
     def told(release):
         monkeypatch.setattr(families, "_families", {})
         monkeypatch.setattr(families.transformers, "__version__", release)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for name in ("llama4", "phimoe", "cape_llama4"):
-                families.make(name)
-        return [str(warning.message) for warning in caught]
+        return warnings_of(families.make, "llama4", "phimoe", "cape_llama4")
 
     (message,) = told("5.24.1")
     assert message.startswith("the family of 'llama4' has not been shown to equal its stock models")

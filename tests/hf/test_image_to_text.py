@@ -1,23 +1,16 @@
 """Encoders of images inside stock models that write text, as TrOCR."""
 
-import copy
 import functools
 
 import pytest
 import torch
 import transformers
 
-import hf_models
 from hf_models.seams.base import Seam
+from tests.hf.test_grids import SIZES
+from tests.support.generated import drawn, switched
+from tests.support.hf import DECODER_SIZES
 
-SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
 # stock encoders, with the number of special tokens in their tables
 ENCODERS = {
     "vit": (transformers.ViTConfig, 1),
@@ -34,27 +27,12 @@ def build(name="vit"):
     torch.manual_seed(0)
     encoder = ENCODERS[name][0](**SIZES)
     decoder = transformers.TrOCRConfig(
-        vocab_size=40,
-        d_model=32,
-        decoder_layers=2,
-        decoder_attention_heads=4,
-        decoder_ffn_dim=48,
-        max_position_embeddings=20,
-        is_decoder=True,
+        **DECODER_SIZES, vocab_size=40, d_model=32, max_position_embeddings=20, is_decoder=True,
         add_cross_attention=True,
-    )
+    )  # fmt: skip
     config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     config.decoder_start_token_id, config.pad_token_id = 2, 1
-    model = transformers.VisionEncoderDecoderModel(config=config).eval()
-    with torch.no_grad():  # positions must show
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                torch.nn.init.normal_(parameter, std=0.3)
-    return model
-
-
-def switched(model, **position_embedding):
-    return hf_models.switch(copy.deepcopy(model), position_embedding)
+    return drawn(transformers.VisionEncoderDecoderModel(config=config))
 
 
 def images(height=32, width=32):
@@ -68,13 +46,9 @@ def text():
 def generated(model, pixels):
     """Logits of the tokens, and the tokens that they follow."""
     steps = model.generate(
-        pixels,
-        max_new_tokens=6,
-        min_new_tokens=6,
-        do_sample=False,
-        output_logits=True,
+        pixels, max_new_tokens=6, min_new_tokens=6, do_sample=False, output_logits=True,
         return_dict_in_generate=True,
-    )
+    )  # fmt: skip
     return torch.stack(steps.logits, 1), steps.sequences[:, :-1]
 
 
@@ -114,12 +88,9 @@ def test_each_image_has_a_draw_and_generation_has_none(name):
 
 def test_the_text_keeps_its_stock_positions():
     stock = build()
-    decoder = switched(stock, type="nopos").decoder
-    assert type(decoder) is type(stock.decoder)
-    assert torch.equal(
-        decoder.model.decoder.embed_positions.weight,
-        stock.decoder.model.decoder.embed_positions.weight,
-    )
+    decoders = switched(stock, type="nopos").decoder, stock.decoder
+    assert type(decoders[0]) is type(decoders[1])
+    assert torch.equal(*(each.model.decoder.embed_positions.weight for each in decoders))
 
 
 def test_folders(tmp_path):

@@ -2,22 +2,17 @@
 cover."""
 
 import copy
-import pickle
 import re
+from operator import attrgetter
 
 import pytest
 import torch
 from torch import nn
-
-pytest.importorskip("transformers")
-
 from transformers import SmolLM3Config
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from transformers.models.llama import modeling_llama as llama
 
 from cape_plugins import (
-    ENCODINGS,
-    TYPES,
     PositionConfig,
     build_position_encoder,
     build_stack_positions,
@@ -29,15 +24,12 @@ from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.seams import attention
 from hf_models.seams.attention import mixed
 from hf_models.seams.rotary import UnturnedAttention
+from tests.hf.conftest import copies
+from tests.support.expected import types_whose
 from tests.support.hf import FAMILIES, answer, batch, loss, make
 
-IN_ATTENTION = [name for name, row in TYPES.items() if ENCODINGS[row.encoding].in_attention]
-SHARED_BIAS = [
-    name
-    for name in IN_ATTENTION
-    if (encoding := ENCODINGS[TYPES[name].encoding]).biases and not encoding.learned
-]
-AUGMENTED = {"max_local_shift": 0.5, "max_global_scale": 1.5}
+IN_ATTENTION = types_whose(attrgetter("in_attention"))
+SHARED_BIAS = types_whose(lambda row: row.in_attention and row.biases and not row.learned)
 
 
 def projected(turn, length):
@@ -119,58 +111,37 @@ def test_the_layers_of_a_stack_share_one_mask(family, stacks, name, monkeypatch)
     assert len(masks) == stacks
 
 
-def gradients(model, family, reentrant=None):
-    model = copy.deepcopy(model).train()
-    if reentrant is not None:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        if hasattr(model, "enable_input_require_grads") and reentrant:
-            model.enable_input_require_grads()
+def gradients(model, family):
     torch.manual_seed(5)
+    model.zero_grad()
     loss(model(**batch(family))).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", IN_ATTENTION)
 @pytest.mark.parametrize("family", ["marian", "vit"])
-def test_gradient_checkpointing_gives_the_same_gradients(family, name, reentrant):
-    """A layer that is called again in the backward pass has its positions, moved as before."""
-    model = augmented(family, name)
-    plain, checkpointed = gradients(model, family), gradients(model, family, reentrant)
+def test_reentrant_checkpointing_gives_the_same_gradients(family, name):
+    """A layer that is called again in the backward pass has its positions, moved as before.
+    test_models.py tests the other way of checkpointing."""
+    no_dropout = dict.fromkeys(FAMILIES[family].noise, 0.0)  # checkpointing draws it anew
+    settings = {"type": name, "max_local_shift": 0.5, "max_global_scale": 1.5}
+    model = switch(make(family, name, **no_dropout), settings).train()
+    plain = gradients(model, family)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    checkpointed = gradients(model, family)
     assert plain.keys() == checkpointed.keys()
     assert any("layer_bias" in part for part in plain) == (name == "fire")
     for part, gradient in plain.items():
         torch.testing.assert_close(checkpointed[part], gradient, rtol=1e-4, atol=1e-6, msg=part)
 
 
-def augmented(family, name):
-    """A model without dropout, which checkpointing draws anew."""
-    model = make(family, name)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for rate in ("dropout", "attention_dropout", "activation_dropout"):
-            if isinstance(getattr(module, rate, None), float):
-                setattr(module, rate, 0.0)
-    return switch(model, {"type": name, **AUGMENTED})
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", IN_ATTENTION)
-def test_attention_functions_agree(name, implementation):
-    model = make("marian", name)
-    expected = answer(model(**batch("marian")))
-    model.set_attn_implementation(implementation)
-    torch.testing.assert_close(answer(model(**batch("marian"))), expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", IN_ATTENTION)
 def test_layers_without_positions_are_stock_layers(name):
     model = switch(make("vit", "nopos"), {"type": name, "layers": "not:2"})
     attentions = [type(m).__name__ for m in model.modules() if hasattr(m, "q_proj")]
-    assert [kind.startswith("PositionAttention") for kind in attentions] == [
-        number % 2 == 0 for number in range(len(attentions))
-    ]
+    with_positions = [kind.startswith("PositionAttention") for kind in attentions]
+    assert with_positions == [number % 2 == 0 for number in range(len(attentions))]
     assert torch.isfinite(answer(model(**batch("vit")))).all()
 
 
@@ -196,18 +167,15 @@ def test_rotary_models_leave_layers_unturned(family, tmp_path):
     nopos = answer(switch(copy.deepcopy(model), {"type": "nopos"})(**batch(family)))
     turned = answer(model(**batch(family)))
     none = switch(copy.deepcopy(model), {"type": "rope", "layers": "first"})
-    (attention,) = (
-        part for name, part in none.named_modules() if re.search(r"\.0\.\w*attn$", name)
-    )
+    (attention,) = (p for n, p in none.named_modules() if re.search(r"\.0\.\w*attn$", n))
     attention.__class__ = mixed(UnturnedAttention, type(attention))
     torch.testing.assert_close(answer(none(**batch(family))), nopos, rtol=1e-5, atol=1e-6)
     first = switch(model, {"type": "rope", "layers": "first"})
     expected = answer(first(**batch(family)))
     assert not torch.allclose(expected, nopos, atol=1e-4)
     assert not torch.allclose(expected, turned, atol=1e-4)
-    first.save_pretrained(tmp_path)
-    loaded = type(first).from_pretrained(tmp_path, attn_implementation="eager").eval()
-    for other in (loaded, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+    for other in copies(first, tmp_path):
+        other.set_attn_implementation("eager")
         assert torch.equal(answer(other(**batch(family))), expected)
 
 

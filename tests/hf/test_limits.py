@@ -10,17 +10,11 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 import hf_models
 from hf_models.convert import convert
+from tests.support.hf import STACK
 
 ROWS, CHOSEN = 24, 11  # positions of the stock models; a limit that a user chose
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", "four", "five"]
-SIZES = {
-    "vocab_size": 10,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "pad_token_id": 0,
-}
+SIZES = {**STACK, "num_hidden_layers": 1, "vocab_size": 10, "pad_token_id": 0}
 BERT = transformers.BertConfig(**SIZES, max_position_embeddings=ROWS)
 # one row for the padding token
 ROBERTA = transformers.RobertaConfig(**SIZES, max_position_embeddings=ROWS + 1)
@@ -94,11 +88,10 @@ def test_pipelines_do_not_cut(name, tmp_path):
 
 def labels_of(model, each_tokenizer):
     """The pipeline of labels for words, and the warnings of making it."""
+    options = {"tokenizer": each_tokenizer, "ignore_labels": []}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        labels = transformers.pipeline(
-            "token-classification", model, tokenizer=each_tokenizer, ignore_labels=[]
-        )
+        labels = transformers.pipeline("token-classification", model, **options)
     return labels, [str(warning.message) for warning in caught]
 
 
@@ -121,12 +114,10 @@ def test_pipelines_that_would_cut_say_what_to_do(name, settings, allowed):
 
 
 @each
-@pytest.mark.parametrize(
-    ("settings", "limit"), [(None, ROWS), ({"type": "abspos"}, ROWS), ({"type": "cape"}, CHOSEN)]
-)
-def test_pipelines_with_limits_that_hold_say_nothing(name, settings, limit):
-    _, messages = labels_of(build(name, settings), tokenizer(limit))
-    assert messages == []
+def test_pipelines_with_limits_that_hold_say_nothing(name):
+    for settings, limit in ((None, ROWS), ({"type": "abspos"}, ROWS), ({"type": "cape"}, CHOSEN)):
+        _, messages = labels_of(build(name, settings), tokenizer(limit))
+        assert messages == []
 
 
 @each
@@ -146,13 +137,15 @@ def test_conversion_brings_the_stock_limit_back(name, tmp_path):
     build(name, None).save_pretrained(tmp_path / "as stock")
     changed.save_pretrained(tmp_path / "as stock")
     assert limit_in(tmp_path / "as stock") == ROWS
-    assert (
-        "stock_model_max_length"
-        not in (tmp_path / "as stock" / "tokenizer_config.json").read_text()
-    )
+    saved = (tmp_path / "as stock" / "tokenizer_config.json").read_text()
+    assert "stock_model_max_length" not in saved
 
 
 def test_trainer_saves_the_limit(tmp_path):
+    """A folder of another library stays as it is."""
+    (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
+    tokenizer().save_pretrained(tmp_path)
+    assert limit_in(tmp_path) == ROWS
     model = build("generated family", {"type": "cape"})
     arguments = transformers.TrainingArguments(tmp_path, report_to=[], use_cpu=True)
     trainer = transformers.Trainer(model, arguments, processing_class=tokenizer())
@@ -165,11 +158,5 @@ def test_limit_of_trained_lengths_stays(tmp_path):
     config = transformers.LlamaConfig(**SIZES, max_position_embeddings=ROWS)
     model = transformers.LlamaForCausalLM(config)
     hf_models.switch(model, {"type": "cape"}).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    assert limit_in(tmp_path) == ROWS
-
-
-def test_folder_of_another_library_changes_nothing(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
     tokenizer().save_pretrained(tmp_path)
     assert limit_in(tmp_path) == ROWS

@@ -11,9 +11,12 @@ from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.convert import main
 from tests.hf.test_rows import MODELS, PAD, TABLE, build, output, switched, texts
 from tests.support import whisper
-from tests.support.hf import FAMILIES
+from tests.support.hf import BEIT, FAMILIES
 
 LONG = 50
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL["intermediate_size"] = 16
+IMAGES = {**SMALL, "image_size": 16, "patch_size": 4}
 each = pytest.mark.parametrize("name", MODELS)
 
 
@@ -78,56 +81,35 @@ def seq2seq():
     return transformers.BartForConditionalGeneration(config).eval()
 
 
-def vit(**fields):
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        image_size=16, patch_size=4, num_labels=3, **fields,
-    )  # fmt: skip
+def vit():
+    config = transformers.ViTConfig(**IMAGES, num_labels=3)
     return transformers.ViTForImageClassification(config).eval()
 
 
-def clip(**fields):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.CLIPConfig(
-        text_config={**sizes, "intermediate_size": 16, "vocab_size": 60,
-                     "max_position_embeddings": TABLE, "eos_token_id": 3},
-        vision_config={**sizes, "intermediate_size": 16, "image_size": 16, "patch_size": 4},
-        projection_dim=8,
-    )  # fmt: skip
+def clip():
+    texts = {**SMALL, "vocab_size": 60, "max_position_embeddings": TABLE, "eos_token_id": 3}
+    config = transformers.CLIPConfig(text_config=texts, vision_config=IMAGES, projection_dim=8)
     return transformers.CLIPModel(config).eval()
 
 
-def siglip_vision():
-    config = transformers.SiglipVisionConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        image_size=16, patch_size=4,
-    )  # fmt: skip
-    return transformers.SiglipVisionModel(config).eval()
+def siglip():
+    return transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGES)).eval()
 
 
-def siglip2(**fields):
-    config = transformers.Siglip2VisionConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        num_patches=16, patch_size=4, **fields,
-    )  # fmt: skip
+def siglip2():
+    config = transformers.Siglip2VisionConfig(**SMALL, num_patches=16, patch_size=4)
     return transformers.Siglip2VisionModel(config).eval()
 
 
 def beit():
     """Has relative biases for one image size."""
-    config = transformers.BeitConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        image_size=16, patch_size=4, use_relative_position_bias=True, num_labels=3,
-        use_absolute_position_embeddings=True,
-    )  # fmt: skip
+    config = transformers.BeitConfig(**IMAGES, **BEIT, num_labels=3)
     return transformers.BeitForImageClassification(config).eval()
 
 
 def spectrograms():
-    config = transformers.ASTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        patch_size=4, frequency_stride=4, time_stride=4, max_length=16, num_mel_bins=8,
-    )  # fmt: skip
+    patches = dict.fromkeys(("patch_size", "frequency_stride", "time_stride"), 4)
+    config = transformers.ASTConfig(**SMALL, **patches, max_length=16, num_mel_bins=8)
     return transformers.ASTForAudioClassification(config).eval()
 
 
@@ -151,9 +133,8 @@ def test_one_size_extends_encoder_and_decoder(family):
         (vit, "24x40", (16, 16), (24, 40)),
         (spectrograms, "48", (16, 8), (48, 8)),
         (clip, "vision_config.image_size=32", (16, 16), (32, 32)),
-        (siglip_vision, "32", (16, 16), (32, 32)),
+        (siglip, "32", (16, 16), (32, 32)),
     ],
-    ids=["vit", "vit-wide", "ast", "clip", "siglip"],
 )
 def test_grids_are_resized_once_or_repeated(build, size, old, new, tmp_path):
     """A table that was resized gives what the table gives that each forward resizes; a repeated one
@@ -236,28 +217,10 @@ REFUSED = [
     ("text", "abspos", "vocab_size=50", "copy", "whose tables are"),
     ("vit", "abspos", "2", "copy", "whose tables are"),
     ("beit", "abspos", "32", "copy", "which are no position"),
-    (
-        "vit",
-        "abspos",
-        "32",
-        "stretch:3",
-        "'stretch:3'.*4 x 4 patches.*allowed: copy, stretch. Leave",
-    ),
-    (
-        "ast",
-        "abspos",
-        "48",
-        "stretch:0",
-        "'stretch:0'.*2 x 4 patches.*allowed: copy, stretch. Leave",
-    ),
+    ("vit", "abspos", "32", "stretch:3", "'stretch:3'.*4 x 4 patches.*copy, stretch. Leave"),
+    ("ast", "abspos", "48", "stretch:0", "'stretch:0'.*2 x 4 patches.*copy, stretch. Leave"),
     ("dpt", "abspos", "56x112", "copy", "takes a table of patches for a square; allowed: height"),
-    (
-        "whisper",
-        "abspos",
-        "400",
-        "copy",
-        "max_source_positions or .*; give one of these as FIELD=400",
-    ),
+    ("whisper", "abspos", "400", "copy", "max_source_positions or .*give one .* as FIELD=400"),
     ("siglip2", "abspos", "num_patches=64", "stretch:3", "'stretch:3'.*allowed: copy, stretch"),
     ("siglip2", "abspos", "num_patches=60", "copy", "of 4 x 4 patches; allowed"),
     ("siglip2", "abspos", "48x32", "copy", "of 4 x 4 patches; allowed"),
@@ -270,12 +233,14 @@ REFUSED = [
 @pytest.mark.parametrize(("model", "name", "size", "extension", "message"), REFUSED)
 def test_other_sizes_and_extensions_are_refused(model, name, size, extension, message):
     stocks = {"text": lambda: build("roberta"), "vit": vit, "beit": beit, "siglip2": siglip2}
-    stocks["ast"] = spectrograms
-    stocks["llama"], stocks["whisper"] = FAMILIES["llama"].build_stock, whisper.make_stock
-    stocks["dpt"] = lambda: next(tiny_stock_models("dpt")).model
-    stock = stocks[model]()
+    stocks |= {"ast": spectrograms, "dpt": lambda: next(tiny_stock_models("dpt")).model}
+    stocks |= {"llama": FAMILIES["llama"].build_stock, "whisper": whisper.make_stock}
+    switched_model = hf_models.switch(stocks[model](), {"type": name})
     with pytest.raises(ValueError, match=message):
-        hf_models.extend_table(hf_models.switch(stock, {"type": name}), size, extension)
+        hf_models.extend_table(switched_model, size, extension)
+
+
+SIZE = ["--position-table-size", str(LONG)]
 
 
 @pytest.fixture
@@ -297,8 +262,7 @@ def folder(tmp_path):
 )
 def test_convert_extends_the_table_and_the_limit_of_the_tokenizer(folder, capsys, flags, said):
     folders = [str(folder / "stock"), str(folder / "cape")]
-    argv = [*folders, "--position-embedding", "abspos", "--position-table-size", str(LONG), *flags]
-    assert main(argv) == 0
+    assert main([*folders, "--position-embedding", "abspos", *SIZE, *flags]) == 0
     assert said in capsys.readouterr().out
     model = hf_models.CapeRobertaForMaskedLM.from_pretrained(folder / "cape")
     assert len(table_of(model)) == LONG
@@ -307,29 +271,24 @@ def test_convert_extends_the_table_and_the_limit_of_the_tokenizer(folder, capsys
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("size", "extension", "flags", "message"),
     [
-        (("--position-table-extension", "copy"), "give --position-table-size"),
-        (("--position-table-size", "50", "--position-table-extension", "wrap"), "adds no rows"),
-        (("--position-table-extension", "long"), "allowed: copy, stretch"),
-        (
-            ("--position-table-size", "50", "--position-table-extension", "stretch:5", "--neutral"),
-            "Choose --position-table-extension copy",
-        ),
+        ([], "copy", [], "give --position-table-size"),
+        (SIZE, "wrap", [], "adds no rows"),
+        ([], "long", [], "allowed: copy, stretch"),
+        (SIZE, "stretch:5", ["--neutral"], "Choose --position-table-extension copy"),
     ],
-    ids=str,
 )
-def test_convert_refuses_flags_that_do_not_fit(folder, capsys, flags, message):
+def test_convert_refuses_flags_that_do_not_fit(folder, capsys, size, extension, flags, message):
     folders = [str(folder / "stock"), str(folder / "cape")]
+    flags = [*size, "--position-table-extension", extension, *flags]
     assert main([*folders, "--position-embedding", "abspos", *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "cape").exists()
 
 
 @pytest.mark.parametrize("extension", ["copy", "stretch"])
-def test_a_neutral_grid_of_another_size_has_a_remedy_that_was_not_given(
-    tmp_path, capsys, extension
-):
+def test_a_neutral_grid_of_another_size_has_a_remedy(tmp_path, capsys, extension):
     """The outputs of ViT change with each extension, so only the size can be left out."""
     vit().save_pretrained(tmp_path / "stock")
     argv = [str(tmp_path / "stock"), str(tmp_path / "cape"), "--position-embedding", "abspos"]

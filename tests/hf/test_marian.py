@@ -30,9 +30,8 @@ def test_encoder_outputs_can_be_reused(name, left):
         as_tuple = model.get_encoder()(**inputs, return_dict=False)
     expected = logits(model, inputs)
     mask = {"attention_mask": inputs["attention_mask"]}
-    assert torch.equal(logits(model, mask, encoder_outputs=encoded), expected)
-    assert torch.equal(logits(model, mask, encoder_outputs=encoded.to_tuple()), expected)
-    assert torch.equal(logits(model, mask, encoder_outputs=as_tuple), expected)
+    for outputs in (encoded, encoded.to_tuple(), as_tuple):
+        assert torch.equal(logits(model, mask, encoder_outputs=outputs), expected)
     with torch.no_grad():
         again = model(**mask, encoder_outputs=encoded, decoder_input_ids=targets())
     assert torch.equal(again.encoder_last_hidden_state, encoded.last_hidden_state)
@@ -71,9 +70,8 @@ def test_outputs_fit_the_tokens_of_the_caller(name, left):
         out = model(**inputs, decoder_input_ids=targets(), **ask)
         encoded = model.get_encoder()(**inputs, **ask)
         in_tuple = model.get_encoder()(**inputs, **ask, return_dict=False)
-    generated = model.generate(
-        **inputs, **ask, num_beams=2, max_new_tokens=3, return_dict_in_generate=True
-    )
+    search = {"num_beams": 2, "max_new_tokens": 3, "return_dict_in_generate": True}
+    generated = model.generate(**inputs, **ask, **search)
     pads = inputs["attention_mask"].eq(0)
     encoder = (out.encoder_attentions, encoded.attentions, generated.encoder_attentions)
     for attention in (*chain.from_iterable(encoder), *in_tuple[2]):
@@ -86,15 +84,13 @@ def test_outputs_fit_the_tokens_of_the_caller(name, left):
     total = out.cross_attentions[0].sum(-1)
     hint = model.config.position_config.source_bos
     assert torch.allclose(total, torch.ones_like(total)) == (not hint)
-    for states in (
-        out.encoder_hidden_states, encoded.hidden_states, in_tuple[1],
-        generated.encoder_hidden_states,
-    ):  # fmt: skip
+    all_states = out.encoder_hidden_states, encoded.hidden_states, in_tuple[1]
+    for states in (*all_states, generated.encoder_hidden_states):
         assert len(states) == 3
         assert all(state.shape == (3, 9, 32) for state in states)
         assert torch.equal(states[-1], out.encoder_last_hidden_state)
-    assert torch.equal(encoded.last_hidden_state, out.encoder_last_hidden_state)
-    assert torch.equal(in_tuple[0], out.encoder_last_hidden_state)
+    for last in (encoded.last_hidden_state, in_tuple[0]):
+        assert torch.equal(last, out.encoder_last_hidden_state)
 
 
 def test_the_selected_hidden_states_equal_the_stock_model():
@@ -114,17 +110,14 @@ def test_hint_is_a_token_before_the_source():
     plain = MARIAN.build({"type": "sinpos", "source_scale": "11/10"})
     plain.load_state_dict(hinted.state_dict())
     inputs = sentences()
-    longer = {
-        "input_ids": torch.nn.functional.pad(inputs["input_ids"], (1, 0), value=0),
-        "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (1, 0), value=1),
-    }
+    first = {"input_ids": 0, "attention_mask": 1}
+    longer = {n: torch.nn.functional.pad(v, (1, 0), value=first[n]) for n, v in inputs.items()}
     expected = logits(plain, longer)
-    torch.testing.assert_close(logits(hinted, inputs), expected, atol=1e-5, rtol=1e-5)
-    embeds = {
-        "inputs_embeds": hinted.get_input_embeddings()(inputs["input_ids"]) * 32**0.5,
-        "attention_mask": inputs["attention_mask"],
-    }
-    torch.testing.assert_close(logits(hinted, embeds), expected, atol=1e-5, rtol=1e-5)
+    embeds = hinted.get_input_embeddings()(inputs["input_ids"]) * 32**0.5
+    embeds = {"inputs_embeds": embeds, "attention_mask": inputs["attention_mask"]}
+    for without_hint in (inputs, embeds):
+        actual = logits(hinted, without_hint)
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def coordinates(model, **kwargs):
@@ -158,16 +151,18 @@ def test_source_and_target_share_the_global_shift_only(synchronize):
     assert local.abs().max() > 0.05  # independent
 
 
-def test_mask_that_cannot_grow_is_refused():
-    inputs = sentences()
-    inputs["attention_mask"] = torch.ones(3, 1, 9, 9)
-    with pytest.raises(ValueError, match=r"\(3, 1, 9, 9\).*source_bos"):
-        logits(make("marian", "cape"), inputs)
+WIDTH = r"attention_mask has shape \(3, 8\).*\(3, 9\)"
 
 
-@pytest.mark.parametrize("name", ["sinpos", "cape"])
-def test_mask_of_another_width_than_the_source_is_refused(name):
-    inputs = sentences()
-    inputs["attention_mask"] = inputs["attention_mask"][:, :-1]
-    with pytest.raises(ValueError, match=r"attention_mask has shape \(3, 8\).*\(3, 9\)"):
-        make("marian", name)(**inputs, decoder_input_ids=targets())
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("cape", (3, 1, 9, 9), r"\(3, 1, 9, 9\).*source_bos"),
+        ("cape", (3, 8), WIDTH),
+        ("sinpos", (3, 8), WIDTH),
+    ],
+)
+def test_masks_that_do_not_fit_the_source_are_refused(name, shape, message):
+    inputs = {**sentences(), "attention_mask": torch.ones(shape).long()}
+    with pytest.raises(ValueError, match=message):
+        logits(make("marian", name), inputs)

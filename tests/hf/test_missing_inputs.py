@@ -20,9 +20,6 @@ def test_message_says_what_is_missing_or_given_twice(family):
         model(IDS, inputs_embeds=EMBEDS)
 
 
-# ---- empty inputs, and inputs of another width ---------------------------------------------------
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_empty_batch_is_refused_with_its_shape(family, training):

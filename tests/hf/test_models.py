@@ -133,10 +133,8 @@ def test_padding_side_and_batch_mates_do_not_matter(family, name):
 
     def said(mask, inputs):
         """Logits at the tokens of each sample."""
-        logits = answer(model(**inputs))
-        return [
-            at_tokens(logits[[row]], {"attention_mask": mask[[row]]}) for row in range(len(mask))
-        ]
+        logits, rows = answer(model(**inputs)), range(len(mask))
+        return [at_tokens(logits[[n]], {"attention_mask": mask[[n]]}) for n in rows]
 
     expected, left = said(mask, inputs), sentences(left=True)
     close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
@@ -157,9 +155,8 @@ def test_loaded_speech_to_text_differs_from_stock_by_its_attention_alone(tmp_pat
     row.build_stock(seed=1).save_pretrained(tmp_path)
     expected = answer(row.stock_model.from_pretrained(tmp_path)(**inputs))
     for chosen, largest in (({}, 1e-5), ({"attn_implementation": "eager"}, 0.0)):
-        ours = row.model.from_pretrained(
-            tmp_path, position_embedding={"type": row.stock_type}, **chosen
-        )
+        chosen["position_embedding"] = {"type": row.stock_type}
+        ours = row.model.from_pretrained(tmp_path, **chosen)
         assert (answer(ours(**inputs)) - expected).abs().max().item() <= largest
 
 
@@ -224,10 +221,7 @@ def test_half_precision_positions_are_exact(family, name):
     seam(model).register_forward_hook(lambda module, args, output: seen.append(output))
     if "input_ids" in inputs:  # half precision does not count beyond 256
         width = inputs["input_ids"].shape[1]
-        inputs = {
-            key: value.repeat(1, 40) if value.shape[1] == width else value
-            for key, value in inputs.items()
-        }
+        inputs = {n: v.repeat(1, 40) if v.shape[1] == width else v for n, v in inputs.items()}
     with torch.no_grad():
         model(**inputs)
         for key in ("pixel_values", "input_features"):
