@@ -94,12 +94,7 @@ def test_shift_of_positions_around_zero_is_half_as_wide(advise):
 def test_fine_grids_have_rope_or_the_settings_of_the_paper(advise):
     assert all_settings(one_size := advise("image", ["14"] * 3, 24)) == [
         {"type": "rope"},
-        {
-            "type": "cape",
-            "max_global_shift": 0.5,
-            "max_local_shift": 0.5,
-            "max_global_scale": 1.4,
-        },
+        {"type": "cape", "max_global_shift": 0.5, "max_local_shift": 0.5, "max_global_scale": 1.4},
     ]
     assert "mixed sizes (UniViT); after training at one size, sinpos" in one_size
     assert "millions of training images take cape" in one_size

@@ -22,12 +22,7 @@ from cape_plugins import (
 from cape_plugins.mathematics.augmentation import rank_seed
 from cape_plugins.settings.domains import DOMAINS
 from tests.reference import appendix_a
-from tests.support.core import (
-    default_dtype,
-    random_numbers_untouched,
-    valid_mask,
-    whole_positions,
-)
+from tests.support.core import default_dtype, random_numbers_untouched, valid_mask, whole_positions
 
 MANY = 4000
 

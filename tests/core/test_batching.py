@@ -5,11 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from cape_plugins.speech.batching import (
-    PaddingFreeBatches,
-    equal_length,
-    frame_nanoseconds,
-)
+from cape_plugins.speech.batching import PaddingFreeBatches, equal_length, frame_nanoseconds
 from cape_plugins.speech.features import log_mel
 
 RATE = 8000

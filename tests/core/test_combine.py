@@ -5,9 +5,7 @@ import re
 import pytest
 import torch
 
-from cape_plugins import (
-    combine,
-)
+from cape_plugins import combine
 
 CONTENT = torch.arange(24.0).view(2, 3, 4)
 

@@ -134,8 +134,7 @@ def test_exported_table_begins_anew_at_lengths_that_its_sample_did_not_have():
 
 
 @pytest.mark.parametrize(
-    ("options", "blocks"),
-    [({}, False), ({"beyond": "zero", "values": True, "num_heads": 2}, True)],
+    ("options", "blocks"), [({}, False), ({"beyond": "zero", "values": True, "num_heads": 2}, True)]
 )
 def test_compiled_relative_attention_computes_the_same(monkeypatch, options, blocks):
     if blocks:

@@ -190,10 +190,7 @@ def test_models_that_turn_queries_and_keys_refuse_types_without_a_rotary_form(na
         PositionConfig(name, "text", ROTARY)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("max_global_shift", 5), ("relative_context", 4)],
-)
+@pytest.mark.parametrize(("option", "value"), [("max_global_shift", 5), ("relative_context", 4)])
 def test_options_that_change_no_distance_are_refused_where_queries_are_turned(option, value):
     reason = "relative keys are another" if option == "relative_context" else "only distances count"
     with pytest.raises(ValueError, match=rf"{option}=.*{reason}"):

@@ -10,13 +10,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from cape_plugins import (
-    DOMAINS,
-    PositionConfig,
-    Sinusoid,
-    build_position_encoder,
-    patch_positions,
-)
+from cape_plugins import DOMAINS, PositionConfig, Sinusoid, build_position_encoder, patch_positions
 from cape_plugins.mathematics.encodings import FREQUENCIES, LAYOUTS
 from tests.reference import appendix_a
 from tests.support.core import default_dtype

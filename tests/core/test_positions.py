@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cape_plugins import (
-    frame_positions,
-    patch_positions,
-    token_position_at,
-    token_positions,
-)
+from cape_plugins import frame_positions, patch_positions, token_position_at, token_positions
 from cape_plugins.settings.domains import DOMAINS
 from tests.reference.appendix_a import patch_grid
 from tests.support.core import (

@@ -7,11 +7,7 @@ import math
 import pytest
 import torch
 
-from cape_plugins import (
-    PositionConfig,
-    coordinate_positions,
-    token_positions,
-)
+from cape_plugins import PositionConfig, coordinate_positions, token_positions
 from cape_plugins.mathematics.encoder import SIDES
 from cape_plugins.settings.config import ARCHITECTURES
 from cape_plugins.speech.subsampling import subsampled_positions

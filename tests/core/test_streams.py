@@ -179,10 +179,7 @@ def test_damaged_streams_are_refused(name):
             function(data)
 
 
-OPPOSITE = {
-    "weaker by a tenth": (NOISE, -0.9 * NOISE),
-    "a sample late": (TONE, -np.roll(TONE, 1)),
-}
+OPPOSITE = {"weaker by a tenth": (NOISE, -0.9 * NOISE), "a sample late": (TONE, -np.roll(TONE, 1))}
 
 
 @pytest.mark.parametrize("format", ["WAV", "MP3"])

@@ -3,12 +3,7 @@
 import pytest
 import torch
 
-from cape_plugins import (
-    PositionConfig,
-    build_position_encoder,
-    draw_local,
-    timed_frame_positions,
-)
+from cape_plugins import PositionConfig, build_position_encoder, draw_local, timed_frame_positions
 from cape_plugins.speech.batching import equal_length, frame_nanoseconds
 from cape_plugins.speech.features import WINDOW_SECONDS, log_mel
 from cape_plugins.speech.subsampling import ConvSubsampler, subsampled_lengths, subsampled_positions
