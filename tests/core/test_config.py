@@ -57,6 +57,8 @@ DEFAULTS = [
     ("relpos", "audio", "encoder", {"relative_context": 919, "layers": "all"}),
     ("nopos", "text", "seq2seq", {"relative_context": 0, "source_bos": False}),
     ("abspos", "image", "encoder", {"relative_context": 0}),
+    ("cape", "video", "encoder", {"seconds_per_frame": 4 / 30}),
+    ("abspos", "video", "encoder", {"seconds_per_frame": 0}),
 ]
 
 

@@ -207,10 +207,3 @@ def test_a_reader_that_has_enough_is_no_error(monkeypatch):
         monkeypatch.setattr(sys, "stdout", pipe)
         assert main(["flags"]) == 0
         pipe.write("the rest, which Python flushes at exit")
-
-
-def test_seconds_between_frames_need_an_axis_of_time():
-    with pytest.raises(ValueError, match=r"needs a grid with time \(domain 'video'\), the domain"):
-        PositionConfig("cape", "image", seconds_per_frame=0.1)
-    assert PositionConfig("cape", "video").seconds_per_frame == 4 / 30
-    assert PositionConfig("abspos", "video").seconds_per_frame == 0

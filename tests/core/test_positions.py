@@ -94,12 +94,6 @@ def test_tubelets_stand_at_their_seconds_from_the_middle_of_the_clip():
     assert positions.at_centres().coords[0, :2].tolist() == [[-0.5, 0.0, -0.25], [0.5, 0.0, -0.25]]
 
 
-@pytest.mark.parametrize("seconds", [0.0, -0.25, float("inf"), float("nan")])
-def test_seconds_that_are_no_distance_are_refused(seconds):
-    with pytest.raises(ValueError, match=rf"seconds={seconds} is not allowed; allowed: > 0"):
-        patch_positions(3, 2, 2, seconds=seconds)
-
-
 def test_gamma_stretches_the_grid():
     positions = patch_positions(3, 3)
     (plain, step), (wide, wide_step) = (

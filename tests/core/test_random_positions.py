@@ -97,12 +97,6 @@ def test_source_and_target_share_one_function_of_the_index(name, alpha):
                 assert coords[row, i].item() == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_shared_draw_without_a_common_count_is_refused():
-    encoder = make_encoder("rfs", architecture="seq2seq", source_scale=1)
-    with pytest.raises(ValueError, match=r"synchronize=True.*draw\.covering"):
-        encoder(make_positions("text"), encoder.draw(BATCH))
-
-
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_evaluation_draws_where_that_is_asked_for(name):
     encoder, positions = make_encoder(name, random_evaluation=True).eval(), make_positions("text")
@@ -144,21 +138,6 @@ def test_a_table_is_linear_between_its_rows():
     torch.testing.assert_close(result[0], expected)
     result.sum().backward()
     torch.testing.assert_close(table.grad, uses[:, None].expand(9, 8))
-
-
-@pytest.mark.parametrize("name", SAMPLED_TYPES)
-def test_grids_are_refused_with_the_reason(name):
-    with pytest.raises(
-        ValueError, match=rf"'{name}'.*sequence.*'image' are a grid.*cape.*\. Choose"
-    ):
-        PositionConfig(name, "image")
-
-
-def test_a_table_needs_rows():
-    with pytest.raises(
-        ValueError, match=r"learned_table=True has no rows; allowed: max_position >= 1"
-    ):
-        PositionConfig("rfs", max_position=0, learned_table=True)
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)

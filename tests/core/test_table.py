@@ -10,7 +10,6 @@ from cape_plugins import (
     PositionConfig,
     PositionTable,
     build_position_encoder,
-    coordinate_positions,
     token_positions,
 )
 from tests.support.core import valid_mask
@@ -80,9 +79,3 @@ def test_weights_begin_with_the_deviation_asked_for():
     assert list(encoder.state_dict()) == ["encoding.weight"]
     assert encoder.encoding.weight.requires_grad
     assert "size=(2, 3)" in repr(PositionTable(4, (2, 3)))
-
-
-def test_coordinates_without_an_index_are_refused():
-    encoder = make_table_encoder("text", 4)
-    with pytest.raises(ValueError, match="abspos|table"):
-        encoder(coordinate_positions(torch.rand(2, 3, 1)))
