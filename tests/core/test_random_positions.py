@@ -84,10 +84,8 @@ def test_source_and_target_share_one_function_of_the_index(name, alpha):
     ]
     for row in range(BATCH):
         lengths = [int(mask[row].sum()) for mask in masks]
-        count = max(
-            math.ceil(scale * (length - 1)) + 1
-            for scale, length in zip(spans, lengths, strict=True)
-        )
+        ends = [scale * (n - 1) for scale, n in zip(spans, lengths, strict=True)]
+        count = math.ceil(max(ends)) + 1
         taken = sorted(draw.order[row, :count].tolist())
         for coords, scale, length in zip(results, spans, lengths, strict=True):
             for i in range(length):
@@ -142,18 +140,14 @@ def test_a_table_is_linear_between_its_rows():
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_an_input_longer_than_the_range_is_refused_in_training(name):
-    encoder = make_encoder(name, max_position=5)
-    positions = token_positions(torch.ones(2, 6, dtype=torch.bool))
+    encoder, positions = make_encoder(name, max_position=5), make_positions("text")
     with pytest.raises(ValueError, match=r"max_position=5 .*an input of 6 positions.*>= 6\. Set"):
-        encoder(positions, encoder.draw(2))
-    assert encoder.eval()(positions).shape == (2, 6, 8)  # of any length
-
-
-def test_alpha_counts_for_the_longest_input():
+        encoder(positions, encoder.draw(BATCH))
+    assert encoder.eval()(positions).shape == (BATCH, 6, 8)  # of any length
     settings = {"architecture": "seq2seq", "source_scale": 1.5, "synchronize": False}
-    encoder = make_encoder("rfs", max_position=7, **settings)
+    encoder = make_encoder(name, max_position=7, **settings)
     with pytest.raises(ValueError, match=r"6 positions, times the source scale 1.5.*>= 9"):
-        encoder(token_positions(torch.ones(1, 6, dtype=torch.bool)), encoder.draw(1))
+        encoder(positions, encoder.draw(BATCH))
 
 
 def test_coordinates_that_are_not_counted_are_refused_in_training():

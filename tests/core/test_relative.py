@@ -58,9 +58,8 @@ def gradients(output, tensors):
 
 def assert_same(actual, expected, tensors):
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
-    pairs = zip(gradients(actual, tensors), gradients(expected, tensors), strict=True)
-    for a, b in pairs:
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    pairs = gradients(actual, tensors), gradients(expected, tensors)
+    torch.testing.assert_close(*pairs, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("context", "offset", "keys"), PLACES)
@@ -178,8 +177,6 @@ def test_half_precision_is_close_to_float32(dtype):
     torch.testing.assert_close(auto.float(), expected, atol=0.05, rtol=0.05)
     gradients(auto, list(positions.parameters()))
 
-
-# ---- between patches -----------------------------------------------------------------------------
 
 # (context, patches)
 GRIDS = ((1, (1, 1)), (1, (2, 3)), (7, (2, 3)), (1, (1, 4)), (1, (2, 3, 2)))
