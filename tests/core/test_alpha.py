@@ -246,5 +246,5 @@ def test_counts_equal_fairseq_preprocess(tmp_path, run_cli, implementation):
     assert count_binarized(data, "de", "en") == expected
     assert count_text_files(tmp_path / "train.de", tmp_path / "train.en") == expected
     log = (data / "preprocess.log").read_text(encoding="utf-8")
-    logged = re.findall(r"\[(de|en)\] .*: 100 sents, (\d+) tokens", log)
-    assert logged == [("de", str(expected.source)), ("en", str(expected.target))]
+    logged = dict(re.findall(r"\[(de|en)\] .*: 100 sents, (\d+) tokens", log))
+    assert logged == {"de": str(expected.source), "en": str(expected.target)}
