@@ -1,7 +1,5 @@
-"""Drawing and applying of augmentation: ranges that are reached and never exceeded, the log-uniform
-scale, numbers that are shared or independent, the order that local shifts keep, the order of
-operations, the numpy code of the appendix with injected draws, and no random numbers if nothing is
-drawn."""
+"""Drawing and applying of augmentation: distributions, what is shared or independent, the order of
+operations, and the numpy code of the appendix with injected draws."""
 
 import math
 

@@ -1,6 +1,5 @@
-"""torch.compile compiles the whole core without a graph break and with equal results, and so does
-torch.export, also through a file. Nothing reads a value back from the device, as fake tensors,
-which have no values, show."""
+"""torch.compile and torch.export take the whole core without a graph break and with equal results,
+and nothing reads a value back from the device, as fake tensors show."""
 
 from functools import partial
 

@@ -1,6 +1,5 @@
-"""Positions: padding on either side and other samples of the batch do not matter, alpha scales the
-index and not the origin, frames are at their times and patches on the grid of the paper, and
-positions are always float32."""
+"""Positions of tokens, frames and patches, worked out by hand, whatever the padding, the other
+samples of the batch and the default dtype."""
 
 import math
 

@@ -1,6 +1,5 @@
-"""Relative attention against two slow references, the numpy loop over queries and keys and the
-T x T x d formula in torch, which has gradients: for every combination of options, with masks,
-offsets and dropout, in texts and between patches."""
+"""Relative attention against two slow references, the numpy loop and the T x T x d formula in
+torch, which has gradients: for every combination of options, in texts and between patches."""
 
 import itertools
 import math

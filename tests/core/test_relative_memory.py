@@ -1,6 +1,5 @@
-"""Relative attention on long inputs: no T x T x d tensor is ever created, memory is linear in the
-context, and blocks of queries give the same results as one pass, including gradients and
-dropout."""
+"""Relative attention on long inputs: no T x T x d tensor is ever created, and blocks of queries
+give the same results as one pass."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""The learned table: it begins again exactly after its last row; resizing is bicubic, and changes
-nothing at the same size; gradients reach every row; and, as an encoding, it supports every kind of
+"""The learned table: rows that wrap around, bicubic resizing, gradients, and every kind of
 positions."""
 
 import pytest
