@@ -38,17 +38,18 @@ def stack_positions(config, positions):
     return build_stack_positions(config, HEAD_DIM, HEADS)(encoder, positions)
 
 
-def attend(config, positions, draw=None, encoder=None):
+def attend(config, positions, draw=None, query_positions=None, encoder=None):
     """Outputs of one layer of attention for random queries, keys and values."""
     generator = torch.Generator().manual_seed(0)
     encoder = encoder or build_position_encoder(config, 8).eval()
     stack = build_stack_positions(config, HEAD_DIM, HEADS, encoder.unit)
     torch.manual_seed(0)
     bias = build_layer_bias(config, HEADS, encoder.unit, config.architecture == "decoder")
-    attention = stack(encoder, positions, draw, random=encoder.draws)
+    attention = stack(encoder, positions, draw, query_positions, random=encoder.draws)
     samples, length = attention.key.shape[:2]
     shape = (max(samples, 2), HEADS, length, HEAD_DIM)
     query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
+    query = query[:, :, -attention.query.shape[1] :]
     turned_query, turned_key = attention.turn(query, key)
     scores = turned_query @ turned_key.mT
     layer_bias = attention.bias_of(bias, query, key)
@@ -123,6 +124,15 @@ def test_moving_all_positions_changes_nothing(where):
     torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
     stretched = attend(config, coordinate_positions(2 * coords))
     assert not torch.allclose(here, stretched, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_queries_at_the_end_see_what_they_see_among_all(name):
+    """As in incremental decoding."""
+    config = PositionConfig(name, "text", "decoder")
+    whole = attend(config, token_position_at(0, length=7))
+    last = attend(config, token_position_at(0, length=7), None, token_position_at(5, length=2))
+    torch.testing.assert_close(last, whole[:, :, 5:])
 
 
 @pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
