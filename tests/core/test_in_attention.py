@@ -135,6 +135,24 @@ def test_queries_at_the_end_see_what_they_see_among_all(name):
     torch.testing.assert_close(last, whole[:, :, 5:])
 
 
+@pytest.mark.parametrize("name", IN_ATTENTION)
+def test_padding_on_either_side_is_not_counted(name):
+    config = PositionConfig(name, "text")
+    encoder = build_position_encoder(config, 8).eval()
+    valid = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 0]]).bool()
+    attention = build_stack_positions(config, HEAD_DIM, HEADS)(encoder, token_positions(valid))
+    x = torch.zeros(3, HEADS, 5, HEAD_DIM)
+    x.transpose(1, 2)[valid] = torch.randn(3, HEADS, HEAD_DIM).repeat(3, 1, 1)
+    query, key = attention.turn(x, x)
+    scores = query @ key.mT
+    if (bias := attention.bias_of(build_layer_bias(config, HEADS), x, x)) is not None:
+        scores = scores + bias
+    first, *others = (score[:, rows][:, :, rows] for score, rows in zip(scores, valid, strict=True))
+    for other in others:
+        torch.testing.assert_close(other, first)
+    assert not torch.allclose(first[:, 0, 1:2], first[:, 1, 2:])
+
+
 @pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
 def test_augmentation_that_moves_nothing_is_the_plain_type_bit_for_bit(name, domain):
     positions = coordinate_positions(coordinates(domain))
