@@ -1,7 +1,5 @@
-"""Samples that training does not augment (augment_probability): their share; all parts of the
-augmentation leave the same samples out, on source and target; probability 0 equals no augmentation
-and probability 1 draws no more random numbers, bit for bit. test_options.py tests that values which
-are no probability are refused."""
+"""Samples that training does not augment: their share, and that all parts of the augmentation leave
+the same samples out. test_options.py has the values that are no probability."""
 
 import math
 from functools import partial
@@ -29,14 +27,12 @@ from tests.support.core import (
 from tests.support.expected import EXPECTED, MOVED
 
 MANY = 4000
-NO_MOVES = {"max_local_shift": 0, "max_global_scale": 1}
-HALF = {"augment_probability": 0.5}
 NUMBERS = torch.arange(6.0)[None, :, None]  # where evaluation has the tokens
 FEW, MANY_OF_200 = 60, 140  # bounds on the augmented samples of 200, six standard deviations
 
 
 def half_encoder(name, domain="text", **settings):
-    return reading_coords(make_encoder(name, domain, **{**HALF, **settings}))
+    return reading_coords(make_encoder(name, domain, augment_probability=0.5, **settings))
 
 
 @pytest.mark.parametrize(("name", "domain"), RANDOM)
@@ -147,8 +143,9 @@ def test_probability_0_is_no_augmentation_bit_for_bit(name, domain):
     """Outputs and random numbers; sinpos, but for the mean, or the type that nothing moves."""
     encoder, positions = make_encoder(name, domain, augment_probability=0), make_positions(domain)
     plain = MOVED[name]["type"] if name in MOVED else "sinpos"
-    zero = NO_MOVES if name in MOVED else EXPECTED[name].zero
-    zero = {k: v for k, v in zero.items() if k != "mean_normalize"}
+    zero = {"max_local_shift": 0, "max_global_scale": 1}
+    if name not in MOVED:
+        zero = {k: v for k, v in EXPECTED[name].zero.items() if k != "mean_normalize"}
     assert not encoder.config.random
     assert not encoder.draws
     with random_numbers_untouched():

@@ -1,7 +1,5 @@
-"""Drawing and applying of augmentation: ranges that are reached and never exceeded, the log-uniform
-scale, numbers that are shared or independent, the order that local shifts keep, the order of
-operations, the numpy code of the appendix with injected draws, and no random numbers if nothing is
-drawn."""
+"""Drawing and applying of augmentation: distributions, what is shared or independent, the order of
+operations, and the numpy code of the appendix with injected draws."""
 
 import math
 
@@ -22,12 +20,7 @@ from cape_plugins import (
 from cape_plugins.mathematics.augmentation import rank_seed
 from cape_plugins.settings.domains import DOMAINS
 from tests.reference import appendix_a
-from tests.support.core import (
-    default_dtype,
-    random_numbers_untouched,
-    valid_mask,
-    whole_positions,
-)
+from tests.support.core import default_dtype, random_numbers_untouched, valid_mask, whole_positions
 
 MANY = 4000
 

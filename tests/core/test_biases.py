@@ -1,10 +1,10 @@
 """Biases of the distance, ALiBi and FIRE, against slow computations."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from cape_plugins import (
     DOMAINS,
@@ -58,51 +58,6 @@ def test_alibi_is_minus_slope_times_distance(domain, directed):
         assert actual[b, h, i, j].item() == pytest.approx(-slope * distance, rel=1e-4, abs=1e-6)
 
 
-def slow_attention(states, weights, config):
-    """ALiBi by its formula: in float64, one query after another, head by head."""
-    query, key, value = ((states @ w.mT).unflatten(-1, (HEADS, HEAD_DIM)) for w in weights)
-    slopes, length = alibi_slopes(HEADS).tolist(), states.shape[1]
-    outputs = []
-    for b, i, h in torch.cartesian_prod(*map(torch.arange, (2, length, HEADS))).tolist():
-        scores = []
-        for j in range(length):
-            steeper = STEEPER if config.directed and (j < i) == (h % 2 == 0) else 1.0
-            product = query[b, i, h] @ key[b, j, h] * HEAD_DIM**-0.5
-            scores.append(product - slopes[h] * steeper * abs(i - j))
-        outputs.append(torch.stack(scores).softmax(0) @ value[b, :, h])
-    return torch.stack(outputs).view(2, length, -1)
-
-
-@pytest.mark.parametrize("directed", [False, True])
-def test_attention_under_the_bias_of_alibi_has_the_gradients_of_its_formula(directed):
-    """Outputs, and gradients of the inputs and of the projections of queries, keys and values."""
-    config = PositionConfig("alibi", directed=directed)
-    encoder = build_position_encoder(config, 8).eval()
-    attention = build_stack_positions(config, HEAD_DIM, HEADS)(
-        encoder, token_positions(torch.ones(2, 5).bool())
-    )
-    width = HEADS * HEAD_DIM
-    drawn = torch.randn(2, 5, 7), *torch.randn(3, width, 7).div(3), torch.randn(2, 5, width)
-
-    def results(dtype, attend):
-        states, *weights, readout = (part.to(dtype, copy=True) for part in drawn)
-        leaves = [part.requires_grad_() for part in (states, *weights)]
-        output = attend(states, weights)
-        return [output, *torch.autograd.grad((output * readout).sum(), leaves)]
-
-    def attend(states, weights):
-        parts = ((states @ w.mT).unflatten(-1, (HEADS, HEAD_DIM)) for w in weights)
-        query, key, value = (part.transpose(1, 2) for part in parts)
-        query, key = attention.turn(query, key)
-        bias = attention.bias_of(None, query, key)
-        return scaled_dot_product_attention(query, key, value, bias).transpose(1, 2).flatten(2)
-
-    actual = results(torch.float32, attend)
-    expected = results(torch.float64, lambda *parts: slow_attention(*parts, config))
-    for ours, theirs in zip(actual, expected, strict=True):
-        torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-5)
-
-
 def slow_fire(module, query, key):
     """FIRE as in the paper's equation, in float64, the net run on each pair."""
     double = FireBias(HEADS, query.shape[-1], module.unit, module.causal).double()
@@ -129,20 +84,15 @@ def test_fire_is_the_net_of_the_paper(num_coords, causal, reach):
     with torch.no_grad():
         module.hidden.weight[0] = 0.0  # a unit without a knot
         module.sharpness.fill_(-0.3)  # an optimizer may go below zero
-    query = reach * torch.rand(2, 7, num_coords)
-    key = reach * torch.rand(2, 5, num_coords)
+    query, key = (reach * torch.rand(2, length, num_coords) for length in (7, 5))
     actual = module(query, key)
     double, expected = slow_fire(module, query, key)
     torch.testing.assert_close(actual, expected.float(), rtol=1e-4, atol=1e-5)
     weights = torch.randn(actual.shape)
     (actual * weights).sum().backward()
     (expected * weights.double()).sum().backward()
-    for (name, parameter), other in zip(
-        module.named_parameters(), double.parameters(), strict=True
-    ):
-        torch.testing.assert_close(
-            parameter.grad, other.grad.float(), rtol=1e-3, atol=1e-4, msg=name
-        )
+    for ours, theirs in zip(module.parameters(), double.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad.float(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -164,16 +114,14 @@ def test_fire_of_evenly_spaced_positions_is_fire_of_each_pair(domain, causal, mo
         Positions(torch.tensor([0.0, 1, 0, 1, 2]).view(1, -1, 1), in_steps=True),
     ]
     if row.grid:
-        batches = [
-            patch_positions(*range(2, 2 + row.num_coords)),
-            patch_positions(*[1] * row.num_coords),
-        ]
+        sizes = range(2, 2 + row.num_coords), [1] * row.num_coords
+        batches = [patch_positions(*size) for size in sizes]
     for positions in batches:
-        generators = (torch.Generator().manual_seed(4) for _ in range(2))
-        drawn = {"random": encoder.draws, "generator": next(generators)}
-        attention = stack(encoder, positions, draw, **drawn)
-        drawn["generator"] = next(generators)
-        coords = encoder.coordinates(positions, draw, **drawn).expand(3, -1, -1)
+        attention, coords = (
+            place(positions, draw, random=encoder.draws, generator=torch.Generator().manual_seed(4))
+            for place in (partial(stack, encoder), encoder.coordinates)
+        )
+        coords = coords.expand(3, -1, -1)
         module = build_layer_bias(encoder.config, HEADS, causal=causal)
         double, expected = slow_fire(module, coords, coords)
         x = torch.zeros(3, HEADS, coords.shape[1], HEAD_DIM)

@@ -5,9 +5,7 @@ import re
 import pytest
 import torch
 
-from cape_plugins import (
-    combine,
-)
+from cape_plugins import combine
 
 CONTENT = torch.arange(24.0).view(2, 3, 4)
 
@@ -22,20 +20,12 @@ def test_adding_is_the_default_and_needs_no_embedding():
 @pytest.mark.parametrize("batch", [1, 2])
 def test_concatenated_embeddings_stand_behind_the_content(batch):
     embedding = torch.randn(batch, 3, 6)
-    joined = combine(CONTENT, embedding, "concat", 6)
-    assert joined.shape == (2, 3, 10)
-    assert torch.equal(joined[..., :4], CONTENT)
-    assert torch.equal(joined[..., 4:], embedding.expand(2, 3, 6))
-    assert torch.equal(joined, combine(CONTENT, embedding, "concat"))
-
-
-def test_without_embedding_the_channels_are_zero():
-    content = CONTENT.half()
-    joined = combine(content, None, "concat", dim=6)
-    assert joined.shape == (2, 3, 10)
-    assert joined.dtype == torch.float16
-    assert torch.equal(joined[..., :4], content)
-    assert not joined[..., 4:].any()
+    expected = torch.cat((CONTENT, embedding.expand(2, 3, 6)), -1)
+    assert torch.equal(combine(CONTENT, embedding, "concat", 6), expected)
+    assert torch.equal(combine(CONTENT, embedding, "concat"), expected)
+    zeros = combine(CONTENT.half(), None, "concat", dim=6)
+    assert zeros.dtype == torch.float16
+    assert torch.equal(zeros, torch.cat((CONTENT, torch.zeros(2, 3, 6)), -1).half())
 
 
 @pytest.mark.parametrize(

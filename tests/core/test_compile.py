@@ -1,6 +1,7 @@
-"""torch.compile compiles the whole core without a graph break and with equal results, and so does
-torch.export, also through a file. Nothing reads a value back from the device, as fake tensors,
-which have no values, show."""
+"""torch.compile and torch.export take the whole core without a graph break and with equal results,
+and nothing reads a value back from the device, as fake tensors show."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -134,46 +135,36 @@ def test_exported_table_begins_anew_at_lengths_that_its_sample_did_not_have():
 
 
 @pytest.mark.parametrize(
-    ("options", "blocks"),
-    [({}, False), ({"beyond": "zero", "values": True, "num_heads": 2}, True)],
+    ("options", "blocks"), [({}, False), ({"beyond": "zero", "values": True, "num_heads": 2}, True)]
 )
 def test_compiled_relative_attention_computes_the_same(monkeypatch, options, blocks):
     if blocks:
         monkeypatch.setattr(relative, "BLOCK_ELEMENTS", 2 * 5 * 4)
-    positions = RelativePositions(2, 4, **options)
-    query = torch.randn(2, 2, 5, 4, requires_grad=True)
-    padding = torch.zeros(2, 5, dtype=torch.bool)
-    padding[1, 3:] = True
-    causal = torch.ones(5, 5).triu(1).bool()
+    padding = torch.arange(5) >= torch.tensor([[5], [3]])
+    masks = {"attn_mask": torch.ones(5, 5).triu(1).bool(), "key_padding_mask": padding}
+    assert_compiled_attention_is_the_same(compiled, RelativePositions(2, 4, **options), 5, **masks)
+
+
+def assert_compiled_attention_is_the_same(compiler, positions, length, **inputs):
+    """Outputs and gradients."""
+    query = torch.randn(2, 2, length, 4, requires_grad=True)
 
     def forward(query):
-        return relative_attention(
-            query, query, query, positions, attn_mask=causal, key_padding_mask=padding
-        )[0]
+        return relative_attention(query, query, query, positions, **inputs)[0]
 
-    expected, actual = forward(query), compiled(forward)(query)
-    torch.testing.assert_close(actual, expected)
+    outputs = compiler(forward)(query), forward(query)
+    torch.testing.assert_close(*outputs)
     parameters = [query, *positions.parameters()]
-    gradients = [torch.autograd.grad(output.sum(), parameters) for output in (actual, expected)]
+    gradients = [torch.autograd.grad(output.square().sum(), parameters) for output in outputs]
     torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.slow
 def test_inductor_takes_distances_between_patches():
     """Compiles with inductor, as users do; the tests above stop before kernels are made."""
+    inductor = partial(torch.compile, fullgraph=True)
     positions, patches = RelativeGridPositions(2, 4), (3, 4)
-    query = torch.randn(2, 2, 1 + 12, 4, requires_grad=True)
-
-    def forward(query):
-        return relative_attention(query, query, query, positions, patches=patches)[0]
-
-    expected, actual = forward(query), torch.compile(forward, fullgraph=True)(query)
-    torch.testing.assert_close(actual, expected)
-    parameters = [query, *positions.parameters()]
-    gradients = [
-        torch.autograd.grad(output.square().sum(), parameters) for output in (actual, expected)
-    ]
-    torch.testing.assert_close(*gradients)
+    assert_compiled_attention_is_the_same(inductor, positions, 1 + 12, patches=patches)
 
 
 def test_reading_a_value_would_be_noticed():

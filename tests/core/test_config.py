@@ -57,6 +57,8 @@ DEFAULTS = [
     ("relpos", "audio", "encoder", {"relative_context": 919, "layers": "all"}),
     ("nopos", "text", "seq2seq", {"relative_context": 0, "source_bos": False}),
     ("abspos", "image", "encoder", {"relative_context": 0}),
+    ("cape", "video", "encoder", {"seconds_per_frame": 4 / 30}),
+    ("abspos", "video", "encoder", {"seconds_per_frame": 0}),
 ]
 
 
@@ -117,25 +119,20 @@ def test_random_is_true_if_anything_is_drawn():
         assert PositionConfig(name, max_position=1).random
 
 
-def with_scale(value):
-    return PositionConfig("cape", architecture="seq2seq", source_scale=value)
+def test_alpha_is_the_ratio_as_given_and_raises_where_nobody_counted():
+    def with_scale(value):
+        return PositionConfig("cape", architecture="seq2seq", source_scale=value)
 
-
-def test_alpha_is_the_ratio_as_given():
     assert with_scale("470049/454234").alpha == 470049 / 454234
     assert with_scale("470049/454234").source_scale == "470049/454234"  # two exact integers
     assert with_scale(1.05).alpha == 1.05
     assert PositionConfig("sinpos").alpha == 1.0
     for scale in (1, 1.0, "1.0", "7/7"):
         assert with_scale(scale).source_scale == "1"
-
-
-@pytest.mark.parametrize("scale", ["auto", "auto-no-eos"])
-def test_alpha_that_nobody_counted_raises(scale):
-    with pytest.raises(
-        ValueError, match=rf"source_scale='{scale}'.*number > 0.*cape-plugins alpha"
-    ):
-        _ = with_scale(scale).alpha
+    for scale in ("auto", "auto-no-eos"):
+        message = rf"source_scale='{scale}'.*number > 0.*cape-plugins alpha"
+        with pytest.raises(ValueError, match=message):
+            _ = with_scale(scale).alpha
 
 
 @pytest.mark.parametrize(("domain", "architecture"), COMBINATIONS)
@@ -181,48 +178,27 @@ def test_changes_are_those_that_show_outside_of_training():
     assert drawn.changes(drawn.replace(max_position=512)) == {"max_position": (2048, 512)}
 
 
-# ---- models that turn queries and keys by their positions ----------------------------------------
-
-
 @pytest.mark.parametrize("name", sorted(TYPES.keys() - ROTARY_TYPES.keys()))
 def test_models_that_turn_queries_and_keys_refuse_types_without_a_rotary_form(name):
     with pytest.raises(ValueError, match=rf"{name}.*turns queries and keys.*nopos, rope, cape"):
         PositionConfig(name, "text", ROTARY)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("max_global_shift", 5), ("relative_context", 4)],
-)
-def test_options_that_change_no_distance_are_refused_where_queries_are_turned(option, value):
-    reason = "relative keys are another" if option == "relative_context" else "only distances count"
-    with pytest.raises(ValueError, match=rf"{option}=.*{reason}"):
-        PositionConfig("cape", "text", ROTARY, **{option: value})
-
-
-def encoder(name, **settings):
-    return build_position_encoder(PositionConfig(name, "text", ROTARY, **settings), 16)
-
-
-RAW = Positions(torch.arange(9.0).view(1, 9, 1), in_steps=True)
-
-
 @pytest.mark.parametrize("name", ROTARY_TYPES)
-def test_coordinates_are_the_raw_positions_in_evaluation(name):
-    module = encoder(name).eval()
-    assert module(RAW) is None  # nothing is added
-    assert module.draw(3) is None
-    assert torch.equal(module.coordinates(RAW), RAW.rows)
-
-
-def test_coordinates_are_scaled_per_sample_and_shifted_in_order():
-    module = encoder("cape", max_global_scale=2.0).train()
-    draw = module.draw(5)
-    assert draw.shift is None
-    coords = module.coordinates(RAW, draw, random=True)[..., 0]
-    assert coords.shape == (5, 9)
-    assert (coords.diff(dim=1) > 0).all()
-    shift = coords / draw.scale[..., 0] - RAW.rows[..., 0]
-    assert shift.abs().max() <= 0.5
-    assert (draw.scale >= 0.5).all()
-    assert (draw.scale <= 2).all()
+def test_coordinates_of_rotary_models_are_raw_in_evaluation_and_moved_in_training(name):
+    settings = {"max_global_scale": 2.0} if name == "cape" else {}
+    config = PositionConfig(name, "text", ROTARY, **settings)
+    encoder = build_position_encoder(config, 16).eval()
+    raw = Positions(torch.arange(9.0).view(1, 9, 1), in_steps=True)
+    assert encoder(raw) is None  # nothing is added
+    assert encoder.draw(3) is None
+    assert torch.equal(encoder.coordinates(raw), raw.rows)
+    if name == "cape":  # scaled for each sample, and shifted in order
+        draw = encoder.train().draw(5)
+        assert draw.shift is None
+        coords = encoder.coordinates(raw, draw, random=True)[..., 0]
+        assert coords.shape == (5, 9)
+        assert (coords.diff(dim=1) > 0).all()
+        shift = coords / draw.scale[..., 0] - raw.rows[..., 0]
+        assert shift.abs().max() <= 0.5
+        assert 0.5 <= draw.scale.min() <= draw.scale.max() <= 2

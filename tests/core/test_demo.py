@@ -1,9 +1,9 @@
-"""The control experiment through its command line: the direction of its result, its tasks, its
-files, and inputs that it refuses."""
+"""The control experiment through its command line: results, tasks, files, and inputs it refuses."""
 
 import contextlib
 import csv
 import io
+import itertools
 import re
 
 import pytest
@@ -50,25 +50,20 @@ def test_augmented_positions_reach_beyond_training_and_others_do_not(tmp_path, m
 def test_label_is_the_symbol_at_a_lag(domain):
     symbols, labels, scored = TASKS[domain].batch(3, 9, torch.Generator().manual_seed(1))
     assert scored.tolist() == [position >= LAG for position in range(9)]
-    for row in range(3):
-        for position in range(LAG, 9):
-            assert labels[row, position] == symbols[row, position - LAG]
+    assert torch.equal(labels[:, LAG:], symbols[:, :-LAG])
 
 
 @pytest.mark.parametrize("side", [4, 12])
 def test_label_of_a_patch_is_the_symbol_of_the_cell_up_and_left(side):
-    symbols, labels, scored = (
-        part.unflatten(-1, (side, side))
-        for part in TASKS["image"].batch(3, side, torch.Generator().manual_seed(1))
-    )
+    batch = TASKS["image"].batch(3, side, torch.Generator().manual_seed(1))
+    symbols, labels, scored = (part.unflatten(-1, (side, side)) for part in batch)
     width = side // CELLS
-    for row in range(side):
-        for column in range(side):
-            assert scored[row, column] == (min(row, column) >= width)
-            cell = symbols[:, row // width * width, column // width * width]
-            assert torch.equal(symbols[:, row, column], cell)
-            if scored[row, column]:
-                assert torch.equal(labels[:, row, column], symbols[:, row - width, column - width])
+    for row, column in itertools.product(range(side), repeat=2):
+        assert scored[row, column] == (min(row, column) >= width)
+        cell = symbols[:, row // width * width, column // width * width]
+        assert torch.equal(symbols[:, row, column], cell)
+        if scored[row, column]:
+            assert torch.equal(labels[:, row, column], symbols[:, row - width, column - width])
 
 
 @pytest.mark.parametrize("domain", TASKS)
@@ -81,9 +76,8 @@ def test_training_reaches_the_largest_test(domain):
         if not config.random:
             continue
         encoder = Labeller(config, 8).encode  # the table is not asked
-        train, test = (
-            task.positions(512, size, torch.device("cpu")) for size in (task.train, task.tests[-1])
-        )
+        sizes, cpu = (task.train, task.tests[-1]), torch.device("cpu")
+        train, test = (task.positions(512, size, cpu) for size in sizes)
         drawn = encoder.coordinates(train, encoder.draw(512), random=True)
         used = encoder.eval().coordinates(test)
         slack = 0.05 * (used.max() - used.min())
@@ -177,22 +171,6 @@ def test_other_options_of_a_type_are_a_switch_as_well(tmp_path, monkeypatch):
     assert f"{narrow}, 0 updates after {wide}" in {key[0] for key in errors}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["sinpos", "--switch-updates", "10 %"], "--switch-updates 10 % is not allowed; allowed:"),
-        (["sinpos", "--compare", "sinpos"], "--switch-from sinpos is among the types of --compare"),
-        (["sinpos", "--switch-rate", "0"], "--switch-rate: '0' is not allowed; allowed: above 0"),
-        (["sinus"], "--switch-from sinus is unknown; allowed: nopos"),
-    ],
-)
-def test_switches_that_cannot_be_are_refused(words, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        demo(tmp_path, "--switch-from", *words)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_it_writes_table_page_and_picture(quick):
     folder, out, err = quick
     assert {key[:2] for key in scores(folder)} == {
@@ -228,29 +206,31 @@ def test_every_domain_trains(domain, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "messages"),
+    ("words", "message"),
     [
-        (("--compare", "rotary"), ("--compare rotary is unknown", "choose one")),
-        (("--compare", "cape:max_offset=1"), ("position embedding cape:max_offset=1", "no effect")),
+        ("--compare rotary", "--compare rotary is unknown.*choose one"),
+        ("--compare cape:max_offset=1", "position embedding cape:max_offset=1.*no effect"),
+        ("--compare cape --position-max-global-shift 1", "leave --compare out to train one"),
+        ("--seeds 0", "--seeds.*'0'.*at least 1"),
+        ("--device nonsense", "--device nonsense.*give cpu"),
+        ("--output /nowhere/such", "--output /nowhere/such.*make the folder"),
+        (f"--output {__file__}", f"--output {__file__}.*no folder that can be written to"),
         (
-            ("--compare", "cape", "--position-max-global-shift", "1"),
-            ("leave --compare out to train one",),
+            "--switch-from sinpos --switch-updates 10%%",
+            "-updates 10%% is not allowed; allowed:",
         ),
-        (("--seeds", "0"), ("--seeds", "'0'", "at least 1")),
-        (("--device", "nonsense"), ("--device nonsense", "give cpu")),
-        (("--output", "/nowhere/such"), ("--output /nowhere/such", "make the folder")),
-        (("--output", __file__), (f"--output {__file__}", "no folder that can be written to")),
+        ("--switch-from sinpos --compare sinpos", "-from sinpos is among the types of --compare"),
+        ("--switch-from sinpos --switch-rate 0", "-rate: '0' is not allowed; allowed: above 0"),
+        ("--switch-from sinus", "--switch-from sinus is unknown; allowed: nopos"),
     ],
 )
-def test_mistakes_are_one_line_and_train_nothing(tmp_path, monkeypatch, capsys, words, messages):
+def test_mistakes_are_one_line_and_train_nothing(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "train_and_test", lambda job: pytest.fail("would train"))
     with pytest.raises(SystemExit, match="2"):
-        main(["demo", *words])
+        main(["demo", *words.split()])
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    for message in messages:
-        assert message in line
+    assert re.match(f"error: .*{message}", line)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,5 @@
-"""The position encoder in use: draws are required, shared and reproduced; zero maxima are bit for
-bit the plain sinusoid; padding, batch mates, dtype and evaluation, for every row of the registry
-and every domain."""
+"""The position encoder in use, for every row of the registry and every domain: draws, what is bit
+for bit the plain sinusoid, padding, batch mates, dtype and evaluation."""
 
 import pytest
 import torch
@@ -38,27 +37,20 @@ from tests.support.core import (
 from tests.support.expected import EXPECTED
 
 CPU = torch.device("cpu")
-SILENT = [name for name, row in TYPES.items() if not ENCODINGS[row.encoding].adds]
 
 
-@pytest.mark.parametrize(("name", "domain"), ADDING)
+@pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
 def test_only_random_types_in_training_need_a_draw(name, domain):
     encoder, positions = make_encoder(name, domain), make_positions(domain)
     if encoder.config.random:
-        with pytest.raises(ValueError, match=r"draw=encoder\.draw") as error:
+        with pytest.raises(ValueError, match=rf"'{name}'.*draw=encoder\.draw"):
             encoder(positions)
-        assert repr(name) in str(error.value)
-    else:
-        encoder(positions)
-    encoder(positions, encoder.draw(BATCH))
-
-
-@pytest.mark.parametrize("name", SILENT)
-def test_types_that_add_nothing_return_none(name):
-    encoder = make_encoder(name)
+        encoder(positions, encoder.draw(BATCH))
+        return
     with random_numbers_untouched():
-        assert encoder(make_positions("text"), encoder.draw(BATCH)) is None
-    assert not list(encoder.parameters())
+        result = encoder(positions, encoder.draw(BATCH))
+    assert (result is not None) == EXPECTED[name].adds
+    assert EXPECTED[name].adds or not list(encoder.parameters())
 
 
 @pytest.mark.parametrize(("name", "domain"), EVERYWHERE)
@@ -128,9 +120,8 @@ def test_offsets_count_grid_steps(domain):
 
 def test_source_and_target_share_the_draw_but_not_the_local_shift():
     settings = {"architecture": "seq2seq", "source_scale": 2.0, "max_global_scale": 1.4}
-    encoder, decoder = (
-        reading_coords(make_encoder("cape", side=side, **settings)) for side in SIDES
-    )
+    sides = [reading_coords(make_encoder("cape", side=side, **settings)) for side in SIDES]
+    encoder, decoder = sides
     positions = token_positions(torch.ones(50, 20, dtype=torch.bool))
     draw, other = encoder.draw(50), encoder.draw(50)
 
@@ -148,7 +139,7 @@ def test_source_and_target_share_the_draw_but_not_the_local_shift():
     assert abs(correlation) < 4 / 1000**0.5
     # the first tokens of both sides are where the draw puts them
     quiet = torch.zeros(50, 20, 1)
-    first = [side(positions, draw, quiet)[:, 0] for side in (encoder, decoder)]
+    first = [side(positions, draw, quiet)[:, 0] for side in sides]
     assert torch.equal(*first)
     assert torch.equal(first[0], draw.shift[:, 0] * draw.scale[:, 0])
 
@@ -209,14 +200,11 @@ def test_half_precision_is_float32_then_cast(domain, dtype):
     assert torch.equal(actual, expected.to(dtype))
 
 
-# ---- what else is in a batch does not matter -----------------------------------------------------
-
-ON_GRIDS = [pair for pair in ADDING if DOMAINS[pair[1]].grid]
-# Tables have rows for whole grids, not for some of their cells.
-PADDED = [p for p in ADDING if p not in ON_GRIDS or not ENCODINGS[TYPES[p[0]].encoding].counts]
-
-
-@pytest.mark.parametrize(("name", "domain"), PADDED)
+@pytest.mark.parametrize(
+    ("name", "domain"),
+    # tables have rows for whole grids, not for some of their cells
+    [p for p in ADDING if p[1] in SEQUENCES or not ENCODINGS[TYPES[p[0]].encoding].counts],
+)
 def test_rows_on_padding_are_zero(name, domain):
     encoder, positions = make_encoder(name, domain), make_positions(domain)
     if positions.valid is None:
@@ -228,38 +216,25 @@ def test_rows_on_padding_are_zero(name, domain):
         assert result[positions.valid].abs().sum(-1).ne(0).all()
 
 
-@pytest.mark.parametrize("name", [name for name, domain in ADDING if domain == "text"])
-def test_left_and_right_padded_tokens_get_the_same(name):
-    right, left = valid_mask(), valid_mask(left=True)
-    for start in (0.0, 2.0):
-        encoder = make_encoder(name, start=start).eval()
-        a = encoder(token_positions(right))
-        b = encoder(token_positions(left))
-        assert not torch.equal(a, b)
-        assert torch.equal(a[right], b[left])
-
-
-@pytest.mark.parametrize(("name", "domain"), [pair for pair in ADDING if pair not in ON_GRIDS])
+@pytest.mark.parametrize(("name", "domain"), [pair for pair in ADDING if pair[1] in SEQUENCES])
 def test_a_sample_alone_equals_the_sample_in_its_batch(name, domain):
     encoder, positions = make_encoder(name, domain), make_positions(domain)
     draw = encoder.draw(BATCH)
     local = torch.rand(BATCH, 6, 1) if encoder.config.max_local_shift else None
     batch = encoder(positions, draw, local)
     for row, length in enumerate(LENGTHS):
-        step = positions.step
+
+        def of_sample(part, length=None, row=row):
+            return part[row : row + 1, :length] if isinstance(part, torch.Tensor) else part
+
         alone = positions._replace(
             rows=positions.rows[:, :length],
-            step=step[row : row + 1] if isinstance(step, torch.Tensor) else step,
-            valid=positions.valid[row : row + 1, :length],
-            row_of=None if positions.row_of is None else positions.row_of[row : row + 1, :length],
+            step=of_sample(positions.step),
+            valid=of_sample(positions.valid, length),
+            row_of=of_sample(positions.row_of, length),
         )
-        fields = (
-            part[row : row + 1] if isinstance(part, torch.Tensor) else None
-            for part in draw or Draw()
-        )
-        result = encoder(
-            alone, Draw(*fields), None if local is None else local[row : row + 1, :length]
-        )
+        draw_alone = Draw(*map(of_sample, draw or Draw()))._replace(batch_size=None)
+        result = encoder(alone, draw_alone, of_sample(local, length))
         torch.testing.assert_close(result[0], batch[row, :length], atol=2e-4, rtol=0)
 
 

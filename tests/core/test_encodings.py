@@ -1,6 +1,5 @@
-"""Sinusoids: the papers' equations by hand and against the references, fairseq's own formula bit
-for bit, layouts that are permutations of each other, shift invariance, and float32 inside whatever
-the dtype, the autocast or the device of construction."""
+"""Sinusoids: the papers' equations by hand and against the references, formulas of hosts bit for
+bit, layouts, shift invariance, and float32 whatever the dtype, the autocast or the device."""
 
 import math
 import warnings
@@ -10,13 +9,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from cape_plugins import (
-    DOMAINS,
-    PositionConfig,
-    Sinusoid,
-    build_position_encoder,
-    patch_positions,
-)
+from cape_plugins import DOMAINS, PositionConfig, Sinusoid, build_position_encoder, patch_positions
 from cape_plugins.mathematics.encodings import FREQUENCIES, LAYOUTS
 from tests.reference import appendix_a
 from tests.support.core import default_dtype
@@ -233,6 +226,9 @@ def test_a_coarse_grid_is_warned_of_with_the_number_of_channels():
     """CIFAR-10 in patches of 4 pixels, with 128 channels: 42 %."""
     with pytest.warns(UserWarning, match=r"^54 of 128 channels .*gamma=0\.53 or less\.$"):
         built((8, 8))
+    with warnings.catch_warnings(), FakeTensorMode():  # a model without values
+        warnings.simplefilter("error")
+        built((8, 8))
 
 
 @pytest.mark.parametrize(
@@ -249,11 +245,4 @@ def test_no_other_grid_is_warned_of(size, options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         encoder = built(size, **options)
-        positions = patch_positions(2, 2)  # whatever comes, forwards are silent
-        encoder(positions, encoder.draw(2))
-
-
-def test_a_model_without_values_is_built_without_a_word():
-    with warnings.catch_warnings(), FakeTensorMode():
-        warnings.simplefilter("error")
-        built((8, 8))
+        encoder(patch_positions(2, 2), encoder.draw(2))  # forwards are silent

@@ -1,5 +1,6 @@
 """Log-mel frames against a slow numpy loop after the description of the released code."""
 
+import itertools
 import math
 
 import numpy as np
@@ -16,8 +17,7 @@ def slow(wave, rate, bins, hop, window):
     centres = np.linspace(0, mel(rate / 2), bins + 2)
     hamming = 0.54 - 0.46 * np.cos(2 * np.pi * np.arange(size) / (size - 1))
     rows = []
-    start, i = 0, 0
-    while start + size <= len(wave):
+    while (start := round(len(rows) * hop * rate)) + size <= len(wave):
         frame = wave[start : start + size].astype(np.float64) * 32768
         emphasised = frame.copy()
         for n in range(1, size):
@@ -34,8 +34,6 @@ def slow(wave, rate, bins, hop, window):
                 total += value * max(0.0, min(left, right))
             row.append(math.log(max(1.0, total)))
         rows.append(row)
-        i += 1
-        start = round(i * hop * rate)
     return np.array(rows)
 
 
@@ -60,31 +58,9 @@ def test_frames_are_normalised_over_the_whole_recording():
     assert log_mel(torch.zeros(1000), 8000, 12).abs().max() == 0.0  # silence is no 0 / 0
 
 
-BAD = [
-    (torch.zeros(199), {}, "199 samples.*at least 200"),
-    (torch.zeros(2, 1000), {}, r"shape \(2, 1000\).*one channel"),
-    (torch.full((1000,), math.nan), {}, "NaN"),
-    (torch.zeros(1000), {"hop_seconds": 0}, "hop_seconds=0 .*one sample"),
-    (torch.zeros(1000), {"window_seconds": 100}, "window_seconds=100"),
-]
-
-
-@pytest.mark.parametrize(("waveform", "options", "message"), BAD, ids=lambda value: str(value)[:30])
-def test_bad_input_is_refused(waveform, options, message):
-    with pytest.raises(ValueError, match=message):
-        log_mel(waveform, 8000, **options)
-
-
 def masked_runs(flags):
     """Lengths of the runs of True."""
-    runs, length = [], 0
-    for flag in [*flags.tolist(), False]:
-        if flag:
-            length += 1
-        elif length:
-            runs.append(length)
-            length = 0
-    return runs
+    return [len(list(run)) for masked, run in itertools.groupby(flags.tolist()) if masked]
 
 
 def test_spec_augment_follows_appendix_c2():
@@ -92,12 +68,9 @@ def test_spec_augment_follows_appendix_c2():
     the frames."""
 
     def runs(frames, **numbers):
-        rng = torch.Generator().manual_seed(1)
-        masked = [
-            spec_augment(torch.ones(frames, 70), **numbers, generator=rng) for _ in range(150)
-        ]
-        bands, stretches = ([masked_runs((x == 0).all(dim)) for x in masked] for dim in (0, 1))
-        return bands, stretches
+        numbers["generator"] = torch.Generator().manual_seed(1)
+        masked = [spec_augment(torch.ones(frames, 70), **numbers) == 0 for _ in range(150)]
+        return [[masked_runs(x.all(dim)) for x in masked] for dim in (0, 1)]
 
     bands, stretches = runs(1000)
     assert (max(map(len, bands)), max(map(len, stretches))) == (2, 10)
@@ -106,25 +79,10 @@ def test_spec_augment_follows_appendix_c2():
         assert (max(max(bands)), max(max(stretches))) == (30, longest)
 
 
-def test_spec_augment_reaches_both_ends():
-    first = last = 0
-    for _ in range(300):
-        gone = (spec_augment(torch.ones(20, 8), 0, 0, 1, 5, 1.0) == 0).all(1)
-        first, last = first + bool(gone[0]), last + bool(gone[-1])
-    assert first > 5
-    assert last > 5
-
-
-def test_spec_augment_switched_off_and_short():
+def test_spec_augment_reaches_both_ends_and_may_be_switched_off():
+    gone = [(spec_augment(torch.ones(20, 8), 0, 0, 1, 5, 1.0) == 0).all(1) for _ in range(300)]
+    assert min(sum(frames[end].item() for frames in gone) for end in (0, -1)) > 5
     features = torch.rand(5, 4)
     assert torch.equal(spec_augment(features, frequency_masks=0, time_masks=0), features)
     assert torch.equal(spec_augment(features, frequency_masks=0), features)  # 10 % of 5 frames
     assert spec_augment(features, frequency_width=100).shape == features.shape
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("frequency_masks", -1), ("time_width", -3), ("time_share", 1.5)]
-)
-def test_spec_augment_refuses_values_out_of_range(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value} is not allowed; allowed: "):
-        spec_augment(torch.rand(5, 4), **{name: value})

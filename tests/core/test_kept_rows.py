@@ -1,6 +1,5 @@
 """Rows of sinusoids that an encoding caches for counted positions: they equal rows of the grid, bit
-for bit, for all orders of requests; and the operations of a step on a device
-(tests/support/operations.py)."""
+for bit; and the operations of a step on a device (tests/support/operations.py)."""
 
 import copy
 import pickle
@@ -93,16 +92,6 @@ def test_capture_of_a_graph_neither_uses_nor_leaves_tensors(monkeypatch):
     assert not encodings._FREQUENCIES_AND_PHASES
 
 
-def test_fake_tensors_neither_use_nor_leave_rows():
-    encode = Sinusoid(16)
-    with FakeTensorMode():
-        counted(encode, 0, 5)
-    assert encode._kept_rows[1] is None
-    counted(encode, 0, 5)
-    with FakeTensorMode():
-        assert type(counted(encode, 0, 5)) is not torch.Tensor
-
-
 LONG = KEPT_ROWS + 100
 
 
@@ -126,8 +115,19 @@ def test_long_inputs_without_augmentation_cost_no_more_than_augmented_ones(padde
     assert "aten::sin" not in counts["sinpos"]
 
 
-def test_rows_beyond_a_number_of_bytes_are_not_kept(monkeypatch):
+def test_neutral_factors_launch_nothing():
+    """gamma, alpha and unit of 1, a first position at 0."""
+    raw = make_positions("image")
+    neutral, scaled = (make_encoder("cape", "image", gamma=gamma) for gamma in (1.0, 0.5))
+    assert operations(lambda: neutral.rows_and_step(raw)).launched.total() == 0
+    assert operations(lambda: scaled.rows_and_step(raw)).launched.total() > 0
+
+
+def test_far_positions_and_rows_beyond_a_number_of_bytes_are_not_kept(monkeypatch):
     encoder, most = make_encoder("sinpos").eval(), KEPT_ROWS + 10
+    encoder(token_position_at(10**9))
+    rows = encoder.encoding._kept_rows[1]
+    assert rows is None or rows.shape[0] <= KEPT_ROWS
     monkeypatch.setattr(encodings, "KEPT_BYTES", most * encoder.encoding.dim * 4)
     encoder(token_position_at(0, length=most))
     rows = encoder.encoding._kept_rows[1]
@@ -136,16 +136,11 @@ def test_rows_beyond_a_number_of_bytes_are_not_kept(monkeypatch):
     assert encoder.encoding._kept_rows[1] is rows
 
 
-def test_a_far_position_keeps_no_rows_before_it():
-    encoder = make_encoder("sinpos").eval()
-    encoder(token_position_at(10**9))
-    rows = encoder.encoding._kept_rows[1]
-    assert rows is None or rows.shape[0] <= KEPT_ROWS
-
-
-def test_neutral_factors_launch_nothing():
-    """gamma, alpha and unit of 1, a first position at 0."""
-    raw = make_positions("image")
-    neutral, scaled = (make_encoder("cape", "image", gamma=gamma) for gamma in (1.0, 0.5))
-    assert operations(lambda: neutral.rows_and_step(raw)).launched.total() == 0
-    assert operations(lambda: scaled.rows_and_step(raw)).launched.total() > 0
+def test_fake_tensors_neither_use_nor_leave_rows():
+    encode = Sinusoid(16)
+    with FakeTensorMode():
+        counted(encode, 0, 5)
+    assert encode._kept_rows[1] is None
+    counted(encode, 0, 5)
+    with FakeTensorMode():
+        assert type(counted(encode, 0, 5)) is not torch.Tensor

@@ -20,6 +20,7 @@ from cape_plugins.cli import main
 from tests.support.core import ADDING, RANDOM_TYPES
 
 SIZE, DIM = (2, 3, 4), 12
+MOVES = {"max_global_shift": 0.25, "max_global_scale": 1.2}
 
 
 def scan_frequencies(dim, device):
@@ -38,12 +39,7 @@ def _scan(monkeypatch):
         steps="cubes",
         axis="position (normalised)",
         grid=("slices", "rows", "columns"),
-        defaults={
-            "max_global_shift": 0.25,
-            "max_global_scale": 1.2,
-            "mean_normalize": False,
-            "relative_context": 3,
-        },
+        defaults={**MOVES, "mean_normalize": False, "relative_context": 3},
         table_size=SIZE,
     )
     monkeypatch.setitem(DOMAINS, "scan", row)
@@ -108,8 +104,8 @@ def test_relative_attention_has_a_table_for_each_axis():
 @pytest.mark.parametrize(
     ("picture", "name"),
     [
-        *(("components", "cape"), ("similarity", "relpos")),
-        *(("augmentation", "cape"), ("coverage", "cape")),
+        *((picture, "cape") for picture in ("components", "augmentation", "coverage")),
+        ("similarity", "relpos"),
     ],
 )
 def test_it_is_drawn(picture, name, figures, tmp_path):

@@ -7,11 +7,7 @@ import math
 import pytest
 import torch
 
-from cape_plugins import (
-    PositionConfig,
-    coordinate_positions,
-    token_positions,
-)
+from cape_plugins import PositionConfig, coordinate_positions, token_positions
 from cape_plugins.mathematics.encoder import SIDES
 from cape_plugins.settings.config import ARCHITECTURES
 from cape_plugins.speech.subsampling import subsampled_positions
@@ -88,10 +84,8 @@ def test_source_and_target_share_one_function_of_the_index(name, alpha):
     ]
     for row in range(BATCH):
         lengths = [int(mask[row].sum()) for mask in masks]
-        count = max(
-            math.ceil(scale * (length - 1)) + 1
-            for scale, length in zip(spans, lengths, strict=True)
-        )
+        ends = [scale * (n - 1) for scale, n in zip(spans, lengths, strict=True)]
+        count = math.ceil(max(ends)) + 1
         taken = sorted(draw.order[row, :count].tolist())
         for coords, scale, length in zip(results, spans, lengths, strict=True):
             for i in range(length):
@@ -99,12 +93,6 @@ def test_source_and_target_share_one_function_of_the_index(name, alpha):
                 high, rest = min(low + 1, count - 1), i * scale - low
                 expected = taken[low] + rest * (taken[high] - taken[low])
                 assert coords[row, i].item() == pytest.approx(expected, abs=1e-3)
-
-
-def test_a_shared_draw_without_a_common_count_is_refused():
-    encoder = make_encoder("rfs", architecture="seq2seq", source_scale=1)
-    with pytest.raises(ValueError, match=r"synchronize=True.*draw\.covering"):
-        encoder(make_positions("text"), encoder.draw(BATCH))
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
@@ -151,34 +139,15 @@ def test_a_table_is_linear_between_its_rows():
 
 
 @pytest.mark.parametrize("name", SAMPLED_TYPES)
-def test_grids_are_refused_with_the_reason(name):
-    with pytest.raises(
-        ValueError, match=rf"'{name}'.*sequence.*'image' are a grid.*cape.*\. Choose"
-    ):
-        PositionConfig(name, "image")
-
-
-def test_a_table_needs_rows():
-    with pytest.raises(
-        ValueError, match=r"learned_table=True has no rows; allowed: max_position >= 1"
-    ):
-        PositionConfig("rfs", max_position=0, learned_table=True)
-
-
-@pytest.mark.parametrize("name", SAMPLED_TYPES)
 def test_an_input_longer_than_the_range_is_refused_in_training(name):
-    encoder = make_encoder(name, max_position=5)
-    positions = token_positions(torch.ones(2, 6, dtype=torch.bool))
+    encoder, positions = make_encoder(name, max_position=5), make_positions("text")
     with pytest.raises(ValueError, match=r"max_position=5 .*an input of 6 positions.*>= 6\. Set"):
-        encoder(positions, encoder.draw(2))
-    assert encoder.eval()(positions).shape == (2, 6, 8)  # of any length
-
-
-def test_alpha_counts_for_the_longest_input():
+        encoder(positions, encoder.draw(BATCH))
+    assert encoder.eval()(positions).shape == (BATCH, 6, 8)  # of any length
     settings = {"architecture": "seq2seq", "source_scale": 1.5, "synchronize": False}
-    encoder = make_encoder("rfs", max_position=7, **settings)
+    encoder = make_encoder(name, max_position=7, **settings)
     with pytest.raises(ValueError, match=r"6 positions, times the source scale 1.5.*>= 9"):
-        encoder(token_positions(torch.ones(1, 6, dtype=torch.bool)), encoder.draw(1))
+        encoder(positions, encoder.draw(BATCH))
 
 
 def test_coordinates_that_are_not_counted_are_refused_in_training():

@@ -1,5 +1,4 @@
-"""Files without compression with a wrong size in the header, files that were joined or cut, and
-segments of recordings."""
+"""Files with a wrong size in the header, files that were joined or cut, and segments."""
 
 import struct
 
@@ -87,17 +86,14 @@ def test_chunks_behind_the_samples_are_no_samples(name):
     expect_whole(FILES[name] + chunk[: 8 + size // 2], name)
 
 
-def test_an_odd_number_of_bytes_need_not_be_padded():
+def test_odd_numbers_of_bytes_need_no_padding_and_silence_is_no_end():
     data = encoded(NOISE[:8001], "WAV", subtype="PCM_U8")
     data = data[: 44 + 8001]
     for more in (b"", b"\0", b"LIST\4\0\0\0INFO", b"\0LIST\4\0\0\0INFO"):
         assert audio_seconds(data + more) == 8001 / RATE
         assert len(read_audio(data + more)) == 8001
-
-
-def test_silence_behind_a_size_of_0_is_read_in_no_time():
-    wav = encoded(np.zeros(80000, "f"), "WAV")
-    assert audio_seconds(wav[:40] + bytes(4) + wav[44:]) == 5.0
+    silence = encoded(np.zeros(80000, "f"), "WAV")  # behind a size of 0
+    assert audio_seconds(silence[:40] + bytes(4) + silence[44:]) == 5.0
 
 
 @pytest.mark.parametrize("format", ["PAF", "PVF"])
@@ -110,8 +106,6 @@ def test_formats_whose_length_cannot_be_checked_are_reported_once(format, caplog
     (record,) = caplog.records
     assert f"of the format {format} are read, but a recording that was cut off" in record.message
 
-
-# ---- segments are parts of what is read whole ----------------------------------------------------
 
 WAV = encoded(QUIET_FIRST, "WAV")
 FLAC = encoded(QUIET_FIRST, "FLAC")
@@ -139,6 +133,7 @@ def test_segments_are_parts_of_the_whole(name):
         assert rate == RATE
         assert samples.dtype == np.int16
         np.testing.assert_allclose(samples / 2**15, whole[first:last], atol=1e-4)
+    assert len(read_segment(SOURCES["wav"], 9, 10.005)[0]) == RATE  # an end that was rounded up
 
 
 @pytest.mark.parametrize("times", [(9.5, 10.5), (11, 12), (3, 3), (3, 2), (-1, 2)])
@@ -146,10 +141,8 @@ def test_segments_are_parts_of_the_whole(name):
 def test_segments_that_are_not_there_are_refused(name, times):
     with pytest.raises(AudioError, match=r"no samples from .* to .* s \(it has 10"):
         read_segment(SOURCES[name], *times)
-
-
-def test_an_end_that_was_rounded_up_is_the_end():
-    assert len(read_segment(SOURCES["wav"], 9, 10.005)[0]) == RATE
+    with pytest.raises(AudioError, match="was joined from recordings with different"):
+        read_segment(encoded(NOISE, "OGG") + encoded(NOISE, "OGG", 8000), 1, 2)
 
 
 def test_channels_stay_apart():
@@ -157,12 +150,6 @@ def test_channels_stay_apart():
     for data in (encoded(both, "WAV"), encoded(both, "FLAC") * 2):
         samples, _ = read_segment(data, 1, 2)
         np.testing.assert_allclose(samples / 2**15, both[RATE : 2 * RATE].clip(-1, 1), atol=1e-4)
-
-
-def test_streams_of_two_rates_have_no_segments():
-    data = encoded(NOISE, "OGG") + encoded(NOISE, "OGG", 8000)
-    with pytest.raises(AudioError, match="was joined from recordings with different"):
-        read_segment(data, 1, 2)
 
 
 def test_a_segment_of_a_joined_talk_is_cut_out(tmp_path):

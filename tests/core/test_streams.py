@@ -3,6 +3,7 @@
 import contextlib
 import io
 import struct
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -35,38 +36,30 @@ def with_total(flac, samples):
 FLAC = encoded(NOISE, "FLAC")
 
 
-@pytest.mark.parametrize("total", [0, 2**36 - 1, 9000])
-def test_flac_is_read_whole_whatever_its_header_says(tmp_path, total):
+@pytest.mark.parametrize(
+    "data",
+    [*(with_total(FLAC, total) for total in (0, 2**36 - 1, 9000)), FLAC + b"TAG" + bytes(125)],
+    ids=["unknown", "largest", "small", "tagged"],
+)
+def test_flac_is_read_whole_whatever_its_header_says(tmp_path, data):
     path = tmp_path / "one.flac"
-    path.write_bytes(with_total(FLAC, total))
-    for source in (path, path.read_bytes()):
+    path.write_bytes(data)
+    for source in (path, data):
         assert np.array_equal(read_audio(source).numpy(), read_audio(FLAC).numpy())
         assert audio_seconds(source) == 5.0
 
 
-def test_a_tag_behind_flac_is_no_sound():
-    tagged = FLAC + b"TAG" + bytes(125)
-    assert audio_seconds(tagged) == 5.0
-    assert np.array_equal(read_audio(tagged).numpy(), read_audio(FLAC).numpy())
-
-
 def test_any_error_of_the_library_is_an_audio_error(monkeypatch):
     """A training goes on after an AudioError, and after no other."""
-
-    def fail(*args, **options):
-        raise MemoryError("of the library")
-
-    monkeypatch.setattr(soundfile.SoundFile, "read", fail)
+    error = MemoryError("of the library")
+    monkeypatch.setattr(soundfile.SoundFile, "read", mock.Mock(side_effect=error))
     with pytest.raises(AudioError, match=r"bytes cannot be decoded \(of the library\)"):
         read_audio(FLAC)
 
 
 def test_durations_of_trusted_headers_decode_nothing(monkeypatch):
-    def fail(*args, **options):
-        raise AssertionError("decoded")
-
     sources = [encoded(NOISE, name) for name in ("WAV", "FLAC", "OGG", "MP3", "AIFF")]
-    monkeypatch.setattr(audio, "_blocks", fail)
+    monkeypatch.setattr(audio, "_blocks", mock.Mock(side_effect=AssertionError("decoded")))
     assert [audio_seconds(source) for source in sources] == [5.0] * 5
 
 
@@ -94,11 +87,11 @@ def test_mp3_without_a_number_of_frames_is_read_whole(samples, channels, rate):
     assert audio_seconds(data) == pytest.approx(expected, abs=0.1)
     heard = read_audio(data, rate).numpy()
     assert len(heard) == round(rate * audio_seconds(data))
-    half = len(heard) // 2 - 1200, len(heard) // 2 + 1200
-    loud = slice(half[1], -3000) if samples is QUIET_FIRST else slice(3000, half[0])
-    quiet = slice(3000, half[0]) if samples is QUIET_FIRST else slice(half[1], -3000)
-    assert heard[loud].std() > 0.1
-    assert heard[quiet].std() < 0.01
+    middle = len(heard) // 2
+    halves = heard[3000 : middle - 1200], heard[middle + 1200 : -3000]
+    quiet, loud = halves if samples is QUIET_FIRST else reversed(halves)
+    assert loud.std() > 0.1
+    assert quiet.std() < 0.01
 
 
 def test_pictures_in_a_tag_of_mp3_are_no_frames():
@@ -134,12 +127,11 @@ JOINED = {
 }
 
 
-@pytest.mark.parametrize("name", JOINED)
-def test_joined_streams_are_read_to_the_end_of_the_last(tmp_path, name):
-    first, second = JOINED[name]
+@pytest.mark.parametrize("parts", JOINED.values(), ids=JOINED)
+def test_joined_streams_are_read_to_the_end_of_the_last(tmp_path, parts):
     path = tmp_path / "one"
-    path.write_bytes(first + second)
-    for source in (path, first + second):
+    path.write_bytes(b"".join(parts))
+    for source in (path, path.read_bytes()):
         assert audio_seconds(source) == pytest.approx(15, abs=0.2)
         samples = read_audio(source).numpy()
         assert len(samples) == pytest.approx(240000, abs=3200)
@@ -171,25 +163,20 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_damaged_streams_are_refused(name):
-    data, message = BAD[name]
+@pytest.mark.parametrize(("data", "message"), BAD.values(), ids=BAD)
+def test_damaged_streams_are_refused(data, message):
     for function in (read_audio, audio_seconds):
         with pytest.raises(AudioError, match=message):
             function(data)
 
 
-OPPOSITE = {
-    "weaker by a tenth": (NOISE, -0.9 * NOISE),
-    "a sample late": (TONE, -np.roll(TONE, 1)),
-}
-
-
 @pytest.mark.parametrize("format", ["WAV", "MP3"])
-@pytest.mark.parametrize("name", OPPOSITE)
-def test_channels_of_opposite_phase_are_reported(format, name):
+@pytest.mark.parametrize(
+    "channels", [(NOISE, -0.9 * NOISE), (TONE, -np.roll(TONE, 1))], ids=["weaker", "a sample late"]
+)
+def test_channels_of_opposite_phase_are_reported(format, channels):
     with pytest.raises(AudioError, match="its 2 channels cancel each other"):
-        read_audio(encoded(np.stack(OPPOSITE[name], 1), format))
+        read_audio(encoded(np.stack(channels, 1), format))
 
 
 @pytest.mark.parametrize("second", [-0.5 * NOISE, SILENCE])

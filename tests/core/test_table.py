@@ -1,5 +1,4 @@
-"""The learned table: it begins again exactly after its last row; resizing is bicubic, and changes
-nothing at the same size; gradients reach every row; and, as an encoding, it supports every kind of
+"""The learned table: rows that wrap around, bicubic resizing, gradients, and every kind of
 positions."""
 
 import pytest
@@ -10,7 +9,6 @@ from cape_plugins import (
     PositionConfig,
     PositionTable,
     build_position_encoder,
-    coordinate_positions,
     token_positions,
 )
 from tests.support.core import valid_mask
@@ -49,28 +47,18 @@ def test_tokens_take_the_row_of_their_index(left):
     assert torch.equal(half, result.to(torch.bfloat16))
 
 
-def test_resize_to_its_own_size_is_the_table_itself():
-    table = PositionTable(3, (4, 5))
-    assert table.resize(4, 5) is table.weight
-
-
 @pytest.mark.parametrize("size", [(8, 10), (2, 2), (5, 4)])
 def test_resize_is_bicubic(size):
     table = PositionTable(3, (4, 5))
+    assert table.resize(4, 5) is table.weight
     expected = F.interpolate(image_of(table), size, mode="bicubic", align_corners=False)
     actual = table.resize(*size).unflatten(0, size).permute(2, 0, 1)[None]
     torch.testing.assert_close(actual, expected)
     wrong = F.interpolate(image_of(table), size, mode="bilinear", align_corners=False)
     assert not torch.allclose(actual, wrong)
-
-
-def test_a_half_precision_table_is_resized_in_float32():
-    table = PositionTable(3, (4, 5)).to(torch.bfloat16)
-    expected = F.interpolate(image_of(table).float(), (6, 6), mode="bicubic", align_corners=False)
-    actual = table.resize(6, 6)
-    assert actual.dtype == torch.bfloat16
-    expected = expected[0].flatten(1).T.to(torch.bfloat16)
-    assert torch.equal(actual, expected)
+    table.to(torch.bfloat16)  # is resized in float32
+    expected = F.interpolate(image_of(table).float(), size, mode="bicubic", align_corners=False)
+    assert torch.equal(table.resize(*size), expected[0].flatten(1).T.to(torch.bfloat16))
 
 
 def test_weights_begin_with_the_deviation_asked_for():
@@ -80,9 +68,3 @@ def test_weights_begin_with_the_deviation_asked_for():
     assert list(encoder.state_dict()) == ["encoding.weight"]
     assert encoder.encoding.weight.requires_grad
     assert "size=(2, 3)" in repr(PositionTable(4, (2, 3)))
-
-
-def test_coordinates_without_an_index_are_refused():
-    encoder = make_table_encoder("text", 4)
-    with pytest.raises(ValueError, match="abspos|table"):
-        encoder(coordinate_positions(torch.rand(2, 3, 1)))

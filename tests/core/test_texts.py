@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import lzma
-import zipfile
 
 import pytest
 
@@ -25,23 +24,21 @@ def test_lines_end_at_line_feeds_alone(tmp_path, suffix, encoding, last, end):
     assert read_text(path) == end.join(lines) + end * last
 
 
-def test_big_endian_utf_16_with_its_mark_is_read(tmp_path):
-    (tmp_path / "a").write_bytes("\ufeffgrün\nx".encode("utf-16-be"))
-    assert list(text_lines(tmp_path / "a")) == ["grün", "x"]
-
-
 BAD = {
     "latin-1": ("gut\n\nschön\n".encode("latin-1"), "line 3 is not UTF-8 text .*iconv"),
     "half a character": ("gut\n\nschö".encode()[:-1], "line 3 is not UTF-8 text"),
     "half of UTF-16": ("gut\n\nschön".encode("utf-16")[:-1], "line 3 is not UTF-16 text .*damaged"),
     "UTF-16 without a mark": ("gut".encode("utf-16-le"), "line 1 holds a byte 0"),
     "a byte 0": (b"gut\nsch\0n\n", "line 2 holds a byte 0"),
+    "joined of two byte orders": (
+        "\ufeffgut\n".encode("utf-16-le") + "\ufeffschön\n".encode("utf-16-be"),
+        "line 2 holds a byte-order mark the other way round",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_what_is_no_text_is_named_by_its_line(tmp_path, name):
-    data, message = BAD[name]
+@pytest.mark.parametrize(("data", "message"), BAD.values(), ids=BAD)
+def test_what_is_no_text_is_named_by_its_line(tmp_path, data, message):
     (tmp_path / "a").write_bytes(data)
     for read in (read_text, lambda path: list(text_lines(path))):
         with pytest.raises(ValueError, match=f"a:? {message}"):
@@ -63,13 +60,8 @@ def test_marks_of_joined_files_are_no_text(tmp_path, parts, encoding):
     (tmp_path / "a").write_bytes(b"".join(part.encode(encoding) for part in parts))
     assert list(text_lines(tmp_path / "a")) == ["gut", "schön"]
     assert read_text(tmp_path / "a") == "gut\nschön\n"
-
-
-def test_files_joined_of_two_byte_orders_are_refused(tmp_path):
-    data = "\ufeffgut\n".encode("utf-16-le") + "\ufeffschön\n".encode("utf-16-be")
-    (tmp_path / "a").write_bytes(data)
-    with pytest.raises(ValueError, match="a: line 2 holds a byte-order mark the other way round"):
-        read_text(tmp_path / "a")
+    (tmp_path / "a").write_bytes("\ufeffgrün\nx".encode("utf-16-be"))
+    assert list(text_lines(tmp_path / "a")) == ["grün", "x"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -84,36 +76,24 @@ TEXT = b"one two\nthree\n"
 ZSTD = bytes.fromhex("28b52ffd200e710000") + TEXT  # a frame with one raw block
 
 
-def zipped(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("train.de", TEXT)
-
-
 FORMATS = {
-    "train.zst": (lambda path: path.write_bytes(ZSTD), "zstd", "zstd -d"),
-    "train.xz": (lambda path: path.write_bytes(lzma.compress(TEXT)), "xz", "xz -d"),
-    "train.bz2": (lambda path: path.write_bytes(bz2.compress(TEXT)), "bzip2", "bzip2 -d"),
-    "train.zip": (zipped, "zip", "unzip"),
-    "train": (lambda path: path.write_bytes(gzip.compress(TEXT)), "gzip", "ends in .gz"),
+    "train.zst": (ZSTD, "zstd", "zstd -d"),
+    "train.xz": (lzma.compress(TEXT), "xz", "xz -d"),
+    "train.bz2": (bz2.compress(TEXT), "bzip2", "bzip2 -d"),
+    "train.zip": (b"PK\3\4" + TEXT, "zip", "unzip"),
+    "train": (gzip.compress(TEXT), "gzip", "ends in .gz"),
 }
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_compressed_text_is_named_with_its_remedy(tmp_path, name):
-    write, program, remedy = FORMATS[name]
-    write(tmp_path / name)
-    message = f"{name} is compressed by {program}; .*{remedy}"
-    with pytest.raises(ValueError, match=message):
+    data, program, remedy = FORMATS[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=f"{name} is compressed by {program}; .*{remedy}"):
         list(text_lines(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError("no such file. \nDetails: none."), "no such file"),
-        (OSError(" \n"), "OSError"),
-        (KeyError(), "KeyError"),
-    ],
-)
-def test_the_first_line_of_an_error_goes_into_a_message(error, line):
-    assert first_line(error) == line
+def test_the_first_line_of_an_error_goes_into_a_message():
+    assert first_line(ValueError("no such file. \nDetails: none.")) == "no such file"
+    assert first_line(OSError(" \n")) == "OSError"
+    assert first_line(KeyError()) == "KeyError"

@@ -1,11 +1,9 @@
 """Independent references in numpy: CAPE's augmentation and embeddings, Shaw's relative attention.
 
-Written from the equations, with the random numbers as arguments, and written for clarity, not for
-speed:
+Written from the equations, for clarity and not for speed; the random numbers are arguments:
 
 * Likhomanenko et al., "CAPE: Encoding Relative Positions with Continuous Augmented Positional
-  Embeddings", NeurIPS 2021: Eq. 1 and its audio variant (text and audio sinusoids), Eq. 5-7 (the
-  augmentation), Appendix A (their order, padding as NaN, the two-dimensional embedding).
+  Embeddings", NeurIPS 2021: Eq. 1 and its audio variant, Eq. 5-7, and Appendix A.
 * Shaw et al., "Self-Attention with Relative Position Representations", NAACL 2018: Eq. 3 and 4.
 
 The library never imports this file.
@@ -14,8 +12,6 @@ The library never imports this file.
 import math
 
 import numpy as np
-
-# ---- CAPE ----------------------------------------------------------------------------------------
 
 
 def augment_positions_1d(
@@ -27,15 +23,9 @@ def augment_positions_1d(
 ) -> np.ndarray:
     """Appendix A, one dimension: ``(n - mean + global + local) * exp(log_scale)``.
 
-    Args:
-        positions: ``[B, T]``, NaN on padding.
-        mean_normalize: Subtract each row's mean over what is not padding.
-        global_shift: ``[B]`` draws of Eq. 5, in the unit of the positions.
-        local_shift: ``[B, T]`` draws of Eq. 6.
-        log_scale: ``[B]`` draws of Eq. 7, the logarithm of lambda.
-
-    Returns:
-        ``[B, T]`` float64, NaN on padding. The argument is left alone, unlike in the paper.
+    Positions and local shifts (Eq. 6) are ``[B, T]``, global shifts (Eq. 5) and logarithms of
+    lambda (Eq. 7) are ``[B]``; the result is ``[B, T]`` float64. Positions are NaN on padding, and
+    are left alone, unlike in the paper.
     """
     positions = np.array(positions, dtype=np.float64)
     if mean_normalize:
@@ -48,14 +38,8 @@ def sinusoids_1d(positions: np.ndarray, channels: int, factor: float = 1.0) -> n
     """Eq. 1 for text (factor 1, positions in tokens), its audio variant (factor 30, in seconds).
 
     Channels come in pairs (cos, sin) of omega_k = factor * 10000^(-2k/K) for k = 1 .. K/2, as the
-    text below Eq. 1 counts them.
-
-    Args:
-        positions: ``[B, T]``, NaN on padding.
-        channels: K, even.
-
-    Returns:
-        ``[B, T, K]`` float64, zero on padding.
+    text below Eq. 1 counts them. Positions are ``[B, T]``, NaN on padding, where the result,
+    ``[B, T, K]`` float64, is zero.
     """
     batch, length = positions.shape
     embedding = np.zeros((batch, length, channels))
@@ -73,10 +57,8 @@ def sinusoids_1d(positions: np.ndarray, channels: int, factor: float = 1.0) -> n
 def patch_grid(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Appendix A's grid: x runs from -1 to 1 down the rows, y along the columns.
 
-    The paper has square grids only. A single row or column is in the middle, at 0.
-
-    Returns:
-        x and y, each ``[rows, columns]`` float64.
+    Both are ``[rows, columns]`` float64. The paper has square grids only. A single row or column is
+    in the middle, at 0.
     """
     x = np.linspace(-1, 1, rows) if rows > 1 else np.zeros(1)
     y = np.linspace(-1, 1, columns) if columns > 1 else np.zeros(1)
@@ -94,20 +76,10 @@ def cape_2d(
 ) -> np.ndarray:
     """Appendix A, two dimensions: shift each coordinate, scale both alike, embed (Eq. 3 and 4).
 
-    Component k = 1 .. K/2 has the radius 10^(2k/K). Its angle is k - 1 in the code of Appendix A,
-    but k in Eq. 4 and in the released code.
-
-    Args:
-        rows: Number of patches along x.
-        columns: Number of patches along y.
-        channels: K, even.
-        global_shift: ``[B, 2]`` draws for x and y.
-        local_shift: ``[B, rows, columns, 2]`` draws for x and y of each patch.
-        log_scale: ``[B]`` draws, one for both coordinates.
-        first_angle: Angle of the first component: 0 for Appendix A, 1 for Eq. 4.
-
-    Returns:
-        ``[B, rows, columns, K]`` float64: all cosines, then all sines.
+    Component k = 1 .. K/2 has the radius 10^(2k/K). Its angle is k - 1 in the code of Appendix A
+    (`first_angle` 0), but k in Eq. 4 and in the released code (`first_angle` 1). Global shifts are
+    ``[B, 2]`` and local ones ``[B, rows, columns, 2]``, for x and y; `log_scale` is ``[B]``. The
+    result is ``[B, rows, columns, K]`` float64: all cosines, then all sines.
     """
     x, y = patch_grid(rows, columns)
     scale = np.exp(log_scale)[:, None, None]
@@ -121,9 +93,6 @@ def cape_2d(
         embedding[..., k - 1] = np.cos(phase)
         embedding[..., half + k - 1] = np.sin(phase)
     return embedding
-
-
-# ---- relative attention --------------------------------------------------------------------------
 
 
 def relative_attention(
@@ -142,17 +111,14 @@ def relative_attention(
     ``v_j + b_ij``, where a_ij and b_ij are the rows of the tables for the distance j - i.
 
     Args:
-        query: ``[B, H, Tq, d]``, not yet scaled.
-        key: ``[B, H, Tk, d]``.
-        value: ``[B, H, Tk, d]``.
+        query: ``[B, H, Tq, d]``, not yet scaled; keys and values are ``[B, H, Tk, d]``.
         key_table: ``[2c + 1, d]``, or ``[H, 2c + 1, d]`` with a table per head; row j - i + c.
         value_table: The same for values; None for no relative values.
         beyond: Distances beyond the context c: "clip" takes the outermost row, "zero" takes none.
         allowed: bool, broadcasts to ``[B, H, Tq, Tk]``, False where attention is masked.
         query_offset: Position of the first query among the keys (incremental decoding).
 
-    Returns:
-        Output ``[B, H, Tq, d]`` and attention weights ``[B, H, Tq, Tk]``, float64.
+    Returns the output ``[B, H, Tq, d]`` and the weights ``[B, H, Tq, Tk]``, float64.
     """
     batch, heads, queries, dim = query.shape
     keys = key.shape[2]
