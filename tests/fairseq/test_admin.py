@@ -11,8 +11,6 @@ from torch import nn
 from fairseq_user_dir.admin import attach_admin, profile_admin
 from tests.support.admin import attached, batch, build, loss_of, omegas, run, scatter_omegas
 
-# ---------------------------------------------------------------------------------------- formula
-
 
 def test_layers_compute_the_formula_of_the_paper():
     model = attached().eval()
@@ -54,9 +52,6 @@ def test_without_cross_attention_there_are_two_sublayers():
     profile = profile_admin(model, *batch(), seed=3)
     assert len(profile.decoder) == 4
     assert model.decoder.layers[0].admin.omega[1].mean().item() == pytest.approx(profile.decoder[1])
-
-
-# -------------------------------------------------------------------------------------- profiling
 
 
 def observe(layer):
@@ -166,9 +161,6 @@ def test_failed_profile_leaves_the_omegas_as_they_were():
     assert model.encoder.layers[0].residual_connection == model.encoder.layers[0].admin.combine
 
 
-# ------------------------------------------------------------- the ways in which layers are run
-
-
 def gradients(model, data, seed=4):
     torch.manual_seed(seed)
     model.train().zero_grad()
@@ -241,9 +233,6 @@ def test_copies_are_independent_and_states_carry_the_weights(duplicate, recomput
             omega.zero_()
     assert not torch.allclose(run(double, batch()), expected, atol=1e-3)
     assert_same_gradients(gradients(duplicate(model), batch()), gradients(model, batch()))
-
-
-# --------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ from fairseq_user_dir.admin import profiling_batch
 from tests.support.admin import batch, build, omegas
 from tests.support.fairseq_models import make_dictionary
 
-# ---------------------------------------------------------------------------------- training data
-
 
 def write_side(folder, name, dictionary, sentences, impl):
     """One binarised file; `sentences` are lists of word numbers."""
@@ -115,9 +113,6 @@ def test_no_usable_pair_is_an_error(tmp_path):
     task = make_task(tmp_path, pairs=[([3] * 30, [4] * 3)] * 5, max_source_positions=20)
     with pytest.raises(ValueError, match=r"first 5 pairs .* 20 source .*--max-source-positions"):
         profiling_batch(task)
-
-
-# ------------------------------------------------------------------------------------------ ranks
 
 
 def profile_of_rank(rank, folder):

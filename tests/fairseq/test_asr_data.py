@@ -33,9 +33,6 @@ def make_batches(dataset, max_tokens=600):
     return dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max_tokens)
 
 
-# ---- batches -------------------------------------------------------------------------------------
-
-
 def test_epoch_without_padding_has_every_recording_once(folder):
     """Every recording occurs once; its frames are computed at its hop, in order, at their true
     times."""
@@ -101,9 +98,6 @@ def test_epochs_of_a_training_equal_new_trainings(folder, monkeypatch, capfd):
     assert "can only test a child process" not in capfd.readouterr().err
     assert len(processes) == 1
     assert members[0] != members[1] != members[2]
-
-
-# ---- texts ---------------------------------------------------------------------------------------
 
 
 def test_subwords_are_encoded_and_decoded(tmp_path):
@@ -214,9 +208,6 @@ def test_training_needs_texts(tmp_path, folder):
             task.load_dataset(split)
 
 
-# ---- sets ----------------------------------------------------------------------------------------
-
-
 def test_training_sets_of_any_name(tmp_path):
     """Several sets may be given; the dictionary is of all of them."""
     for seed, name in enumerate(("one", "two")):
@@ -245,9 +236,6 @@ def test_recordings_longer_than_a_batch(tmp_path):
     assert sorted(np.concatenate(make_batches(dataset, max_tokens=200))) == [0, 1]
     free = training_set(tmp_path, "--padding-free")
     assert [len(batch) for batch in make_batches(free, max_tokens=200)] == [1, 1]
-
-
-# ---- what is broken
 
 
 def break_body(path):

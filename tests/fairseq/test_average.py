@@ -60,9 +60,6 @@ def files(tmp_path):
     return [checkpoint(tmp_path / f"checkpoint{i}.pt", seed=i) for i in (1, 2, 3)]
 
 
-# ----------------------------------------------------------------------------------------- the mean
-
-
 def exact_mean(tensors):
     """Mean in rational numbers, rounded once."""
     columns = zip(*(tensor.double().flatten().tolist() for tensor in tensors), strict=True)
@@ -129,9 +126,6 @@ def test_old_checkpoints_with_args_instead_of_cfg(tmp_path):
         average_checkpoints(paths)
 
 
-# -------------------------------------------------------------------------------------- which files
-
-
 def test_last_epochs_and_updates_are_chosen_by_number(tmp_path):
     names = [f"checkpoint{i}.pt" for i in (1, 2, 9, 10, 11)]
     names += [f"checkpoint_{i}_{i * 100}.pt" for i in (2, 9, 10)]
@@ -145,9 +139,6 @@ def test_last_epochs_and_updates_are_chosen_by_number(tmp_path):
     assert chosen("epoch", 3, 10) == ["checkpoint2.pt", "checkpoint9.pt", "checkpoint10.pt"]
     assert chosen("update", 2, None) == ["checkpoint_9_900.pt", "checkpoint_10_1000.pt"]
     assert chosen("update", 1, 999) == ["checkpoint_9_900.pt"]
-
-
-# ----------------------------------------------------------------------------------------- refusals
 
 
 def changed(path, source, **entries):
@@ -215,9 +206,6 @@ def test_command_refuses_and_leaves_the_files_alone(
     error = capsys.readouterr().err
     assert re.search(message, error.split("error: ")[1]), error
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-# ------------------------------------------------------------------------------------------ writing
 
 
 def test_command_writes_the_average_or_nothing(files, tmp_path, monkeypatch):

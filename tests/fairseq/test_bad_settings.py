@@ -27,8 +27,6 @@ def test_every_flag_names_itself_and_its_range(capsys):
         assert re.search(f"argument {flag}: .*'no such value'.*(allowed: |choose from)", message)
 
 
-# ------------------------------------------------------------------------------ building a model
-
 GIVEN = "--position-source-scale 1.1"  # there are no training data to count
 NOT_BUILT = {
     f"{GIVEN} --position-mean-normalize true": (
@@ -73,9 +71,6 @@ def test_language_model_is_not_built(words):
         build_lm(*words.split())
 
 
-# ----------------------------------------------------------------------------- counting the data
-
-
 def mmap_index(lengths):
     head = b"MMIDIDX\x00\x00" + struct.pack("<QBQ", 1, 4, len(lengths))
     return head + struct.pack(f"<{len(lengths)}i{len(lengths)}q", *lengths, *range(len(lengths)))
@@ -93,8 +88,6 @@ def test_alpha_is_counted_from_sound_data(tmp_path):
     assert model.encoder.embed_positions.encoder.alpha == 1.25
     assert model.decoder.embed_positions.encoder.alpha == 1.0
 
-
-# --------------------------------------------------------------------------------- checkpoints
 
 LEARNED = {"position_embedding": "abspos"}
 STEPS = {"position_embedding": "randpos", "position_learned_table": True}

@@ -51,9 +51,6 @@ def save(path, **sections):
     return path
 
 
-# ---------------------------------------------------------------- texts that fairseq would run
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -90,9 +87,6 @@ def test_all_other_texts_are_refused(text, capsys):
     with pytest.raises(ValueError, match="is not allowed, because fairseq would run it as Python"):
         literal(text)
     assert capsys.readouterr().out == ""
-
-
-# ------------------------------------------------------------------------------- fairseq's modules
 
 
 @functools.cache
@@ -155,9 +149,6 @@ def test_code_is_not_run_even_by_a_model_that_is_built(created):
     assert not created.exists()
 
 
-# ----------------------------------------------------------------------------------- data folders
-
-
 def test_a_manifest_of_units_is_data(tmp_path, monkeypatch, created):
     manifest = tmp_path / "train.txt"
     manifest.write_text(code(created, "{'audio': 'a.wav', 'hubert': '1 2', 'duration': 1}") + "\n")
@@ -194,9 +185,6 @@ def test_an_archive_writes_into_its_own_folder_only(name, tmp_path, monkeypatch,
         folder = Path(file_utils.load_archive_file(str(archive)))
     assert not created.exists()
     assert outside or (folder / "dict.txt").read_text() == "a 1\n"
-
-
-# ---------------------------------------------------------------------------------- a checkpoint
 
 
 def nested(text):
@@ -278,9 +266,6 @@ def test_a_checkpoint_calls_no_function_of_omegaconf(text, tmp_path, created):
         assert not created.exists()
     finally:
         OmegaConf.clear_resolver("create")
-
-
-# ----------------------------------------------------------------------------------- the commands
 
 
 @pytest.fixture

@@ -46,9 +46,6 @@ def generated(run_cli, trained, test_data):
     return run_cli(*generate_words(test_data, trained("cape"), *words)).stdout
 
 
-# ----------------------------------------------------------------------------- other commands
-
-
 def test_interactive_equals_generate(run_cli, trained, corpus, test_data, generated):
     typed = (corpus.text / "test.en").read_text()
     words = [
@@ -74,9 +71,6 @@ def test_validate_equals_validation_in_training(trained, corpus):
     loss = re.search(r"valid.*\| loss ([\d.]+)", output)[1]
     state = torch.load(trained("cape"), weights_only=True)
     assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=2e-3)
-
-
-# -------------------------------------------------------------------------------- attention
 
 
 @torch.no_grad()
@@ -164,9 +158,6 @@ def test_typed_words_are_copied(trained, test_data):
     assert len(copied) > 3
 
 
-# -------------------------------------------------------------------------------- ensembles
-
-
 def test_ensemble_averages_probabilities(trained, test_data):
     paths = f"{trained('cape')}:{trained('stock')}"
     options = ("--beam", 3, "--print-alignment", "soft")
@@ -183,9 +174,6 @@ def test_ensemble_averages_probabilities(trained, test_data):
         assert torch.tensor([[float(p) for p in row.split(",")] for row in rows]).sub(
             attention
         ).abs().max() < 1e-4  # fmt: skip
-
-
-# -------------------------------------------------------------------- language models and hub
 
 
 def test_hub_interface_translates_and_scores(trained, corpus, test_data, generated):
@@ -208,9 +196,6 @@ def test_hub_interface_translates_and_scores(trained, corpus, test_data, generat
     torch.testing.assert_close(scored, expected)
 
 
-# ------------------------------------------------------- settings and lengths of trained models
-
-
 def test_sentence_beyond_the_stock_tables_is_translated(trained, test_data):
     words = generate_words(test_data, trained("abspos"), "--gen-subset", "test1")
     words += ["--max-source-positions", 4000, "--min-len", 5, "--max-len-b", 20, "--beam", 2]
@@ -220,8 +205,6 @@ def test_sentence_beyond_the_stock_tables_is_translated(trained, test_data):
     forced = forced_scores(*load(trained("abspos"), test_data), source, hypothesis)
     torch.testing.assert_close(forced, printed_scores(output, 0), atol=SHOWN, rtol=0)
 
-
-# ---------------------------------------------------------------------- options of training
 
 TRAINED = {
     "admin, checkpoint activations": [

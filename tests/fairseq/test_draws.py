@@ -157,9 +157,6 @@ def test_an_encoder_that_runs_alone_counts_for_itself():
     assert torch.equal(of_target[1], order[1, :12].sort().values)
 
 
-# ------------------------------------------------------------------------------- half a model
-
-
 SYNCHRONIZED = [name for name in RANDOM if build_variant(name).position_config.synchronize]
 
 
@@ -199,9 +196,6 @@ def test_positions_in_training_without_a_draw_are_refused():
     model(source, None, previous)
 
 
-# ---------------------------------------------------------------------------------- evaluation
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_evaluation_is_deterministic_and_draws_nothing(name):
     model = build_variant(name, dropout=0.1).eval()
@@ -235,8 +229,6 @@ def test_retained_dropout_brings_back_no_augmentation(name):
         assert torch.equal(ours, theirs)
     assert not torch.equal(*results[0])  # dropout is at work
 
-
-# ---------------------------------------------------------------- samples that stay where they are
 
 HALF = {"position_augment_probability": 0.5}
 

@@ -44,8 +44,6 @@ def test_options_are_named_by_their_flags():
     assert str(pickle.loads(pickle.dumps(tables))) == str(tables)
 
 
-# ------------------------------------------------------------------------------------ excepthook
-
 COMMAND, PROGRAM = "lib/fairseq_cli/train.py", "lib/my_program.py"
 
 
@@ -138,8 +136,6 @@ def test_processes_of_several_gpus_print_one_line(message, printed):
     assert ("Traceback" in text) != bool(message)
 
 
-# ------------------------------------------------------------------------------ the command lines
-
 PARSERS = {
     "generate": options.get_generation_parser,
     "interactive": lambda: options.get_generation_parser(interactive=True),
@@ -171,9 +167,6 @@ def test_overrides_and_shards_that_are_none_are_refused(command, capsys):
     if command in ("validate", "train", "interactive"):  # which share nothing out
         line = refusal(command, *shards, capsys=capsys)
         assert "error: --num-shards 2 is not for " in line
-
-
-# ---------------------------------------------------------------------------------- the commands
 
 
 # Words, and what the line has to say. {speech}, {cape} ... are made by fixtures.

@@ -91,8 +91,6 @@ def test_fairseq_train_writes_the_stock_parameters(corpus, trained, tmp_path):
     assert differences(parameters(trained("cape")), stock)
 
 
-# ------------------------------------------------------------------------- loading each other
-
 SAME = [
     name
     for name, settings in VARIANTS.items()
@@ -123,8 +121,6 @@ def test_tables_of_old_fairseq_checkpoints_are_dropped():
     model.load_state_dict(state, strict=True)
     assert differences(model.state_dict(), build(seed=2).state_dict()) == []
 
-
-# -------------------------------------------------------------------- what a step asks of a GPU
 
 ADDED = 40  # operations that a step of cape adds to a stock step, at most
 

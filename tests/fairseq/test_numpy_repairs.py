@@ -37,9 +37,6 @@ def test_diverse_beams_of_a_sentence_do_not_depend_on_the_others(numbers):
     assert all(map(torch.equal, beams([0, 1, 2]), beams([2])))
 
 
-# --------------------------------------------------------------------------------- the commands
-
-
 @pytest.mark.slow
 def test_buckets_train_and_validate(corpus, tmp_path):
     words = ["--num-batch-buckets", 3, "--max-tokens", 300]

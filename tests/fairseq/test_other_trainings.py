@@ -113,8 +113,6 @@ def test_bad_value_is_refused(corpus, tmp_path):
     assert list(tmp_path.rglob("*.pt")) == []
 
 
-# ------------------------------------------------------------------------------- other tasks
-
 LANGUAGES = ["--lang-pairs", "en-de", "--langs", "en,de", "--decoder-langtok"]
 TASKS = {
     "denoising": [
@@ -155,9 +153,6 @@ def test_alpha_is_one_without_a_language_pair(task, corpus, test_data, tmp_path,
         languages = ["--task", task, *LANGUAGES, "-s", "en", "-t", "de", "--max-len-b", 3]
         output = run_here(*generate_words(test_data, checkpoint, *languages))
         assert len(lines(output, "H")) == 24
-
-
-# ------------------------------------------------------------------------------- the README
 
 
 def commands(page, start, end):

@@ -28,9 +28,6 @@ def at_words(values, tokens):
     return values[tokens.ne(PAD)]
 
 
-# ------------------------------------------------------------------------------------- padding
-
-
 @BOTH_SIDES
 @EACH_VARIANT
 def test_sentence_alone_equals_sentence_in_a_batch(name, left):
@@ -45,8 +42,6 @@ def test_sentence_alone_equals_sentence_in_a_batch(name, left):
         expected = extra_alone["attn"][0][0].T
         torch.testing.assert_close(attention, expected, atol=1e-5, rtol=1e-5)
 
-
-# ------------------------------------------------------------------------------------ BOS hint
 
 WITH_ALPHA = {"position_source_scale": "1.25"}
 HINTED = {name: WITH_ALPHA if "source_scale" in row.options else {} for name, row in TYPES.items()}

@@ -55,9 +55,6 @@ def test_relative_attention_is_in_the_layers_asked_for(layers, setting):
         assert len(tables) == (12 if layers == "all" else 2)  # keys and values
 
 
-# -------------------------------------------------------------------------------------- length
-
-
 @EACH_VARIANT
 def test_step_by_step_equals_one_pass_beyond_the_stock_tables(name):
     model = build_variant(name).eval()
@@ -90,9 +87,6 @@ def test_language_model_step_by_step_equals_one_pass(words):
     whole, _ = model(previous)
     steps, _ = step_by_step(model.decoder, previous[:, : LIMIT + 10])
     torch.testing.assert_close(steps, whole[:, : LIMIT + 10], atol=2e-5, rtol=1e-4)
-
-
-# -------------------------------------------------------------------------------- copies, casts
 
 
 @EACH_VARIANT

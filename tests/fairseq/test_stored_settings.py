@@ -74,9 +74,6 @@ def reordered(corpus, tmp_path_factory):
     return folder
 
 
-# ------------------------------------------------------------------------------ what is stored
-
-
 @pytest.mark.slow
 def test_new_defaults_do_not_change_a_trained_model(trained, corpus, monkeypatch):
     before = load(trained("cape"), corpus.binary)[0].decoder.position_config
@@ -110,9 +107,6 @@ def test_another_type_begins_with_its_own_defaults(trained, test_data):
     same = config(position_max_global_shift=7)
     assert (same.max_global_shift, same.source_bos) == (7.0, True)
     assert config(position_embedding="nopos").type == "nopos"
-
-
-# ---------------------------------------------------------------------------------- resuming
 
 
 @pytest.mark.slow
@@ -226,9 +220,6 @@ def test_finetuning_refuses_what_does_not_fit(corpus, trained, tmp_path):
         run_here(*train_words(corpus.binary, tmp_path, *wider))
 
 
-# -------------------------------------------------------------------------------- dictionaries
-
-
 @pytest.mark.slow
 def test_another_order_of_the_dictionary_is_refused(begun, reordered, trained, tmp_path):
     message = "trained with other units than this source dictionary, or in another order"
@@ -259,9 +250,6 @@ def test_checkpoints_without_marks_load(trained, reordered, tmp_path):
     assert len(task.source_dictionary) == model.encoder.embed_tokens.num_embeddings
 
 
-# ----------------------------------------------------------------------------------- averaging
-
-
 def test_a_stock_model_counts_as_the_type_that_it_computes(tmp_path):
     """Its training may have gone on as that type."""
     paths = [
@@ -283,9 +271,6 @@ def test_other_dictionaries_have_no_average(tmp_path):
     average_checkpoints([*paths[:2], paths[3]])
     with pytest.raises(ValueError, match="different dictionaries"):
         average_checkpoints(paths[1:3])
-
-
-# ------------------------------------------------------------------------------- damaged files
 
 
 REASONS = {
@@ -334,8 +319,6 @@ def test_a_checkpoint_of_another_user_directory_is_named(section, tmp_path):
     with pytest.raises(SettingsError, match="has the .* theirs, .*needs the --user-dir of its"):
         load_trained(path, None)
 
-
-# -------------------------------------------------------------------------------------- speech
 
 ABSENT = ("feature_dropout", "abspos_frames", "encoder_layerdrop", "input_feat_per_channel")
 

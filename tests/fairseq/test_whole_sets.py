@@ -31,9 +31,6 @@ def batches_of(lengths, max_tokens, max_sentences, multiple=8, batch=data_utils.
     )
 
 
-# ------------------------------------------------------------------------------------ the batches
-
-
 @pytest.mark.parametrize("count", [1, 8, 60])
 @pytest.mark.parametrize("limits", LIMITS)
 def test_batches_hold_each_sentence_once(limits, count):
@@ -76,9 +73,6 @@ def test_the_sentence_that_fits_into_no_batch_is_named():
     lengths = np.array([5, 90, 7])
     with pytest.raises(SettingsError, match="--max-tokens 80 .* 90 tokens of sample 1;"):
         batches_of(lengths, 80, None)
-
-
-# --------------------------------------------------------------------------------- the commands
 
 
 @pytest.fixture(scope="module")
