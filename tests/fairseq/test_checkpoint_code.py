@@ -51,35 +51,23 @@ def save(path, **sections):
     return path
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("10000,50000", (10000, 50000)),
-        (" (0.9, 0.98)", (0.9, 0.98)),
-        ("True", True),
-        ("[(512, 3)] * 2 + [(1024, 3)] * 1", [(512, 3), (512, 3), (1024, 3)]),
-        ("('lm.bin', 'words.txt', 2, -1)", ("lm.bin", "words.txt", 2, -1)),
-        ("{'name': 'scaled_dot_product', 'dropout': 0.1}", None),
-    ],
-)
-def test_data_in_a_text_are_read(text, value):
-    assert literal(text) == (eval(text.strip()) if value is None else value)
+DATA = {
+    "10000,50000": (10000, 50000),
+    " (0.9, 0.98)": (0.9, 0.98),
+    "True": True,
+    "[(512, 3)] * 2 + [(1024, 3)] * 1": [(512, 3), (512, 3), (1024, 3)],
+    "('lm.bin', 'words.txt', 2, -1)": ("lm.bin", "words.txt", 2, -1),
+    "{'name': 'scaled', 'dropout': 0.1}": {"name": "scaled", "dropout": 0.1},
+}
 
 
-RUNNING = (
-    "print(1)",
-    "[1] + print(1)",
-    "{'name': print(1)}",
-    "print",
-    "(1).real",
-    "[1][0]",
-    "f'{print(1)}'",
-    "2 ** 99",
-    "[0] * 10 ** 9",
-    "[1] * [2]",
-    "(" * 500,
-    "",
-)
+@pytest.mark.parametrize("text", DATA)
+def test_data_in_a_text_are_read(text):
+    assert literal(text) == DATA[text]
+
+
+RUNNING = ["print(1)", "[1] + print(1)", "{'name': print(1)}", "print", "(1).real", "[1][0]", ""]
+RUNNING += ["f'{print(1)}'", "2 ** 99", "[0] * 10 ** 9", "[1] * [2]", "(" * 500]
 
 
 @pytest.mark.parametrize("text", RUNNING)
@@ -187,10 +175,6 @@ def test_an_archive_writes_into_its_own_folder_only(name, tmp_path, monkeypatch,
     assert outside or (folder / "dict.txt").read_text() == "a 1\n"
 
 
-def nested(text):
-    return argparse.Namespace(w2v_args={"model": [{"conv_feature_layers": text}]})
-
-
 def with_attributes(text):
     settings = collections.OrderedDict(adaptive_softmax_cutoff="10")
     settings.adaptive_softmax_cutoff = text
@@ -204,7 +188,7 @@ PLACES = {
     "side in front": lambda text: {"cfg": {"model": {"encoder.xformers_att_config": text}}},
     "side above": lambda text: {"cfg": {"model": {"decoder": {"xformers_att_config": text}}}},
     "old side": lambda text: {"cfg": {"model": {"decoder_xformers_att_config": text}}},
-    "model in a model": lambda text: {"cfg": {"model": nested(text)}},
+    "nested": lambda text: {"args": argparse.Namespace(w2v={"model": [{"wer_args": text}]})},
     "attributes": lambda text: {"args": with_attributes(text)},
     "omegaconf": lambda text: {"cfg": OmegaConf.create({"model": {"conv_feature_layers": text}})},
 }
@@ -230,11 +214,10 @@ def test_settings_with_data_are_loaded(tmp_path):
         path = save(tmp_path / "checkpoint.pt", cfg={"model": {"adaptive_softmax_cutoff": text}})
         with pytest.raises(UnsafeSettingError, match="adaptive_softmax_cutoff"):
             read_checkpoint(path)
-    layers = "[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512, 2, 2)]"  # wav2vec 2.0's
     settings = {
         "adaptive_softmax_cutoff": [10, 20],
         "adaptive_input_cutoff": "10,20",
-        "conv_feature_layers": layers,
+        "conv_feature_layers": "[(512, 10, 5)] + [(512, 3, 2)] * 4",  # as of wav2vec 2.0
         "encoder_layers": 6,
         "decoder_attention": "True",
         "left_pad_source": True,

@@ -1,6 +1,6 @@
 """Proves that a model without augmentation is the stock model bit for bit: parameters, state-dict
 keys, gradients and outputs after several updates, in this process and by ``fairseq-train``; and
-that stock and cape models load each other's parameters if these have the same names and shapes."""
+that such stock and cape models load each other's parameters."""
 
 import pytest
 import torch
@@ -71,6 +71,10 @@ def test_equals_stock_after_updates(name, setting):
     assert len(differences(expected[0], start)) > 10  # so it did learn something
     for ours_part, stock_part in zip(actual, expected, strict=True):
         assert differences(ours_part, stock_part) == []
+    ours.load_state_dict(start, strict=True)  # of a stock model, and back again
+    stock.load_state_dict(ours.state_dict(), strict=True)
+    assert differences(ours.state_dict(), start) == []
+    assert differences(stock.state_dict(), start) == []
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -91,26 +95,6 @@ def test_fairseq_train_writes_the_stock_parameters(corpus, trained, tmp_path):
     assert differences(parameters(trained("cape")), stock)
 
 
-SAME = [
-    name
-    for name, settings in VARIANTS.items()
-    if settings["position_embedding"] in IDENTICAL and "position_relative_context" not in settings
-]
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_stock_and_cape_load_each_other(name):
-    encoding = TYPES[VARIANTS[name]["position_embedding"]].encoding
-    stock = build("transformer_tiny", seed=1, **STOCK[encoding])
-    ours = build_variant(name, seed=2)
-    assert differences(ours.state_dict(), stock.state_dict())
-    ours.load_state_dict(stock.state_dict(), strict=True)
-    assert differences(ours.state_dict(), stock.state_dict()) == []
-    other = build_variant(name, seed=3)
-    stock.load_state_dict(other.state_dict(), strict=True)
-    assert differences(stock.state_dict(), other.state_dict()) == []
-
-
 def test_tables_of_old_fairseq_checkpoints_are_dropped():
     """fairseq before 0.12 stored its sinusoid tables."""
     model = build(seed=1)
@@ -120,9 +104,6 @@ def test_tables_of_old_fairseq_checkpoints_are_dropped():
         state[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
     model.load_state_dict(state, strict=True)
     assert differences(model.state_dict(), build(seed=2).state_dict()) == []
-
-
-ADDED = 40  # operations that a step of cape adds to a stock step, at most
 
 
 @pytest.fixture(autouse=True)
@@ -148,5 +129,4 @@ def test_a_step_waits_no_more_often_than_the_stock_model(stock, name):
 
 
 def test_a_step_of_cape_launches_few_operations_more_than_the_stock_model(stock):
-    cape = step(build())
-    assert 0 < cape.launched.total() - stock.launched.total() <= ADDED
+    assert 0 < step(build()).launched.total() - stock.launched.total() <= 40

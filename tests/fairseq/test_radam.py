@@ -52,11 +52,9 @@ def test_steps_follow_the_paper():
 
 
 def test_fairseq_knows_it_by_name():
-    options = Namespace(
-        optimizer="radam", lr=[0.1], adam_betas="(0.8, 0.9)", adam_eps=1e-6, weight_decay=0.5
-    )
+    options = {"lr": [0.1], "adam_betas": "(0.8, 0.9)", "adam_eps": 1e-6, "weight_decay": 0.5}
     weight = torch.nn.Parameter(torch.ones(2))
-    built = optim.build_optimizer(options, [weight])
+    built = optim.build_optimizer(Namespace(optimizer="radam", **options), [weight])
     assert isinstance(built, FairseqRAdam)
     (group,) = built.param_groups
     assert (group["lr"], group["betas"], group["eps"]) == (0.1, (0.8, 0.9), 1e-6)
