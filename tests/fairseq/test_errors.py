@@ -148,8 +148,8 @@ PARSERS = {
 def refusal(command, *words, capsys):
     trains = command == "train"
     model = ["--arch", "cape_transformer_tiny"] if trains else ["--path", "checkpoint.pt"]
+    words = ["data", "--task", "translation", *model, *words]
     with pytest.raises(SystemExit, match="2"):
-        words = ["data", "--task", "translation", *model, *words]
         options.parse_args_and_arch(PARSERS[command](), words)
     return capsys.readouterr().err.splitlines()[-1]
 

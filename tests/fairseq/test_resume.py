@@ -65,20 +65,18 @@ def draws(log, rank=0):
 
 
 def test_killed_training_resumes_bit_for_bit(run_cli, corpus, spy, tmp_path, monkeypatch):
-    """An epoch has 6 updates; the training is killed in the second epoch and continues into the
-    third."""
+    """An epoch has 6 updates; the training is killed in the second and ends in the third."""
     logs = {name: tmp_path / f"{name}.log" for name in ("whole", "killed", "resumed")}
     options = [*spy, *CLI_VARIANTS["cape+relative"], *HALF, "--save-interval-updates", 8]
-
+    options += ["--batch-size", 32]
     monkeypatch.setattr(TokenPositionEmbedding, "draw", TokenPositionEmbedding.draw)
+
+    def words_of(folder):
+        return train_words(corpus.binary, tmp_path / folder, *options, updates=13)
 
     def train(folder, log):
         monkeypatch.setenv("SPY_LOG", str(logs[log]))
         return run_here(*words_of(folder))
-
-    def words_of(folder):
-        words = train_words(corpus.binary, tmp_path / folder, *options, updates=13)
-        return [*words, "--batch-size", 32]
 
     train("whole", "whole")
     spied = {"SPY_LOG": str(logs["killed"]), "SPY_KILL": str(8 * FREQUENCY + 1)}

@@ -103,11 +103,8 @@ def test_generation_translates_each_sentence_once(trained, sets):
         hypotheses = lines(output, "H")
         assert sorted(hypotheses) == list(range(COUNT))
         assert all(len(texts) == 1 for texts in hypotheses.values())
-    shards = [
-        list(lines(generate(sets, trained("cape"), *words), "H"))
-        for shard in range(2)
-        for words in [["--batch-size", 7, "--num-shards", 2, "--shard-id", shard]]
-    ]
+    two = ["--batch-size", 7, "--num-shards", 2, "--shard-id"]
+    shards = [list(lines(generate(sets, trained("cape"), *two, n), "H")) for n in range(2)]
     assert all(shards)
     assert sorted(np.concatenate(shards)) == list(range(COUNT))
 
@@ -139,8 +136,8 @@ def steps(monkeypatch, step):
     seen, stock = [], getattr(Trainer, step)
 
     def noted(self, samples, *args, **kwargs):
-        for sample in samples if isinstance(samples, list) else [samples]:
-            seen.append(sample["id"].tolist())
+        micro_batches = samples if isinstance(samples, list) else [samples]
+        seen.extend(sample["id"].tolist() for sample in micro_batches)
         return stock(self, samples, *args, **kwargs)
 
     monkeypatch.setattr(Trainer, step, noted)
