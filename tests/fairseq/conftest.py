@@ -20,19 +20,12 @@ UPDATES = 40  # of a training, in its second epoch
 
 
 class Corpus(NamedTuple):
-    """Folders written by fairseq-preprocess, all with one joined dictionary.
+    """Folders written by fairseq-preprocess, all with one joined dictionary."""
 
-    Attributes:
-        binary: Translation en-de.
-        raw: The same as text files.
-        lm: The target side for a language model.
-        text: The text files.
-    """
-
-    binary: Path
-    raw: Path
-    lm: Path
-    text: Path
+    binary: Path  # translation en-de
+    raw: Path  # the same as text files
+    lm: Path  # the target side for a language model
+    text: Path  # the text files
 
 
 def once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -52,8 +45,7 @@ def once(folder: Path, make: Callable[[Path], None]) -> Path:
 def shared_folder(tmp_path_factory) -> Path:
     """A folder that all workers of pytest-xdist see."""
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-    folder = shared / "fairseq-shared"
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "fairseq-shared"
     folder.mkdir(exist_ok=True)
     return folder
 

@@ -34,8 +34,7 @@ def make_batches(dataset, max_tokens=600):
 
 
 def test_epoch_without_padding_has_every_recording_once(folder):
-    """Every recording occurs once; its frames are computed at its hop, in order, at their true
-    times."""
+    """Its frames are computed at its hop, in order, at their true times."""
     dataset = training_set(folder, "--padding-free")
     batches = make_batches(dataset)
     assert sorted(np.concatenate(batches)) == list(range(40))
@@ -102,9 +101,8 @@ def test_subwords_are_encoded_and_decoded(tmp_path):
 
     write_manifest(tmp_path, "train", durations(10))
     (tmp_path / "text").write_text("\n".join(["ba cab abba", "c a b"] * 20))
-    SentencePieceTrainer.train(
-        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm"), vocab_size=12
-    )
+    text, prefix = str(tmp_path / "text"), str(tmp_path / "spm")
+    SentencePieceTrainer.train(input=text, model_prefix=prefix, vocab_size=12)
     task = make_task(tmp_path)
     ids = task.targets.encode("ba cab", task.target_dictionary)
     assert len(ids) < 6
@@ -234,22 +232,15 @@ def test_recordings_longer_than_a_batch(tmp_path):
     assert [len(batch) for batch in make_batches(free, max_tokens=200)] == [1, 1]
 
 
-def break_body(path):
-    """A flac file whose header is right and whose body is damaged."""
-    samples, rate = soundfile.read(path)
-    flac = path.with_suffix(".flac")
-    soundfile.write(flac, samples, rate)
+def broken_set(tmp_path, split):
+    """A set whose first recording has a right header and a damaged body."""
+    manifest = write_manifest(tmp_path, split, [1.0, 0.5, 0.9])
+    manifest.write_text(manifest.read_text().replace("000.wav", "000.flac"))
+    flac = tmp_path / split / "000.flac"
+    soundfile.write(flac, *soundfile.read(flac.with_suffix(".wav")))
     data = flac.read_bytes()
     half = len(data) // 2
     flac.write_bytes(data[:half] + bytes(20) + data[half + 20 :])
-    path.unlink()
-    return flac
-
-
-def broken_set(tmp_path, split):
-    manifest = write_manifest(tmp_path, split, [1.0, 0.5, 0.9])
-    break_body(tmp_path / split / "000.wav")
-    manifest.write_text(manifest.read_text().replace("000.wav", "000.flac"))
     if split != "train":
         write_manifest(tmp_path, "train", [1.0])
     task = make_task(tmp_path)

@@ -1,6 +1,5 @@
 """Proves that bad settings stop a run before it begins, with an error that names the flag, its
-value and what to do: on the command line, when the model is built, and when a checkpoint does not
-fit."""
+value and what to do."""
 
 import re
 import struct

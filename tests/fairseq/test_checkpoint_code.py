@@ -32,7 +32,7 @@ from cape_plugins.serving.command import GROUP
 from cape_plugins.settings.arguments import FAIRSEQ
 from fairseq_user_dir.average import average_checkpoints
 from fairseq_user_dir.host.errors import SettingsError
-from tests.support.fairseq_models import build, generate_words, run_here
+from tests.support.fairseq_models import build
 
 
 @pytest.fixture
@@ -251,41 +251,16 @@ def test_a_checkpoint_calls_no_function_of_omegaconf(text, tmp_path, created):
         OmegaConf.clear_resolver("create")
 
 
-@pytest.fixture
-def poisoned(trained, tmp_path, created):
-    """A trained checkpoint with code in the settings of its model."""
-    state = torch.load(trained("cape"), weights_only=True)
-    settings = vars(state["cfg"]["model"])
-    assert "adaptive_softmax_cutoff" in settings
-    settings["adaptive_softmax_cutoff"] = code(created)
-    torch.save(state, tmp_path / "poisoned.pt")
-    return tmp_path / "poisoned.pt"
+ENGINES = [entry.name.split("-") for entry in entry_points(group=GROUP)]
 
 
-# Commands that read a file with the code of fairseq-generate, and commands that read it with other
-# code.
-COMMANDS = {
-    "generate": lambda path, corpus: run_here(*generate_words(corpus.binary, path)),
-    **{
-        f"export {engine}": lambda path, corpus, engine=engine: cape_plugins(
-            ["export", engine, str(path), "exported", "--data", str(corpus.binary)]
-        )
-        for host, engine in (entry.name.split("-") for entry in entry_points(group=GROUP))
-        if host == FAIRSEQ
-    },
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command_refuses_a_checkpoint_with_code(
-    command, corpus, poisoned, tmp_path, created, capsys, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("engine", [engine for host, engine in ENGINES if host == FAIRSEQ])
+def test_export_refuses_a_checkpoint_with_code(engine, tmp_path, created, capsys):
+    path = save(tmp_path / "checkpoint.pt", **PLACES["model"](code(created)))
+    words = ["export", engine, str(path), str(tmp_path / "exported"), "--data", str(tmp_path)]
     with pytest.raises((SettingsError, SystemExit)) as stopped:
-        COMMANDS[command](poisoned, corpus)
-    assert not created.exists()
+        cape_plugins(words)
     told = f"{capsys.readouterr().err}{stopped.value}"
-    assert f"{poisoned}: the setting cfg.model.adaptive_softmax_cutoff is " in told
+    assert f"{path}: the setting cfg.model.adaptive_softmax_cutoff is " in told
     assert "which fairseq would run as Python; allowed: numbers" in told
-    assert list(tmp_path.rglob("*.pt")) == [poisoned]
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,7 +1,6 @@
-"""Proves that every fairseq command works on a cape checkpoint, with ``--user-dir`` and without
-options about positions: interactive, validate, alignment, unknown words, ensembles, language
-models, the hub interface. Results are compared with an independent computation or with another
-command."""
+"""Proves that fairseq's commands and its hub interface work on a cape checkpoint, with
+``--user-dir`` and without options about positions. Results are compared with an independent
+computation or with another command."""
 
 import math
 import re
@@ -39,6 +38,11 @@ def printed_scores(output, index):
     return torch.tensor([float(x) for x in lines(output, "P")[index][0][0].split()])
 
 
+def interactive_words(data, checkpoint, *extra):
+    words = ("--beam", 3, "-s", "en", "-t", "de", *extra)
+    return ["fairseq-interactive", *generate_words(data, checkpoint, *words)[1:]]
+
+
 @pytest.fixture(scope="module")
 def generated(run_cli, trained, test_data):
     """Output of fairseq-generate for the test set, beam 3, with alignments."""
@@ -48,11 +52,7 @@ def generated(run_cli, trained, test_data):
 
 def test_interactive_equals_generate(run_cli, trained, corpus, test_data, generated):
     typed = (corpus.text / "test.en").read_text()
-    words = [
-        "fairseq-interactive", test_data, "--user-dir", USER_DIR, "--path", trained("cape"),
-        "-s", "en", "-t", "de", "--beam", 3, "--buffer-size", 24, "--batch-size", 5, "--cpu",
-        "--max-len-b", 20,
-    ]  # fmt: skip
+    words = interactive_words(test_data, trained("cape"), "--buffer-size", 24, "--batch-size", 5)
     output = run_cli(*words, input=typed).stdout
     ours, expected = hypotheses(output), hypotheses(generated)
     assert ours.keys() == expected.keys() == set(range(24))
@@ -103,7 +103,7 @@ def test_unknown_words_are_replaced_by_the_aligned_source(trained, corpus, tmp_p
     reference force unknown words: names in it are not in the dictionary."""
     text = (corpus.text / "test.en").read_text().splitlines()
     dictionary = tmp_path / "words"
-    names = sorted({name for line in text for name in line.split()})
+    names = {name for line in text for name in line.split()}
     dictionary.write_text("".join(f"{name} NEW{name}\n" for name in names))
     words = generate_words(corpus.raw, trained("cape"), "--prefix-size", 3, "--dataset-impl", "raw")
     soft = ["--replace-unk", dictionary, "--print-alignment", "soft"]
@@ -135,12 +135,9 @@ def test_typed_words_are_copied(trained, test_data):
     marks."""
     names = {0: "anna eva", 2: "bert udo", 3: "carl max", 4: "dora ida"}
     typed = "\n".join(names.get(i, "one " * 1100) for i in range(5))
-    words = [
-        "fairseq-interactive", test_data, "--user-dir", USER_DIR, "--path", trained("cape"),
-        "-s", "en", "-t", "de", "--beam", 3, "--nbest", 2, "--max-len-b", 8, "--cpu",
-        "--buffer-size", 9, "--batch-size", 9, "--skip-invalid-size-inputs-valid-test",
-        "--replace-unk", "--print-alignment", "hard",
-    ]  # fmt: skip
+    words = interactive_words(test_data, trained("cape"), "--buffer-size", 9, "--batch-size", 9)
+    words += ["--nbest", 2, "--max-len-b", 8, "--skip-invalid-size-inputs-valid-test"]
+    words += ["--replace-unk", "--print-alignment", "hard"]
     plain, joined = (
         run_here(*words, *more, input=typed) for more in ([], ["--post-process", "sentencepiece"])
     )

@@ -1,8 +1,5 @@
-"""Proves which side draws what, and when: source and target share the shift and the scale of a
-pair, local shifts are separate, a model with only one side in training mode is an error, evaluation
-draws nothing, and samples that are not augmented are the same on both sides. Coordinates are read
-when they are encoded, so these tests do not depend on the way in which they are passed on.
-"""
+"""Proves which side draws what, and when. Coordinates are read when they are encoded, so these
+tests do not depend on the way in which they are passed on."""
 
 import math
 

@@ -1,7 +1,5 @@
 """rope, alibi and fire in fairseq: properties that the tests of all types do not cover."""
 
-import copy
-
 import pytest
 import torch
 
@@ -132,17 +130,6 @@ def test_half_precision_has_no_nan_where_a_query_has_no_key(name):
     target = torch.tensor([[PAD, PAD, 2, 5], [2, 9, 8, 7]])
     scores, _ = model(*BATCH[:2], target)
     assert torch.isfinite(scores).all()
-
-
-@pytest.mark.parametrize("name", IN_ATTENTION)
-def test_copies_have_positions_of_their_own(name):
-    model = build(position_embedding=name).eval()
-    twin = copy.deepcopy(model)
-    for stack in (twin.encoder, twin.decoder):
-        for layer in stack.layers:
-            assert isinstance(layer, CoordinateLayer)
-            assert vars(layer)["stack_attention"] is stack.stack_attention
-    assert torch.equal(*(m(*BATCH)[0] for m in (model, twin)))
 
 
 def test_layers_without_positions_are_stock_layers():

@@ -1,6 +1,6 @@
-"""Proves that models trained by ``fairseq-hydra-train``, in float32 and bfloat16, keep their
-positional settings in the checkpoint, and that all other commands can use them; the same for tasks
-without one source and one target language; and the commands of the README."""
+"""Proves that models trained by ``fairseq-hydra-train``, or for tasks without one source and one
+target language, have their settings in the checkpoint, and that other commands can use them; and
+the commands of the README."""
 
 import re
 import shlex
@@ -43,8 +43,7 @@ def hydra_words(arch, save_dir, *extra):
 
 
 def hydra_train(words, cwd):
-    """Runs such words in a fork of an interpreter that has imported fairseq: status, stdout and
-    stderr."""
+    """Status, stdout and stderr, in a fork of an interpreter that has imported fairseq."""
     python, words = _warm_python(FAIRSEQ, environment()), list(map(str, words))
     status, out, err, _ = python.run(words, cwd, environment(), None, 300.0, kill)
     return status, out, err

@@ -1,9 +1,6 @@
-"""Proves that a training that is killed with SIGKILL and started again ends with the same
-parameters, bit for bit, as an uninterrupted training; that two data-parallel ranks and the
-micro-batches of an update draw different shifts; and that ranks resume alike.
-
-The draws are noted by a user directory that wraps the one under test.
-"""
+"""Proves that a training that is killed and started again ends with the same parameters, bit for
+bit, as an uninterrupted training; that ranks and the micro-batches of an update draw different
+shifts. The draws are noted by a user directory that wraps the one under test."""
 
 import shutil
 import signal

@@ -1,6 +1,5 @@
-"""Proves that an evaluation sees each sentence of a set exactly once, whatever the size of its
-batches and the number of shards, while a training keeps the batches that fairseq makes;
-and that sentences which are too long for it are named."""
+"""Proves that an evaluation sees each sentence of a set exactly once, while a training keeps the
+batches that fairseq makes; and that sentences which are too long for it are named."""
 
 import re
 import shutil
