@@ -11,8 +11,6 @@ from torch import nn
 from fairseq_user_dir.admin import attach_admin, profile_admin
 from tests.support.admin import attached, batch, build, loss_of, omegas, run, scatter_omegas
 
-# ---------------------------------------------------------------------------------------- formula
-
 
 def test_layers_compute_the_formula_of_the_paper():
     model = attached().eval()
@@ -56,9 +54,6 @@ def test_without_cross_attention_there_are_two_sublayers():
     assert model.decoder.layers[0].admin.omega[1].mean().item() == pytest.approx(profile.decoder[1])
 
 
-# -------------------------------------------------------------------------------------- profiling
-
-
 def observe(layer):
     """Lists of the residuals (layer inputs and layer-norm outputs) and of the branches (what leaves
     the dropout module) of a layer, which its next forward fills."""
@@ -71,36 +66,24 @@ def observe(layer):
     return residuals, branches
 
 
-def recurrence_by_hand(model, data, seed):
-    """Constants computed from the activations of a profiled model, which hooks record.
-
-    Returns a list [(constant the sub-layer should have, its omega)] per stack.
-    """
+def check_recurrence(model, profile, seed):
+    """Compares constants and omegas with those computed from the activations of the model."""
     model = copy.deepcopy(model).train()
     stacks = [model.encoder.layers, model.decoder.layers]
     seen = [[observe(layer) for layer in layers] for layers in stacks]
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
-        run(model, data)
-    results = []
-    for layers, flows in zip(stacks, seen, strict=True):
-        s, pairs = 1.0, []
+        run(model, batch())
+    for constants, layers, flows in zip(profile, stacks, seen, strict=True):
+        s, expected = 1.0, []
         for layer, (residuals, branches) in zip(layers, flows, strict=True):
             for r, f, omega in zip(residuals, branches, layer.admin.omega, strict=True):
-                pairs.append((s, omega))
+                expected.append(s)
+                torch.testing.assert_close(omega.detach(), torch.full((16,), s), atol=0, rtol=1e-5)
                 f, r = f.numpy().astype("float64"), r.numpy().astype("float64")
                 s = math.sqrt(((s * r) ** 2).mean() - (s * r).mean() ** 2 + f.var())
-        results.append(pairs)
-    return results
-
-
-def check_recurrence(model, profile, seed):
-    results = recurrence_by_hand(model, batch(), seed)
-    for constants, pairs in zip(profile, results, strict=True):
         assert constants[0] == 1.0
-        assert constants == pytest.approx([s for s, _ in pairs], rel=1e-5)
-        for s, omega in pairs:
-            torch.testing.assert_close(omega.detach(), torch.full((16,), s), atol=0, rtol=1e-5)
+        assert constants == pytest.approx(expected, rel=1e-5)
 
 
 def test_profile_follows_the_recurrence():
@@ -166,15 +149,15 @@ def test_failed_profile_leaves_the_omegas_as_they_were():
     assert model.encoder.layers[0].residual_connection == model.encoder.layers[0].admin.combine
 
 
-# ------------------------------------------------------------- the ways in which layers are run
-
-
-def gradients(model, data, seed=4):
-    torch.manual_seed(seed)
-    model.train().zero_grad()
-    loss = loss_of(model, data)
+def after_backward(model, loss):
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def gradients(model):
+    torch.manual_seed(4)
+    model.train().zero_grad()
+    return after_backward(model, loss_of(model, batch()))
 
 
 def assert_same_gradients(actual, expected):
@@ -189,19 +172,19 @@ def test_recomputed_activations_give_the_same_gradients(offload):
     plain = attached(dropout=0.2)
     recomputing = attached(dropout=0.2, checkpoint_activations=True, offload_activations=offload)
     assert hasattr(recomputing.encoder.layers[0], "precheckpoint_forward")
-    expected = gradients(plain, batch())
-    assert_same_gradients(gradients(recomputing, batch()), expected)
+    expected = gradients(plain)
+    assert_same_gradients(gradients(recomputing), expected)
     with torch.no_grad():
         recomputing.encoder.layers[1].admin.omega[1].mul_(1.1)
     with pytest.raises(AssertionError):
-        assert_same_gradients(gradients(recomputing, batch()), expected)
+        assert_same_gradients(gradients(recomputing), expected)
 
 
 @pytest.mark.parametrize(("sublayer", "recompute"), [("encoder_attn", True), ("fc2", False)])
 def test_exception_inside_a_layer_leaves_no_trace(sublayer, recompute):
     """Raised in another forward, before the backward of the first; the batch after it, too."""
     model = attached(dropout=0.0, checkpoint_activations=recompute)
-    expected = gradients(model, batch())
+    expected = gradients(model)
     model.zero_grad()
     loss = loss_of(model, batch())
 
@@ -212,11 +195,8 @@ def test_exception_inside_a_layer_leaves_no_trace(sublayer, recompute):
     with pytest.raises(MemoryError):
         run(model, batch())
     hook.remove()
-    loss.backward()
-    assert_same_gradients(
-        (loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}), expected
-    )
-    assert_same_gradients(gradients(model, batch()), expected)
+    assert_same_gradients(after_backward(model, loss), expected)
+    assert_same_gradients(gradients(model), expected)
 
 
 @pytest.mark.parametrize(
@@ -231,30 +211,23 @@ def test_copies_are_independent_and_states_carry_the_weights(duplicate, recomput
     other = attached(seed=2, dropout=0.0)
     other.load_state_dict(model.state_dict())
     assert torch.equal(run(other.eval(), batch()), expected)
-    with torch.no_grad():
-        for omega in omegas(model).values():
-            omega.mul_(2.0)
+    scatter_omegas(model, seed=1)
     assert not torch.allclose(run(model, batch()), expected, atol=1e-3)
     assert torch.equal(run(double, batch()), expected)
-    with torch.no_grad():
-        for omega in omegas(double).values():
-            omega.zero_()
+    scatter_omegas(double, seed=2)
     assert not torch.allclose(run(double, batch()), expected, atol=1e-3)
-    assert_same_gradients(gradients(duplicate(model), batch()), gradients(model, batch()))
+    assert_same_gradients(gradients(duplicate(model)), gradients(model))
 
 
-# --------------------------------------------------------------------------------------- refusals
+UNSUITABLE = [
+    ({"encoder_normalize_before": True}, "encoder.layers.0 .*--encoder-normalize-before is"),
+    ({"decoder_normalize_before": True}, "decoder.layers.0 .*--decoder-normalize-before is"),
+    ({"scale_resids": True}, "decoder.layers.0 .*--scale-resids is True"),
+    ({"arch": "nonautoregressive_transformer"}, "NATransformerModel is non-autoregressive"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encoder_normalize_before": True}, r"encoder\.layers\.0 .*--encoder-normalize-before is"),
-        ({"decoder_normalize_before": True}, r"decoder\.layers\.0 .*--decoder-normalize-before is"),
-        ({"scale_resids": True}, r"decoder\.layers\.0 .*--scale-resids is True"),
-        ({"arch": "nonautoregressive_transformer"}, r"NATransformerModel is non-autoregressive"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), UNSUITABLE)
 def test_unsuitable_models_are_refused_untouched(options, message):
     model = build(**options)
     keys = set(model.state_dict())
@@ -269,9 +242,8 @@ def test_other_layers_and_calls_in_another_order_are_refused():
         profile_admin(model, *batch(), seed=3)
     with pytest.raises(ValueError, match="already"):
         attach_admin(attached())
-    decoder_only = nn.ModuleDict({"decoder": model.decoder})
-    with pytest.raises(ValueError, match=r"--admin-init: ModuleDict has no stack encoder\.layers"):
-        attach_admin(decoder_only)
+    with pytest.raises(ValueError, match="--admin-init: ModuleDict has no stack encoder.layers"):
+        attach_admin(nn.ModuleDict({"decoder": model.decoder}))
     model.decoder.layers.insert(1, nn.Linear(16, 16))
     with pytest.raises(ValueError, match=r"decoder\.layers\.1 is a Linear.*--base-layers"):
         attach_admin(model)

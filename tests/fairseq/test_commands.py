@@ -1,7 +1,6 @@
-"""Proves that every fairseq command works on a cape checkpoint, with ``--user-dir`` and without
-options about positions: interactive, validate, alignment, unknown words, ensembles, language
-models, the hub interface, sentences longer than the tables of the stock models. Results are
-compared with an independent computation or with another command."""
+"""Proves that fairseq's commands and its hub interface work on a cape checkpoint, with
+``--user-dir`` and without options about positions. Results are compared with an independent
+computation or with another command."""
 
 import math
 import re
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from fairseq_user_dir import CapeTransformerLanguageModel, CapeTransformerModel
-from tests.fairseq.conftest import LONG, TARGET_WORDS
+from tests.fairseq.conftest import TARGET_WORDS
 from tests.support.expected import types_whose
 from tests.support.fairseq_models import (
     USER_DIR,
@@ -39,6 +38,11 @@ def printed_scores(output, index):
     return torch.tensor([float(x) for x in lines(output, "P")[index][0][0].split()])
 
 
+def interactive_words(data, checkpoint, *extra):
+    words = ("--beam", 3, "-s", "en", "-t", "de", *extra)
+    return ["fairseq-interactive", *generate_words(data, checkpoint, *words)[1:]]
+
+
 @pytest.fixture(scope="module")
 def generated(run_cli, trained, test_data):
     """Output of fairseq-generate for the test set, beam 3, with alignments."""
@@ -46,16 +50,9 @@ def generated(run_cli, trained, test_data):
     return run_cli(*generate_words(test_data, trained("cape"), *words)).stdout
 
 
-# ----------------------------------------------------------------------------- other commands
-
-
 def test_interactive_equals_generate(run_cli, trained, corpus, test_data, generated):
     typed = (corpus.text / "test.en").read_text()
-    words = [
-        "fairseq-interactive", test_data, "--user-dir", USER_DIR, "--path", trained("cape"),
-        "-s", "en", "-t", "de", "--beam", 3, "--buffer-size", 24, "--batch-size", 5, "--cpu",
-        "--max-len-b", 20,
-    ]  # fmt: skip
+    words = interactive_words(test_data, trained("cape"), "--buffer-size", 24, "--batch-size", 5)
     output = run_cli(*words, input=typed).stdout
     ours, expected = hypotheses(output), hypotheses(generated)
     assert ours.keys() == expected.keys() == set(range(24))
@@ -74,9 +71,6 @@ def test_validate_equals_validation_in_training(trained, corpus):
     loss = re.search(r"valid.*\| loss ([\d.]+)", output)[1]
     state = torch.load(trained("cape"), weights_only=True)
     assert float(loss) == pytest.approx(state["extra_state"]["val_loss"], abs=2e-3)
-
-
-# -------------------------------------------------------------------------------- attention
 
 
 @torch.no_grad()
@@ -109,7 +103,7 @@ def test_unknown_words_are_replaced_by_the_aligned_source(trained, corpus, tmp_p
     reference force unknown words: names in it are not in the dictionary."""
     text = (corpus.text / "test.en").read_text().splitlines()
     dictionary = tmp_path / "words"
-    names = sorted({name for line in text for name in line.split()})
+    names = {name for line in text for name in line.split()}
     dictionary.write_text("".join(f"{name} NEW{name}\n" for name in names))
     words = generate_words(corpus.raw, trained("cape"), "--prefix-size", 3, "--dataset-impl", "raw")
     soft = ["--replace-unk", dictionary, "--print-alignment", "soft"]
@@ -141,12 +135,9 @@ def test_typed_words_are_copied(trained, test_data):
     marks."""
     names = {0: "anna eva", 2: "bert udo", 3: "carl max", 4: "dora ida"}
     typed = "\n".join(names.get(i, "one " * 1100) for i in range(5))
-    words = [
-        "fairseq-interactive", test_data, "--user-dir", USER_DIR, "--path", trained("cape"),
-        "-s", "en", "-t", "de", "--beam", 3, "--nbest", 2, "--max-len-b", 8, "--cpu",
-        "--buffer-size", 9, "--batch-size", 9, "--skip-invalid-size-inputs-valid-test",
-        "--replace-unk", "--print-alignment", "hard",
-    ]  # fmt: skip
+    words = interactive_words(test_data, trained("cape"), "--buffer-size", 9, "--batch-size", 9)
+    words += ["--nbest", 2, "--max-len-b", 8, "--skip-invalid-size-inputs-valid-test"]
+    words += ["--replace-unk", "--print-alignment", "hard"]
     plain, joined = (
         run_here(*words, *more, input=typed) for more in ([], ["--post-process", "sentencepiece"])
     )
@@ -164,9 +155,6 @@ def test_typed_words_are_copied(trained, test_data):
     assert len(copied) > 3
 
 
-# -------------------------------------------------------------------------------- ensembles
-
-
 def test_ensemble_averages_probabilities(trained, test_data):
     paths = f"{trained('cape')}:{trained('stock')}"
     options = ("--beam", 3, "--print-alignment", "soft")
@@ -179,21 +167,16 @@ def test_ensemble_averages_probabilities(trained, test_data):
         torch.testing.assert_close(mean, printed_scores(output, i), atol=SHOWN, rtol=0)
         assert (scores[0] - scores[1]).abs().max() > 1e-2
         attention = sum(attention_of(*member, source, hypothesis) for member in members) / 2
-        rows = lines(output, "A")[i][0][0].split()
-        assert torch.tensor([[float(p) for p in row.split(",")] for row in rows]).sub(
-            attention
-        ).abs().max() < 1e-4  # fmt: skip
-
-
-# -------------------------------------------------------------------- language models and hub
+        rows = [list(map(float, row.split(","))) for row in lines(output, "A")[i][0][0].split()]
+        torch.testing.assert_close(torch.tensor(rows), attention, atol=1e-4, rtol=0)
 
 
 def test_hub_interface_translates_and_scores(trained, corpus, test_data, generated):
-    places = [(trained("cape").parent, test_data), (trained("lm").parent, corpus.lm)]
     hub, lm = (
-        model.from_pretrained(str(folder), "checkpoint_last.pt", str(data))
-        for model, (folder, data) in zip(
-            (CapeTransformerModel, CapeTransformerLanguageModel), places, strict=True
+        model.from_pretrained(str(trained(name).parent), "checkpoint_last.pt", str(data))
+        for model, name, data in (
+            (CapeTransformerModel, "cape", test_data),
+            (CapeTransformerLanguageModel, "lm", corpus.lm),
         )
     )
     expected = hypotheses(generated)
@@ -207,21 +190,6 @@ def test_hub_interface_translates_and_scores(trained, corpus, test_data, generat
     scored = lm.score("eins zwei und drei")["positional_scores"]
     torch.testing.assert_close(scored, expected)
 
-
-# ------------------------------------------------------- settings and lengths of trained models
-
-
-def test_sentence_beyond_the_stock_tables_is_translated(trained, test_data):
-    words = generate_words(test_data, trained("abspos"), "--gen-subset", "test1")
-    words += ["--max-source-positions", 4000, "--min-len", 5, "--max-len-b", 20, "--beam", 2]
-    output = run_here(*words)
-    source, hypothesis = lines(output, "S")[0][0][0], lines(output, "H")[0][0][1]
-    assert len(source.split()) == LONG - 1
-    forced = forced_scores(*load(trained("abspos"), test_data), source, hypothesis)
-    torch.testing.assert_close(forced, printed_scores(output, 0), atol=SHOWN, rtol=0)
-
-
-# ---------------------------------------------------------------------- options of training
 
 TRAINED = {
     "admin, checkpoint activations": [

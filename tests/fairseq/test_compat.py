@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from omegaconf import OmegaConf
 
@@ -39,16 +40,13 @@ def load(data):
     return torch.load(io.BytesIO(data), weights_only=True)["value"]
 
 
-def as_broadcast(**cfg):
-    """What rank 0 sends when several ranks resume."""
-    return {"cfg": OmegaConf.create(cfg, flags={"allow_objects": True})}
-
-
+SETTINGS = {"model": argparse.Namespace(a=1), "lr": [0.1], "task": {"data": None}}
 PASSIVE = {
     "Namespace": argparse.Namespace(arch="transformer_tiny", lr=[0.1]),
     **{f"array {name}": np.array([1, 0], name) for name in NUMBERS},
     **{f"number {name}": np.array([1], name)[0] for name in NUMBERS},
-    "OmegaConf": as_broadcast(model=argparse.Namespace(a=1), lr=[0.1], task={"data": None}),
+    # what rank 0 sends when several ranks resume
+    "OmegaConf": {"cfg": OmegaConf.create(SETTINGS, flags={"allow_objects": True})},
     "placeholder": _TensorPlaceholder(3),
     "defaultdict": collections.defaultdict(dict),  # empty, as in OmegaConf: no others can be loaded
 }
@@ -67,15 +65,10 @@ def test_passive_types_load_only_when_allowed(value, nothing_allowed):
 
 def test_types_that_other_code_took_off_the_list_come_back(tmp_path):
     """The end of torch's own context manager also removes what was declared before it."""
-    from fairseq import checkpoint_utils
-
-    import fairseq_user_dir  # noqa: F401
-
     path = tmp_path / "checkpoint.pt"
     state = {"extra_state": {"counts": np.arange(4), "train_iterator": {"epoch": 1}}}
     state["optimizer_history"] = [{"num_updates": 0, "lr_scheduler_state": {}}]
-    state |= {"args": None, "cfg": None, "model": {}}
-    torch.save(state, path)
+    torch.save({**state, "args": None, "cfg": None, "model": {}}, path)
     with torch.serialization.safe_globals([np.ndarray]):
         pass
     with pytest.raises(pickle.UnpicklingError):

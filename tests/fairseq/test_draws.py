@@ -1,8 +1,5 @@
-"""Proves which side draws what, and when: source and target share the shift and the scale of a
-pair, local shifts are separate, a model with only one side in training mode is an error, evaluation
-draws nothing, and samples that are not augmented are the same on both sides. Coordinates are read
-when they are encoded, so these tests do not depend on the way in which they are passed on.
-"""
+"""Proves which side draws what, and when. Coordinates are read when they are encoded, so these
+tests do not depend on the way in which they are passed on."""
 
 import math
 
@@ -43,6 +40,18 @@ def note_coordinates(stack):
     return record(stack).seen if stack.stack_attention is None else note_keys(stack)
 
 
+def noted_calls(owner, method, monkeypatch):
+    """A list to which each call of a method appends its result."""
+    results, call = [], getattr(owner, method)
+
+    def noted(*args):
+        results.append(call(*args))
+        return results[-1]
+
+    monkeypatch.setattr(owner, method, noted)
+    return results
+
+
 def coordinates(model, seed=0, left=True, random_seed=3):
     """``[B, S]`` and ``[B, T]`` coordinates of one training forward, and their 0-based indices.
 
@@ -64,9 +73,7 @@ def coordinates(model, seed=0, left=True, random_seed=3):
     return result
 
 
-@pytest.mark.parametrize(
-    ("left", "bos"), [(True, True), (False, False)], ids=["left, bos", "right, no bos"]
-)
+@pytest.mark.parametrize(("left", "bos"), [(True, True), (False, False)])
 def test_source_and_target_share_shift_and_scale(left, bos):
     drawn = {"position_max_global_shift": 20, "position_max_global_scale": 3}
     model = build(position_max_local_shift=0, position_source_bos=bos, **drawn)
@@ -123,23 +130,20 @@ def test_synchronize_decides_whether_draws_are_shared(name, synchronize):
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_source_and_target_share_one_function_of_the_index(name):
+def test_source_and_target_share_one_function_of_the_index(name, monkeypatch):
     """Drawn positions: target token j is at f(j), source token i at f(alpha i)."""
     model = build_variant(name, position_max_position=40)
-    draws = []
-    draw = model.encoder.embed_positions.draw
-    model.encoder.embed_positions.draw = lambda *args: draws.append(draw(*args)) or draws[-1]
+    draws = noted_calls(model.encoder.embed_positions, "draw", monkeypatch)
     source, i, target, j = coordinates(model)
-    alpha = float(ALPHA)
-    for row, order in enumerate(draws[0].order):
-        here, there = (values[row][~values[row].isnan()] for values in (i * alpha, j))
+    (draw,) = draws
+    for row, order in enumerate(draw.order):
+        here, there = (values[row][~values[row].isnan()] for values in (i * float(ALPHA), j))
         count = int(max(here.max().ceil(), there.max())) + 1
-        taken = order[:count].sort().values
-        below, above = taken[here.long()], taken[(here.long() + 1).clamp(max=count - 1)]
+        drawn = order[:count].sort().values
+        below, above = drawn[here.long()], drawn[(here.long() + 1).clamp(max=count - 1)]
         expected = START + below + (here - here.floor()) * (above - below)
         torch.testing.assert_close(source[row][~source[row].isnan()], expected)
-        assert torch.equal(target[row][~target[row].isnan()], START + taken[there.long()])
-    assert len(draws) == 1
+        assert torch.equal(target[row][~target[row].isnan()], START + drawn[there.long()])
 
 
 def test_an_encoder_that_runs_alone_counts_for_itself():
@@ -155,9 +159,6 @@ def test_an_encoder_that_runs_alone_counts_for_itself():
     assert torch.equal(of_source, order[:, :8].sort().values)
     assert torch.equal(of_target[0, :4], of_source[0, :4])
     assert torch.equal(of_target[1], order[1, :12].sort().values)
-
-
-# ------------------------------------------------------------------------------- half a model
 
 
 SYNCHRONIZED = [name for name in RANDOM if build_variant(name).position_config.synchronize]
@@ -199,9 +200,6 @@ def test_positions_in_training_without_a_draw_are_refused():
     model(source, None, previous)
 
 
-# ---------------------------------------------------------------------------------- evaluation
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_evaluation_is_deterministic_and_draws_nothing(name):
     model = build_variant(name, dropout=0.1).eval()
@@ -236,8 +234,6 @@ def test_retained_dropout_brings_back_no_augmentation(name):
     assert not torch.equal(*results[0])  # dropout is at work
 
 
-# ---------------------------------------------------------------- samples that stay where they are
-
 HALF = {"position_augment_probability": 0.5}
 
 
@@ -256,21 +252,15 @@ def test_source_and_target_of_a_pair_are_augmented_alike(name):
     rows = []
     for seed in range(20):
         source, i, target, j = coordinates(model, random_seed=seed)
-        expected = first + float(alpha) * i, first + j
-        # padding is nan
-        moved = [
-            ((coords - raw).abs() > 1e-5).any(1)
-            for coords, raw in zip((source, target), expected, strict=True)
-        ]
-        assert torch.equal(*moved)
-        rows.append(moved[0])
+        moved = ((source - first - float(alpha) * i).abs() > 1e-5).any(1)  # padding is nan
+        assert torch.equal(moved, ((target - first - j).abs() > 1e-5).any(1))
+        rows.append(moved)
     assert_share(torch.cat(rows))
 
 
 # also with local shifts alone, which attention draws later, and with scales alone
-APART = [*((name, {}) for name in RANDOM)]
-APART += [(name, {f"position_{off}": value}) for name in MOVED
-          for off, value in (("max_global_scale", 1), ("max_local_shift", 0))]  # fmt: skip
+LESS = ({}, {"position_max_global_scale": 1}, {"position_max_local_shift": 0})
+APART = [(name, off) for name in RANDOM for off in (LESS if name in MOVED else LESS[:1])]
 
 
 @pytest.mark.parametrize(("name", "options"), APART)
@@ -295,14 +285,8 @@ def test_encoder_and_decoder_of_speech_are_augmented_alike(tmp_path, monkeypatch
     task.load_dataset("train")
     data = task.dataset("train")
     sample = data.collater([data[index] for index in range(8)])
-    model, drawn = make_model(task, S2T, "cape", **HALF).train(), []
-    draw = PositionEncoder.draw
-
-    def noted(*args):
-        drawn.append(draw(*args))
-        return drawn[-1]
-
-    monkeypatch.setattr(PositionEncoder, "draw", noted)
+    model = make_model(task, S2T, "cape", **HALF).train()
+    drawn = noted_calls(PositionEncoder, "draw", monkeypatch)
     for _ in range(20):
         model(**sample["net_input"])
     for source, target in zip(drawn[::2], drawn[1::2], strict=True):

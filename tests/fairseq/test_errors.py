@@ -44,8 +44,6 @@ def test_options_are_named_by_their_flags():
     assert str(pickle.loads(pickle.dumps(tables))) == str(tables)
 
 
-# ------------------------------------------------------------------------------------ excepthook
-
 COMMAND, PROGRAM = "lib/fairseq_cli/train.py", "lib/my_program.py"
 
 
@@ -72,8 +70,8 @@ def printed(monkeypatch, capsys):
 
 def test_commands_print_one_line_and_other_programs_a_traceback(printed):
     error = SettingsError("--position-x 3 is\nnot allowed")
-    message = "fairseq-train: error: --position-x 3 is not allowed\n"
-    assert printed("raise error", error=error) == message
+    expected = "fairseq-train: error: --position-x 3 is not allowed\n"
+    assert printed("raise error", error=error) == expected
     assert "Traceback" in printed("raise error", PROGRAM, error=error)
 
 
@@ -119,7 +117,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", [*REFUSALS, *FAULTS])
 def test_a_refusal_is_known_by_its_statement_however_many_lines_it_has(name, printed):
     """Python reports the line of the condition, not the first line of the statement."""
-    text = printed({**REFUSALS, **FAULTS}[name], error="--x 3 is impossible")
+    text = printed((REFUSALS | FAULTS)[name], error="--x 3 is impossible")
     message = r"(--x 3 is impossible|No module named '\w+'; install it with pip.*)\n"
     assert bool(re.fullmatch(f"fairseq-train: error: {message}", text)) == (name in REFUSALS)
     assert ("Traceback" in text) == (name in FAULTS)
@@ -138,8 +136,6 @@ def test_processes_of_several_gpus_print_one_line(message, printed):
     assert ("Traceback" in text) != bool(message)
 
 
-# ------------------------------------------------------------------------------ the command lines
-
 PARSERS = {
     "generate": options.get_generation_parser,
     "interactive": lambda: options.get_generation_parser(interactive=True),
@@ -150,12 +146,11 @@ PARSERS = {
 
 
 def refusal(command, *words, capsys):
-    words = ["data", "--path", "checkpoint.pt", "--task", "translation", *words]
-    if command == "train":
-        words = ["data", "--task", "translation", "--arch", "cape_transformer_tiny", *words[5:]]
-    with pytest.raises(SystemExit) as end:
+    trains = command == "train"
+    model = ["--arch", "cape_transformer_tiny"] if trains else ["--path", "checkpoint.pt"]
+    words = ["data", "--task", "translation", *model, *words]
+    with pytest.raises(SystemExit, match="2"):
         options.parse_args_and_arch(PARSERS[command](), words)
-    assert end.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
 
 
@@ -163,8 +158,7 @@ def refusal(command, *words, capsys):
 def test_overrides_and_shards_that_are_none_are_refused(command, capsys):
     for text in ("foo", "['foo']", "") if command != "train" else ():
         line = refusal(command, "--model-overrides", text, capsys=capsys)
-        shown = text or "''"
-        assert f"error: --model-overrides {shown} is not allowed; allowed: " in line
+        assert f"error: --model-overrides {text or repr('')} is not allowed; allowed: " in line
     shards = ["--num-shards", "2"]
     line = refusal(command, *shards, "--shard-id", "2", capsys=capsys)
     assert "error: --shard-id 2 with --num-shards 2 is " in line
@@ -173,62 +167,26 @@ def test_overrides_and_shards_that_are_none_are_refused(command, capsys):
         assert "error: --num-shards 2 is not for " in line
 
 
-# ---------------------------------------------------------------------------------- the commands
-
-
 # Words, and what the line has to say. {speech}, {cape} ... are made by fixtures.
+POSITIONS = (
+    "fairseq-validate {binary} --path {cape} --batch-size 1 "
+    "--model-overrides {{'position_max_local_shift':2}}"
+)
+SHORT = "fairseq-generate {binary} --path {cape} --max-source-positions"
 REFUSED = {
-    "positions": (
-        ["fairseq-validate", "{binary}", "--path", "{cape}", "--batch-size", 1,
-         "--model-overrides", "{{'position_max_local_shift': 2}}"],
-        "--position-max-local-shift 2",
-    ),
-    "translation model for speech": (
-        ["fairseq-generate", "{speech}", "--task", "cape_asr", "--path", "{cape}"],
-        "was trained with --task translation, not cape_asr",
-    ),
-    "no task": (
-        ["fairseq-generate", "{speech}", "--path", "{cape}"],
-        "Could not infer language pair.* --task of the checkpoint",
-    ),
-    "no such checkpoint": (
-        ["fairseq-generate", "{binary}", "--path", "gone.pt"],
-        "Model file not found: gone.pt; .*--path",
-    ),
-    "no such set": (
-        ["fairseq-generate", "{binary}", "--path", "{cape}", "--gen-subset", "gone"],
-        "Dataset not found: gone .*; .*--gen-subset",
-    ),
-    "sentences that are too long": (
-        ["fairseq-generate", "{binary}", "--path", "{cape}", "--max-source-positions", 5],
-        "since max_positions.*--skip-invalid-size-inputs-valid",
-    ),
-    "no sentence to translate": (
-        ["fairseq-generate", "{binary}", "--path", "{cape}", "--max-source-positions", 1,
-         "--skip-invalid-size-inputs-valid-test"],
-        "no sentence is left",
-    ),
-    "no sentence in this share": (
-        ["fairseq-generate", "{binary}", "--path", "{cape}", "--num-shards", 9, "--shard-id", 8],
-        "--shard-id 8 has no sentences",
-    ),
-    "no language model's data": (
-        ["fairseq-eval-lm", "{binary}", "--path", "{lm}"],
-        "No such file or directory: .*dict.txt",
-    ),
-    "nothing to begin with": (
-        ["fairseq-train", "{binary}", "--finetune-from-model", "gone.pt"],
-        "gone.pt does not exist",
-    ),
-    "nothing to go on from": (
-        ["fairseq-train", "{binary}", "--restore-file", "gone.pt"],
-        "--restore-file gone.pt: no such file",
-    ),
-    "two dictionaries": (
-        ["fairseq-train", "{separate}", "--share-all-embeddings"],
-        "--joined-dictionary",
-    ),
-}  # fmt: skip
+    POSITIONS: "--position-max-local-shift 2",
+    "fairseq-generate {speech} --task cape_asr --path {cape}": "trained with --task translation, ",
+    "fairseq-generate {speech} --path {cape}": "language pair.* --task of the checkpoint",
+    "fairseq-generate {binary} --path gone.pt": "Model file not found: gone.pt; .*--path",
+    "fairseq-generate {binary} --path {cape} --gen-subset gone": "gone .*; .*--gen-subset",
+    f"{SHORT} 5": "since max_positions.*--skip-invalid-size-inputs-valid",
+    f"{SHORT} 1 --skip-invalid-size-inputs-valid-test": "no sentence is left",
+    "fairseq-generate {binary} --path {cape} --num-shards 9 --shard-id 8": "--shard-id 8 has no s",
+    "fairseq-eval-lm {binary} --path {lm}": "No such file or directory: .*dict.txt",
+    "fairseq-train {binary} --finetune-from-model gone.pt": "gone.pt does not exist",
+    "fairseq-train {binary} --restore-file gone.pt": "--restore-file gone.pt: no such file",
+    "fairseq-train {separate} --share-all-embeddings": "--joined-dictionary",
+}
 
 
 @pytest.fixture(scope="module")
@@ -239,32 +197,30 @@ def places(corpus, trained, tmp_path_factory):
     for split in ("train", "test"):
         write_manifest(speech, split, [1.0, 0.5])
     make_task(speech)  # writes the dictionary
-    separate = tmp_path_factory.mktemp("separate") / "data"
-    shutil.copytree(corpus.binary, separate)
+    separate = shutil.copytree(corpus.binary, tmp_path_factory.mktemp("separate") / "data")
     (separate / "dict.de.txt").write_text("eins 3\n")
     folders = {"binary": corpus.binary, "speech": speech, "separate": separate}
-    return {**folders, **{name: trained(name) for name in ("cape", "lm")}}
+    return folders | {name: trained(name) for name in ("cape", "lm")}
 
 
 @pytest.fixture
 def refused(places, tmp_path):
     """Function: the words of a row of the table, and a pattern of the last line."""
 
-    def row(name):
-        words, message = REFUSED[name]
-        command, data, *words = [str(word).format(**places) for word in words]
+    def row(text):
+        command, data, *words = [word.format(**places) for word in text.split()]
         if command == "fairseq-train":
             words = train_words(data, tmp_path / "run", *words)
         else:
             words = [command, data, "--user-dir", USER_DIR, "--cpu", *words]
-        return words, f"{command}: error: .*{message}"
+        return words, f"{command}: error: .*{REFUSED[text]}"
 
     return row
 
 
 @pytest.mark.slow
 def test_a_command_that_refuses_ends_with_status_1_and_one_line(run_cli, refused):
-    words, message = refused("positions")
+    words, message = refused(POSITIONS)
     result = run_cli(*words, check=False)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr + result.stdout
@@ -272,11 +228,11 @@ def test_a_command_that_refuses_ends_with_status_1_and_one_line(run_cli, refused
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in REFUSED if name != "positions"])
+@pytest.mark.parametrize("text", list(REFUSED)[1:])
 def test_what_does_not_belong_together_is_refused_in_one_line(
-    name, refused, printed, monkeypatch, capsys
+    text, refused, printed, monkeypatch, capsys
 ):
-    words, message = refused(name)
+    words, message = refused(text)
     with pytest.raises(Exception) as raised:  # noqa: PT011 the line is what matters
         run_here(*words)
     monkeypatch.setattr(sys, "argv", words)

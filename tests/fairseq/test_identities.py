@@ -1,6 +1,6 @@
 """Proves that a model without augmentation is the stock model bit for bit: parameters, state-dict
 keys, gradients and outputs after several updates, in this process and by ``fairseq-train``; and
-that stock and cape models load each other's parameters if these have the same names and shapes."""
+that such stock and cape models load each other's parameters."""
 
 import pytest
 import torch
@@ -8,10 +8,8 @@ import torch
 from cape_plugins import TYPES
 from cape_plugins.mathematics import encodings
 from tests.fairseq.conftest import UPDATES
-from tests.support.expected import EXPECTED
 from tests.support.fairseq_models import (
     IDENTICAL,
-    SINUSOID,
     STOCK,
     VARIANTS,
     batch,
@@ -28,7 +26,6 @@ from tests.support.fairseq_models import (
 )
 from tests.support.operations import operations
 
-RANDOM = [name for name in SINUSOID if EXPECTED[name].random]
 SETTINGS = {
     "post-LN": {},
     "pre-LN": {"encoder_normalize_before": True, "decoder_normalize_before": True},
@@ -71,14 +68,10 @@ def test_equals_stock_after_updates(name, setting):
     assert len(differences(expected[0], start)) > 10  # so it did learn something
     for ours_part, stock_part in zip(actual, expected, strict=True):
         assert differences(ours_part, stock_part) == []
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_augmentation_makes_the_difference(name):
-    """The comparison above fails if positions have moved."""
-    options = {"dropout": 0.1, "position_source_scale": "1", "position_source_bos": False}
-    ours = train(build(position_embedding=name, **options), updates=1)
-    assert differences(ours.state_dict(), train(build("transformer_tiny"), 1).state_dict())
+    ours.load_state_dict(start, strict=True)  # of a stock model, and back again
+    stock.load_state_dict(ours.state_dict(), strict=True)
+    assert differences(ours.state_dict(), start) == []
+    assert differences(stock.state_dict(), start) == []
 
 
 @pytest.mark.slow
@@ -91,28 +84,6 @@ def test_fairseq_train_writes_the_stock_parameters(corpus, trained, tmp_path):
     assert differences(parameters(trained("cape")), stock)
 
 
-# ------------------------------------------------------------------------- loading each other
-
-SAME = [
-    name
-    for name, settings in VARIANTS.items()
-    if settings["position_embedding"] in IDENTICAL and "position_relative_context" not in settings
-]
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_stock_and_cape_load_each_other(name):
-    encoding = TYPES[VARIANTS[name]["position_embedding"]].encoding
-    stock = build("transformer_tiny", seed=1, **STOCK[encoding])
-    ours = build_variant(name, seed=2)
-    assert differences(ours.state_dict(), stock.state_dict())
-    ours.load_state_dict(stock.state_dict(), strict=True)
-    assert differences(ours.state_dict(), stock.state_dict()) == []
-    other = build_variant(name, seed=3)
-    stock.load_state_dict(other.state_dict(), strict=True)
-    assert differences(stock.state_dict(), other.state_dict()) == []
-
-
 def test_tables_of_old_fairseq_checkpoints_are_dropped():
     """fairseq before 0.12 stored its sinusoid tables."""
     model = build(seed=1)
@@ -122,11 +93,6 @@ def test_tables_of_old_fairseq_checkpoints_are_dropped():
         state[f"{side}.embed_positions._float_tensor"] = torch.zeros(1)
     model.load_state_dict(state, strict=True)
     assert differences(model.state_dict(), build(seed=2).state_dict()) == []
-
-
-# -------------------------------------------------------------------- what a step asks of a GPU
-
-ADDED = 40  # operations that a step of cape adds to a stock step, at most
 
 
 @pytest.fixture(autouse=True)
@@ -152,5 +118,4 @@ def test_a_step_waits_no_more_often_than_the_stock_model(stock, name):
 
 
 def test_a_step_of_cape_launches_few_operations_more_than_the_stock_model(stock):
-    cape = step(build())
-    assert 0 < cape.launched.total() - stock.launched.total() <= ADDED
+    assert 0 < step(build()).launched.total() - stock.launched.total() <= 40

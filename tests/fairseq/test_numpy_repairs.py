@@ -3,7 +3,6 @@ with stock and cape models."""
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from fairseq.search import DiverseBeamSearch
 
 import fairseq_user_dir  # noqa: F401 repairs fairseq
@@ -11,6 +10,7 @@ from tests.support.fairseq_models import (
     differences,
     generate_words,
     lines,
+    make_dictionary,
     parameters,
     run_here,
     train_words,
@@ -20,9 +20,7 @@ from tests.support.fairseq_models import (
 @pytest.mark.parametrize("numbers", [[0, 1, 2], [40, 7, 12]], ids=["places", "others"])
 def test_diverse_beams_of_a_sentence_do_not_depend_on_the_others(numbers):
     """Nor on the number of the sentence in the set. The second sentence ends after two steps."""
-    dictionary = Dictionary()
-    for index in range(6):
-        dictionary.add_symbol(f"w{index}")
+    dictionary = make_dictionary()
     logits = torch.randn(4, 3, 4, len(dictionary))  # step, sentence, beam, word
     scores = torch.randn(3, 4, 5)
 
@@ -35,9 +33,6 @@ def test_diverse_beams_of_a_sentence_do_not_depend_on_the_others(numbers):
             yield words[-1]
 
     assert all(map(torch.equal, beams([0, 1, 2]), beams([2])))
-
-
-# --------------------------------------------------------------------------------- the commands
 
 
 @pytest.mark.slow

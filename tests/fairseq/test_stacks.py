@@ -26,36 +26,24 @@ from tests.support.fairseq_models import (
 )
 
 EACH_VARIANT = pytest.mark.parametrize("name", VARIANTS)
-OPTIONS = {
-    "plain": {},
-    "layer drop": {"encoder_layerdrop": 0.7, "decoder_layerdrop": 0.7},
-    "checkpoint activations": {"checkpoint_activations": True},
-    "quant noise": {"quant_noise_pq": 0.1},
-}
+OPTIONS = [
+    {},
+    {"encoder_layerdrop": 0.7, "decoder_layerdrop": 0.7},
+    {"checkpoint_activations": True},
+    {"quant_noise_pq": 0.1},
+]
 
 
-def relative_layers(model):
-    return [
-        [isinstance(stack.layers[i].self_attn, RelativeSelfAttention) for i in range(6)]
-        for stack in (model.encoder, model.decoder)
-    ]
-
-
-@pytest.mark.parametrize("setting", OPTIONS)
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("layers", ["all", "first"])
-def test_relative_attention_is_in_the_layers_asked_for(layers, setting):
-    options = {"encoder_layers": 6, "decoder_layers": 6, **OPTIONS[setting], **RELATIVE}
-    model = build(position_layers=layers, **options)
-    assert relative_layers(model) == [[True] + [layers == "all"] * 5] * 2
-    cross = [layer.encoder_attn for layer in model.eval().decoder.layers]
-    assert not any(isinstance(attention, RelativeSelfAttention) for attention in cross)
-    trained = train(model, updates=2)
-    for stack in (trained.encoder, trained.decoder):
+def test_relative_attention_is_in_the_layers_asked_for(layers, options):
+    sizes = {"encoder_layers": 6, "decoder_layers": 6}
+    model = train(build(position_layers=layers, **sizes, **options, **RELATIVE), updates=2).eval()
+    for stack in (model.encoder, model.decoder):
+        relative = [isinstance(layer.self_attn, RelativeSelfAttention) for layer in stack.layers]
+        assert relative == [True] + [layers == "all"] * 5
         tables = [p for n, p in stack.named_parameters() if ".relative." in n]
-        assert len(tables) == (12 if layers == "all" else 2)  # keys and values
-
-
-# -------------------------------------------------------------------------------------- length
+        assert len(tables) == 2 * sum(relative)  # keys and values, in no cross-attention
 
 
 @EACH_VARIANT
@@ -76,23 +64,17 @@ def test_step_by_step_equals_one_pass_beyond_the_stock_tables(name):
         assert not torch.allclose(last[:, -2], whole[:, length - 1], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        *(("--position-embedding", name) for name in ("abspos", *IN_ATTENTION)),
-        ("--position-relative-context", 3),
-    ],
-)
+LANGUAGE_MODELS = [("--position-embedding", name) for name in ("abspos", *IN_ATTENTION)]
+LANGUAGE_MODELS += [(), ("--position-relative-context", 3)]
+
+
+@pytest.mark.parametrize("words", LANGUAGE_MODELS)
 def test_language_model_step_by_step_equals_one_pass(words):
     model = build_lm(*words).eval()
     previous = pad(sentences(2, (LIMIT + 10,) * 2), left=False)
     whole, _ = model(previous)
     steps, _ = step_by_step(model.decoder, previous[:, : LIMIT + 10])
     torch.testing.assert_close(steps, whole[:, : LIMIT + 10], atol=2e-5, rtol=1e-4)
-
-
-# -------------------------------------------------------------------------------- copies, casts
 
 
 @EACH_VARIANT
@@ -103,23 +85,23 @@ def test_a_copy_is_a_model_of_its_own(name):
     twin = train(copy.deepcopy(model), updates=1)
     assert differences(model.state_dict(), before) == []
     assert differences(twin.state_dict(), before)
-    assert type(twin.encoder) is type(model.encoder)
+    for stack in (twin.encoder, twin.decoder):
+        for layer in stack.layers:  # of types in attention
+            assert (
+                vars(layer).get("stack_attention", stack.stack_attention) is stack.stack_attention
+            )
     source, previous = batch()
     twin.load_state_dict(model.state_dict())
-    assert torch.equal(
-        twin.eval()(source, None, previous)[0], model.eval()(source, None, previous)[0]
-    )
+    assert torch.equal(*(m.eval()(source, None, previous)[0] for m in (twin, model)))
 
 
 @EACH_VARIANT
 def test_half_precision_rounds_the_embedding_not_the_position(name):
     model = build_variant(name).eval()
     source = pad(sentences(1, (600, 9)), left=True)
-    seam = model.encoder.embed_positions
-    exact = None if seam is None else seam(source)
     half = copy.deepcopy(model).to(torch.bfloat16)
-    if seam is not None:
-        rounded = half.encoder.embed_positions(source)
+    if model.encoder.embed_positions is not None:
+        exact, rounded = (m.encoder.embed_positions(source) for m in (model, half))
         assert rounded.dtype == torch.bfloat16
         assert torch.equal(rounded, exact.to(torch.bfloat16))
     short, previous = batch()

@@ -1,13 +1,12 @@
-"""Proves that a checkpoint stores all position settings, and that a training continues only with
-the settings and the dictionary that it began with, unless a flag allows others; that fine-tuning
-may switch the positions; that damaged files are named."""
+"""Proves that a checkpoint stores all position settings; that a training continues only with them
+and its dictionary; that fine-tuning may switch the positions; that damaged files are named."""
 
 import argparse
 import shutil
 
 import pytest
 import torch
-from fairseq import checkpoint_utils, models
+from fairseq import checkpoint_utils
 
 from cape_plugins import TYPES
 from cape_plugins.checkpoints.fairseq_files import fairseq_config
@@ -22,11 +21,7 @@ from tests.fairseq.conftest import UPDATES
 from tests.fairseq.test_average import checkpoint
 from tests.support.fairseq_models import (
     STOCK,
-    USER_DIR,
-    Task,
     build,
-    configure,
-    flags,
     lm_words,
     load,
     loss_of,
@@ -34,8 +29,9 @@ from tests.support.fairseq_models import (
     run_here,
     train_words,
 )
-from tests.support.fairseq_speech import SIZES, durations, write_manifest
+from tests.support.fairseq_speech import durations, write_manifest
 
+SPEECH = ["--task", "cape_asr", "--conv-channels", 16, "--max-tokens", 4000]
 NAMES = ["position_embedding", *(f"position_{o.name}" for o in option_fields("text"))]
 
 
@@ -55,10 +51,8 @@ def begun(trained, tmp_path):
     """Function ``begun(NAME)``: the folder of a training that has made UPDATES updates."""
 
     def folder(name):
-        run = tmp_path / name
-        run.mkdir()
-        shutil.copy(trained(name), run / "checkpoint_last.pt")
-        return run
+        (tmp_path / name).mkdir()
+        return shutil.copy(trained(name), tmp_path / name / "checkpoint_last.pt").parent
 
     return folder
 
@@ -66,15 +60,11 @@ def begun(trained, tmp_path):
 @pytest.fixture(scope="module")
 def reordered(corpus, tmp_path_factory):
     """The data, with as many words in another order in the dictionaries."""
-    folder = tmp_path_factory.mktemp("data") / "reordered"
-    shutil.copytree(corpus.binary, folder)
+    folder = shutil.copytree(corpus.binary, tmp_path_factory.mktemp("data") / "reordered")
     for file in folder.glob("dict.*"):
         lines = file.read_text().splitlines()
         file.write_text("\n".join(lines[::-1]) + "\n")
     return folder
-
-
-# ------------------------------------------------------------------------------ what is stored
 
 
 @pytest.mark.slow
@@ -87,21 +77,11 @@ def test_new_defaults_do_not_change_a_trained_model(trained, corpus, monkeypatch
     assert load(trained("cape"), corpus.binary)[0].decoder.position_config == before
 
 
-def test_arguments_are_completed_when_a_model_is_built():
-    cfg = configure("--position-source-scale", "1.25")
-    model = models.build_model(cfg.model, Task())
-    expected = model.position_config.to_dict()
-    assert cfg.model.position_embedding == expected["type"]
-    for option in option_fields("text"):
-        assert getattr(cfg.model, f"position_{option.name}") == expected[option.name]
-
-
 @pytest.mark.slow
 def test_another_type_begins_with_its_own_defaults(trained, test_data):
     def config(**overrides):
         overrides["data"] = str(test_data)
-        load = checkpoint_utils.load_model_ensemble_and_task
-        (model,), _, _ = load([str(trained("cape"))], overrides)
+        (model,), _ = checkpoint_utils.load_model_ensemble([str(trained("cape"))], overrides)
         assert (model.encoder.position_module is None) == (model.position_config.type == "nopos")
         return model.position_config
 
@@ -112,9 +92,6 @@ def test_another_type_begins_with_its_own_defaults(trained, test_data):
     assert config(position_embedding="nopos").type == "nopos"
 
 
-# ---------------------------------------------------------------------------------- resuming
-
-
 @pytest.mark.slow
 def test_resuming_stops_for_other_models(begun, corpus, trained, tmp_path):
     """Language models; other data, on which alpha is another; relative tables; stock models."""
@@ -122,14 +99,13 @@ def test_resuming_stops_for_other_models(begun, corpus, trained, tmp_path):
     with pytest.raises(SettingsError, match=r"--position-max-global-shift 5.0 \(now 7.0\)"):
         run_here(*lm_words(corpus.lm, tmp_path / "lm", *lm))
 
-    folder, data = begun("cape"), tmp_path / "data"
-    shutil.copytree(corpus.binary, data)
+    folder, data = begun("cape"), shutil.copytree(corpus.binary, tmp_path / "data")
     for file in data.glob("valid.*"):
         shutil.copy(file, data / file.name.replace("valid", "train1"))
     with pytest.raises(SettingsError, match=r"--position-source-scale 2710/2326 \(now ") as stopped:
         run_here(*train_words(data, folder, updates=UPDATES + 2))
-    assert f"{folder / 'checkpoint_last.pt'}" in str(stopped.value)
-    assert "--allow-changed-settings" in str(stopped.value)
+    for told in (f"{folder / 'checkpoint_last.pt'}", "--allow-changed-settings"):
+        assert told in str(stopped.value)
     assert updates(folder / "checkpoint_last.pt") == UPDATES
 
     words = ["--position-embedding", "relpos", "--position-relative-context", 3]
@@ -193,18 +169,12 @@ def test_learned_tables_give_way_to_the_biases_of_another_type(corpus, trained, 
 
 
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize(
-    "trained_as",
-    [
-        *({"position_embedding": trained_type} for trained_type in ("abspos", "relpos", "fire")),
-        {"arch": "transformer_tiny", **STOCK["table"]},
-    ],
-    ids=lambda settings: "-".join(map(str, settings.values())),
-)
+@pytest.mark.parametrize("trained_as", ["abspos", "relpos", "fire", "stock"])
 def test_every_type_takes_the_weights_of_another(trained_as, name):
     """Also the weights of a stock model with learned positions. Only the loading; the test above
     trains."""
-    trained_model = build(**trained_as)
+    stock = {"arch": "transformer_tiny", **STOCK["table"]}
+    trained_model = build(**stock if trained_as == "stock" else {"position_embedding": trained_as})
     model = build(seed=2, position_embedding=name)
     with _switched_positions(model):
         model.load_state_dict(trained_model.state_dict())
@@ -224,9 +194,6 @@ def test_finetuning_refuses_what_does_not_fit(corpus, trained, tmp_path):
     wider = ["--finetune-from-model", trained("stock"), "--encoder-ffn-embed-dim", 48]
     with pytest.raises(Exception, match="please ensure that the architectures match"):
         run_here(*train_words(corpus.binary, tmp_path, *wider))
-
-
-# -------------------------------------------------------------------------------- dictionaries
 
 
 @pytest.mark.slow
@@ -259,9 +226,6 @@ def test_checkpoints_without_marks_load(trained, reordered, tmp_path):
     assert len(task.source_dictionary) == model.encoder.embed_tokens.num_embeddings
 
 
-# ----------------------------------------------------------------------------------- averaging
-
-
 def test_a_stock_model_counts_as_the_type_that_it_computes(tmp_path):
     """Its training may have gone on as that type."""
     paths = [
@@ -285,35 +249,23 @@ def test_other_dictionaries_have_no_average(tmp_path):
         average_checkpoints(paths[1:3])
 
 
-# ------------------------------------------------------------------------------- damaged files
+SOUND = {"model": {"a": torch.zeros(1000)}, "args": None}
+DAMAGED = [
+    (SOUND, lambda data: data[:-500], "it is cut off"),
+    (SOUND, lambda data: data[: len(data) // 2], "it is cut off"),
+    (SOUND, lambda data: b"", "it is cut off"),
+    (SOUND, lambda data: b"hello, this is text", "not a file of torch"),
+    ([1, 2], bytes, "the checkpoint has no entry 'model'"),
+    ({"x": argparse.ArgumentParser}, bytes, "it holds argparse.ArgumentParser"),
+]
 
 
-REASONS = {
-    "truncated": "it is cut off",
-    "half": "it is cut off",
-    "empty": "it is cut off",
-    "text": "not a file of torch",
-    "list": "the checkpoint has no entry 'model'",
-    "code": "it holds argparse.ArgumentParser",
-}
-
-
-def damaged(path, fault):
-    """Writes a damaged checkpoint."""
-    objects = {"list": [1, 2], "code": {"x": argparse.ArgumentParser}}
-    good = {"model": {"a": torch.zeros(1000)}, "args": None}
-    torch.save(objects.get(fault, good), path)
-    data = path.read_bytes()
-    contents = {"truncated": data[:-500], "half": data[: len(data) // 2], "empty": b""}
-    contents["text"] = b"hello, this is text"
-    path.write_bytes(contents.get(fault, data))
-    return path
-
-
-@pytest.mark.parametrize("fault", REASONS)
-def test_damaged_checkpoint_is_named(fault, tmp_path):
-    path = damaged(tmp_path / "checkpoint.pt", fault)
-    message = rf"{path} cannot be read as .*\({REASONS[fault]}.*_best.pt\.$"
+@pytest.mark.parametrize(("state", "damage", "reason"), DAMAGED)
+def test_damaged_checkpoint_is_named(state, damage, reason, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    torch.save(state, path)
+    path.write_bytes(damage(path.read_bytes()))
+    message = rf"{path} cannot be read as .*\({reason}.*_best.pt\.$"
     for read in (read_checkpoint, checkpoint_utils.load_checkpoint_to_cpu):
         with pytest.raises(SettingsError, match=message) as error:
             read(str(path))
@@ -321,10 +273,9 @@ def test_damaged_checkpoint_is_named(fault, tmp_path):
 
 
 def test_paths_without_a_file_are_named(tmp_path):
-    with pytest.raises(SettingsError, match="gone.pt: no such file; check the path"):
-        read_checkpoint(tmp_path / "gone.pt")
-    with pytest.raises(SettingsError, match=f"{tmp_path}: is a folder; check the path"):
-        read_checkpoint(tmp_path)
+    for path, reason in (tmp_path / "gone.pt", "no such file"), (tmp_path, "is a folder"):
+        with pytest.raises(SettingsError, match=f"{path}: {reason}; check the path"):
+            read_checkpoint(path)
 
 
 @pytest.mark.parametrize("section", ["model", "task"])
@@ -335,35 +286,17 @@ def test_a_checkpoint_of_another_user_directory_is_named(section, tmp_path):
         load_trained(path, None)
 
 
-# -------------------------------------------------------------------------------------- speech
-
-ABSENT = ("feature_dropout", "abspos_frames", "encoder_layerdrop", "input_feat_per_channel")
-
-
-def speech_words(folder):
-    """Words of fairseq-train for a small model, and makes its data."""
-    for split in ("train", "valid"):
-        write_manifest(folder, split, durations(8))
-    sizes = flags({name: value for name, value in SIZES.items() if name not in ABSENT})
-    return [
-        "fairseq-train", folder, "--user-dir", USER_DIR, "--task", "cape_asr", "--arch",
-        "cape_s2t_transformer_xs", "--criterion", "label_smoothed_cross_entropy", "--max-tokens",
-        4000, "--optimizer", "adam", "--lr", 0.001, "--cpu", "--num-workers", 0, "--save-dir",
-        folder / "run", "--no-epoch-checkpoints", *sizes,
-    ]  # fmt: skip
-
-
 @pytest.mark.slow
 def test_settings_of_both_sides_are_stored_and_compared(tmp_path):
-    """The flags are not given again to decode; a resumed training has no others; another type of
-    the encoder does not change the decoder."""
-    words = [*speech_words(tmp_path), "--position-decoder-embedding", "relpos"]
+    """The flags are not given again to decode; a resumed training has no others."""
+    for split in ("train", "valid"):
+        write_manifest(tmp_path, split, durations(8))
+    words = train_words(tmp_path, tmp_path / "run", *SPEECH, arch="cape_s2t_transformer_xs")
+    words += ["--position-decoder-embedding", "relpos"]
     context = ("--position-decoder-relative-context", 3)
     run_here(*words, *context, "--max-update", 1)
     path = tmp_path / "run/checkpoint_last.pt"
-    stored = settings(path)
-    assert None not in stored.values()
-    assert stored["position_max_global_shift"] == 30.0
+    assert None not in settings(path).values()
     with pytest.raises(SettingsError, match=r"--position-max-global-shift 30.0 \(now 7.0\)"):
         run_here(*words, *context, "--max-update", 2, "--position-max-global-shift", 7)
     with pytest.raises(SettingsError, match=r"--position-decoder-relative-context 3 \(now 150\)"):
@@ -375,7 +308,3 @@ def test_settings_of_both_sides_are_stored_and_compared(tmp_path):
     arguments = vars(stored["cfg"]["model"])
     assert None not in arguments["position_decoder"].values()
     assert fairseq_config(arguments, stored["model"], "decoder") == config
-    overrides = {"position_embedding": "sinpos"}
-    (model,), _ = checkpoint_utils.load_model_ensemble([str(path)], overrides)
-    assert model.position_config.type == "sinpos"
-    assert model.decoder.position_config == config

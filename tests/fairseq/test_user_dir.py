@@ -1,6 +1,5 @@
 """Proves that ``--user-dir`` accepts both packages: by path from another folder, and after they
-have been imported. README's commands, in test_other_trainings.py, have the bare name in the
-repository."""
+have been imported. test_other_trainings.py has the bare name in the repository."""
 
 import re
 from argparse import Namespace
@@ -10,10 +9,8 @@ from fairseq import utils
 
 from tests.support.fairseq_models import ROOT, train_words
 
-PACKAGES = ("cape_plugins", "fairseq_user_dir")
 
-
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ["cape_plugins", "fairseq_user_dir"])
 @pytest.mark.parametrize("folder", ["", f"{ROOT}/"])
 def test_user_dir_that_has_been_imported_is_taken(folder, package, monkeypatch):
     """Commands import the user directory when they parse, and again when they run."""

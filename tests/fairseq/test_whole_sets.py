@@ -1,6 +1,5 @@
-"""Proves that an evaluation sees each sentence of a set exactly once, whatever the size of its
-batches and the number of shards, while a training keeps the batches that fairseq makes;
-and that sentences which are too long for it are named."""
+"""Proves that an evaluation sees each sentence of a set exactly once, while a training keeps the
+batches that fairseq makes; and that sentences which are too long for it are named."""
 
 import re
 import shutil
@@ -29,9 +28,6 @@ def batches_of(lengths, max_tokens, max_sentences, multiple=8, batch=data_utils.
         max_sentences=max_sentences,
         required_batch_size_multiple=multiple,
     )
-
-
-# ------------------------------------------------------------------------------------ the batches
 
 
 @pytest.mark.parametrize("count", [1, 8, 60])
@@ -78,9 +74,6 @@ def test_the_sentence_that_fits_into_no_batch_is_named():
         batches_of(lengths, 80, None)
 
 
-# --------------------------------------------------------------------------------- the commands
-
-
 @pytest.fixture(scope="module")
 def sets(corpus, tmp_path_factory):
     """Raw data whose sets have COUNT sentences, each of another length than most."""
@@ -109,11 +102,8 @@ def test_generation_translates_each_sentence_once(trained, sets):
         hypotheses = lines(output, "H")
         assert sorted(hypotheses) == list(range(COUNT))
         assert all(len(texts) == 1 for texts in hypotheses.values())
-    shards = [
-        list(lines(generate(sets, trained("cape"), *words), "H"))
-        for shard in range(2)
-        for words in [["--batch-size", 7, "--num-shards", 2, "--shard-id", shard]]
-    ]
+    two = ["--batch-size", 7, "--num-shards", 2, "--shard-id"]
+    shards = [list(lines(generate(sets, trained("cape"), *two, n), "H")) for n in range(2)]
     assert all(shards)
     assert sorted(np.concatenate(shards)) == list(range(COUNT))
 
@@ -145,8 +135,8 @@ def steps(monkeypatch, step):
     seen, stock = [], getattr(Trainer, step)
 
     def noted(self, samples, *args, **kwargs):
-        for sample in samples if isinstance(samples, list) else [samples]:
-            seen.append(sample["id"].tolist())
+        micro_batches = samples if isinstance(samples, list) else [samples]
+        seen.extend(sample["id"].tolist() for sample in micro_batches)
         return stock(self, samples, *args, **kwargs)
 
     monkeypatch.setattr(Trainer, step, noted)
