@@ -60,12 +60,8 @@ def test_frame_errors_have_their_types(text, types):
 
 
 def test_errors_are_counted_over_utterances():
-    pairs = [
-        numbered("uh uh uh:k k k"),
-        numbered("k k:a k:a k:a k"),
-        numbered("a b:a b:a b:a b:a c"),
-    ]
-    targets, predictions = zip(*pairs, strict=True)
+    texts = ("uh uh uh:k k k", "k k:a k:a k:a k", "a b:a b:a b:a b:a c")
+    targets, predictions = zip(*map(numbered, texts), strict=True)
     assert error_types(targets, predictions) == (1, 0, 3, 4)
     assert error_types(targets, targets) == (0, 0, 0, 0)
     assert error_rate(targets, predictions) == pytest.approx(100 * 8 / 16)
@@ -93,8 +89,6 @@ def test_attention_is_averaged_by_distance():
     assert list(head.values())[:4] == [1, 1, -3, 1.0]
 
 
-# ---- errors frame by frame -----------------------------------------------------------------------
-
 NAMES = ["d", "dh", "ih", "t"]
 # Table 5.11 of the thesis
 TARGET, INC, EXC = np.array([[0, 0, 2, 2, 2], [0, 0, 0, 2, 2], [0, 1, 3, 3, 2]])
@@ -114,10 +108,7 @@ def test_frames_are_those_where_each_model_has_its_type_of_error():
 def test_errors_are_printed_as_in_the_thesis():
     right = [TARGET, TARGET]
     lines = printed_errors(
-        ["other", "4ayc030p"],
-        right,
-        {"inc": [TARGET, INC], "exc": [TARGET, EXC]},
-        NAMES,
+        ["other", "4ayc030p"], right, {"inc": [TARGET, INC], "exc": [TARGET, EXC]}, NAMES
     )
     start = lines.index("M-inc has type 1 where M-exc has type 2 (Tables 5.10 and 5.11):")
     assert lines[start + 2 : start + 7] == [
@@ -128,9 +119,6 @@ def test_errors_are_printed_as_in_the_thesis():
         "| M-exc | d | dh | t | t | ih |",
     ]
     assert lines[lines.index("M-exc, type 3 (Table 5.8):") + 2] == "none"
-
-
-# ---- attention by class --------------------------------------------------------------------------
 
 
 def test_attention_between_classes_is_compared_to_uniform():

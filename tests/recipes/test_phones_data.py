@@ -4,7 +4,7 @@ speech of espeak-ng."""
 import hashlib
 import re
 import shutil
-from itertools import pairwise
+from itertools import chain, pairwise
 from unittest.mock import Mock
 
 import numpy as np
@@ -90,9 +90,6 @@ SHORT = "\n".join(
 PHONES = [Phone(0.0, 0.5, "sil"), Phone(0.5, 0.75, "AH"), Phone(0.75, 1.5, "ʃ")]
 
 
-# ---- labels --------------------------------------------------------------------------------------
-
-
 def test_timit_counts_samples(tmp_path):
     text = "0 3050 h#\n3050 4559 sh\n4559 5723 ix\n\n"
     assert parse_phn(text, 16000)[1] == Phone(3050 / 16000, 4559 / 16000, "sh")
@@ -157,17 +154,12 @@ def test_a_frame_has_the_phone_at_its_centre():
     assert frame_labels([], 2) == ["sil", "sil"]
 
 
-# ---- folders -------------------------------------------------------------------------------------
-
-
 def write_recording(folder, name, rate=16000, suffix=".wav", seconds=0.5, container="WAV"):
     """Noise with the phones a and b, each of half the recording."""
     folder.mkdir(parents=True, exist_ok=True)
     count = int(seconds * rate)
-    rng = np.random.default_rng(0)
-    soundfile.write(
-        folder / f"{name}{suffix}", rng.normal(0, 0.1, count), rate, "PCM_16", format=container
-    )
+    noise = np.random.default_rng(0).normal(0, 0.1, count)
+    soundfile.write(folder / f"{name}{suffix}", noise, rate, "PCM_16", format=container)
     text = f"0 {count // 2} a\n{count // 2} {count} b\n"
     (folder / f"{name.partition('.')[0]}.PHN").write_text(text)
 
@@ -203,25 +195,18 @@ def test_other_folders_are_split_reproducibly(tmp_path):
 
 
 def test_what_cannot_be_used_is_counted(tmp_path):
-    for number in range(3):
-        write_recording(tmp_path, f"good{number}")
-    write_recording(tmp_path, "broken")
+    # the last three: labels of another recording, or in other units
+    labels = {"strange": "a b c", "binary": "\0\1", "late": "0 8000 a\n8000 24000 b"}
+    labels |= {"early": "0 2000 a", "before": "-800 8000 a"}
+    for name in ("good0", "good1", "good2", "broken", "unlabelled", "mute", *labels):
+        write_recording(tmp_path, name)
+    for name, text in labels.items():
+        (tmp_path / f"{name}.PHN").write_text(text)
     (tmp_path / "broken.wav").write_bytes(b"RIFF nothing")
     write_recording(tmp_path, "short", seconds=0.01)
-    write_recording(tmp_path, "unlabelled")
     (tmp_path / "unlabelled.PHN").unlink()
     (tmp_path / "unheard.TextGrid").write_text(SHORT, "utf-8")
-    write_recording(tmp_path, "strange")
-    (tmp_path / "strange.PHN").write_text("a b c")
-    # labels of another recording, or in other units
-    times = {"late": "0 8000 a\n8000 24000 b", "early": "0 2000 a", "before": "-800 8000 a"}
-    for name, labels in times.items():
-        write_recording(tmp_path, name)
-        (tmp_path / f"{name}.PHN").write_text(labels)
-    write_recording(tmp_path, "mute")
     soundfile.write(tmp_path / "mute.wav", np.zeros(8000), 16000)
-    write_recording(tmp_path, "binary")
-    (tmp_path / "binary.PHN").write_bytes(b"\0\1")
     corpus = read_folder(tmp_path)
     assert sum(map(len, corpus.splits.values())) == 3
     reasons = dict(sorted(line.split(": ", 1) for line in corpus.skipped))
@@ -283,9 +268,6 @@ def test_a_folder_goes_through_the_whole_recipe(tmp_path, monkeypatch, capsys):
     assert str(tmp_path) not in page.replace(command, "")
 
 
-# ---- features and synthetic speech ---------------------------------------------------------------
-
-
 def test_each_band_is_normalised():
     features = label("noise", torch.randn(16000).cumsum(0) / 100, []).features
     assert features.shape == (98, BANDS)
@@ -304,11 +286,9 @@ def test_speech_is_reproducible_and_splits_differ():
     first, second = synthetic((4, 3, 3)), synthetic((4, 3, 3))
     assert first.fingerprint() == second.fingerprint() != synthetic((4, 3, 3), 1).fingerprint()
     assert [len(items) for items in first.splits.values()] == [4, 3, 3]
-    names = [item.name.partition(" ")[2] for items in first.splits.values() for item in items]
-    assert len(set(names)) > 7
-    for items in first.splits.values():
-        for item in items:
-            assert len(item.features) == len(item.labels)
+    utterances = [*chain(*first.splits.values())]
+    assert len({item.name.partition(" ")[2] for item in utterances}) > 7
+    assert all(len(item.features) == len(item.labels) for item in utterances)
 
 
 def test_the_words_have_the_phones_of_the_thesis():
@@ -322,15 +302,11 @@ def test_the_words_have_the_phones_of_the_thesis():
     assert names == set(expected.split())
 
 
-# ---- espeak-ng -----------------------------------------------------------------------------------
-
-
 def test_phones_stand_where_the_sound_is():
     """Phones follow each other and end with the speech; pauses are silent, vowels are loud."""
     speech = Synthesizer().speak("four, two", speed=120)
-    assert [phone.name for phone in speech.phones if phone.name[0] not in "_"] == [
-        *("f", "o@", "t", "u:"),
-    ]
+    names = [phone.name for phone in speech.phones if phone.name[0] != "_"]
+    assert names == ["f", "o@", "t", "u:"]
     for phone, following in pairwise(speech.phones):
         assert phone.start < phone.end == following.start
     assert speech.phones[-1].end == pytest.approx(len(speech.waveform) / 16000, abs=1e-3)
@@ -355,10 +331,10 @@ def test_speech_is_the_same_in_another_process(run_cli):
     assert other == str([hashlib.md5(waveform).hexdigest() for waveform in speech])
 
 
-@pytest.mark.parametrize(
-    "bad", [{"speed": 5}, {"pitch": 100}, {"voice": "klingon-opera"}, {"text": " "}]
-)
-def test_bad_arguments_are_refused(bad):
-    (name, value), *_ = bad.items()
+BAD = {"speed": 5, "pitch": 100, "voice": "klingon-opera", "text": " "}
+
+
+@pytest.mark.parametrize(("name", "value"), BAD.items())
+def test_bad_arguments_are_refused(name, value):
     with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
-        Synthesizer().speak(**{"text": "one", **bad})
+        Synthesizer().speak(**{"text": "one", name: value})
