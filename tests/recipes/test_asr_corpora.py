@@ -14,16 +14,8 @@ from recipes.asr import corpora, manifest, stretch
 from recipes.asr.corpora import tedlium_words, wsj_words
 from recipes.asr.manifest import read_manifest
 from recipes.lab.steps import CommandError
-from tests.support.speech_data import (
-    RATE,
-    make_librispeech,
-    make_tedlium,
-    rows,
-    run,
-    texts,
-    write,
-    write_text,
-)
+from tests.support import speech_data
+from tests.support.speech_data import RATE, rows, run, texts, write, write_text
 
 
 @pytest.mark.parametrize("module", [corpora, manifest, stretch])
@@ -71,7 +63,7 @@ def test_wsj_words_are_cleaned(text, expected):
 
 @pytest.fixture
 def libri(tmp_path):
-    return make_librispeech(tmp_path / "corpora")
+    return speech_data.make_librispeech(tmp_path / "corpora")
 
 
 def test_librispeech_is_prepared(libri, tmp_path, capsys):
@@ -117,7 +109,7 @@ def test_decode_finds_recordings_that_are_damaged_within(libri, tmp_path, capsys
 
 @pytest.fixture
 def ted(tmp_path):
-    return make_tedlium(tmp_path)
+    return speech_data.make_tedlium(tmp_path)
 
 
 def test_tedlium_is_prepared(ted, tmp_path, capsys):
@@ -236,13 +228,6 @@ def compress(path):
     return samples
 
 
-def fake_tool(folder, name, script, monkeypatch):
-    folder.mkdir(exist_ok=True)
-    write_text(folder / name, "#!/bin/sh", script)
-    (folder / name).chmod(stat.S_IRWXU)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
-
-
 @pytest.mark.parametrize(
     ("tool", "script"),
     [
@@ -255,7 +240,10 @@ def fake_tool(folder, name, script, monkeypatch):
 def test_wsj_recordings_are_uncompressed(ldc, tmp_path, monkeypatch, tool, script):
     path = ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1"
     samples = compress(path)
-    fake_tool(tmp_path / "bin", tool, script, monkeypatch)
+    program = tmp_path / "bin" / tool
+    write_text(program, "#!/bin/sh", script)
+    program.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}/usr/bin{os.pathsep}/bin")
     run("wsj", ldc, "--output", tmp_path / "out")
     _, (_, audio, _, _) = rows(tmp_path / "out" / "test.tsv")
     assert audio == "audio/test/440-440c0401.flac"

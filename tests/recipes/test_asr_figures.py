@@ -32,14 +32,11 @@ def figure(folder):
 
     def trained(recipe, study, *words):
         words = ["--data", str(folder), "--recipe", recipe, "--study", study, *words]
-        args = run.parse_arguments(words)
-        parser = options.get_training_parser
-        return {
-            model.name: options.parse_args_and_arch(
-                parser(), [str(folder), *run.training_flags(args, model)]
-            )
-            for model in args.models
-        }
+        args, parsed = run.parse_arguments(words), {}
+        for model in args.models:
+            words, parser = run.training_flags(args, model), options.get_training_parser()
+            parsed[model.name] = options.parse_args_and_arch(parser, [str(folder), *words])
+        return parsed
 
     return trained
 
@@ -127,17 +124,12 @@ def test_figures_15_and_16(figure, recipe):
 
 
 @pytest.mark.parametrize("recipe", CORPORA)
-def test_figure_18(figure, recipe):
-    """Global shifts that cover 15, 30 and 60 seconds, lambda 1."""
-    expected = {f"covers-{2 * half:g}s": ("cape", half, 0.5, 1) for half in (7.5, 15, 30)}
-    assert settings(figure(recipe, "shift")) == expected
-
-
-@pytest.mark.parametrize("recipe", CORPORA)
-def test_figure_19(figure, recipe):
-    """With and without local shift, lambda 1."""
-    expected = {"global-and-local": CAPE, "global-only": ("cape", 30, 0, 1)}
-    assert settings(figure(recipe, "local")) == expected
+def test_figures_18_and_19(figure, recipe):
+    """Global shifts that cover 15, 30 and 60 seconds; with and without local shift; lambda 1."""
+    shifts = {f"covers-{2 * half:g}s": ("cape", half, 0.5, 1) for half in (7.5, 15, 30)}
+    assert settings(figure(recipe, "shift")) == shifts
+    local = {"global-and-local": CAPE, "global-only": ("cape", 30, 0, 1)}
+    assert settings(figure(recipe, "local")) == local
 
 
 @pytest.mark.parametrize(("recipe", "scale"), CORPORA.items())

@@ -7,14 +7,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.lab import hf_training
-from recipes.lab.hf_switching import (
-    FirstTraining,
-    changed_arguments,
-    first_training,
-    plan_trainings,
-    warn_of_default_rate,
-)
+from recipes.lab import hf_switching, hf_training
+from recipes.lab.hf_switching import FirstTraining, first_training, plan_trainings
 from recipes.lab.steps import CommandError
 
 SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
@@ -104,7 +98,8 @@ def test_rate_follows_the_first_training_unless_one_is_given(tmp_path):
         args, training = hf_training.parse(parser, (), words)
         rates.append(training.learning_rate)
         expected = {"max_steps": 500, "warmup_steps": 125} if args.switch_updates else {}
-        assert changed_arguments(plan_trainings(COMPARED, args)[-1], training) == expected
+        last = plan_trainings(COMPARED, args)[-1]
+        assert hf_switching.changed_arguments(last, training) == expected
     assert rates == [2e-3, 3e-4, 5e-5]
 
 
@@ -123,13 +118,13 @@ def test_a_switch_at_a_rate_that_nobody_chose_is_warned_of(words, said, tmp_path
     write_state(tmp_path, 1000, 5e-5)
     words = ["--model", str(tmp_path), "--output", str(tmp_path / "out"), *words]
     args, training = hf_training.parse(hf_training.make_parser("", "text", (), "out"), (), words)
-    warn_of_default_rate(COMPARED, args, training)
+    hf_switching.warn_of_default_rate(COMPARED, args, training)
     out = capsys.readouterr().out
     assert said in out
     assert bool(out) == bool(said)
     for name in ("--learning_rate", "--switch-updates", "has sinpos") if said else ():
         assert name in out
-    warn_of_default_rate({"sinpos": SINPOS}, args, training)  # no switch
+    hf_switching.warn_of_default_rate({"sinpos": SINPOS}, args, training)  # no switch
     training.learning_rate = 1e-4  # as a recipe sets it
-    warn_of_default_rate(COMPARED, args, training)
+    hf_switching.warn_of_default_rate(COMPARED, args, training)
     assert capsys.readouterr().out == ""

@@ -14,22 +14,13 @@ pytest.importorskip("soundfile")
 from cape_plugins import TYPES
 from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
-from recipes.phones import pictures
+from recipes.phones import pictures, train
 from recipes.phones.analysis import error_rate
 from recipes.phones.data import BANDS, Example
 from recipes.phones.measure import run_type
 from recipes.phones.model import PhoneClassifier
 from recipes.phones.report import COUNTS
-from recipes.phones.train import (
-    CONDITIONS,
-    OPTIMIZERS,
-    Training,
-    permutations,
-    predict,
-    run_batch,
-    run_model,
-    train_epoch,
-)
+from recipes.phones.train import CONDITIONS, Training, predict, run_batch, run_model, train_epoch
 from tests.support.phones import SIZES, config, make_corpus, make_experiment
 
 # each type with its positions, and a learned encoding and a relative type under each condition
@@ -131,9 +122,9 @@ def test_predictions_of_scrambled_frames_stand_in_natural_order():
     scrambled = predict(model, utterances, CONDITIONS["exc-scram"])
     assert all(np.array_equal(a, b) for a, b in zip(natural, scrambled, strict=True))
     assert any(len(set(classes)) > 1 for classes in natural)
-    orders = list(permutations(utterances, 3))
-    assert [order.tolist() for order in permutations(utterances, 3)] == [o.tolist() for o in orders]
-    assert orders[0].tolist() != orders[1].tolist()
+    orders, again = ([o.tolist() for o in train.permutations(utterances, 3)] for _ in range(2))
+    assert orders == again
+    assert orders[0] != orders[1]
 
 
 def train_for(epochs, model, corpus, condition):
@@ -202,7 +193,7 @@ def test_the_optimizer_follows_the_learning_rate(tmp_path):
     assert moving[7]["near_attention"] != moving[6]["near_attention"]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", train.OPTIMIZERS)
 def test_models_after_an_epoch_are_kept_and_trained_by_the_optimizer(tmp_path, name):
     """A loop with torch's optimizer gives the model after the first of two epochs."""
     experiment = make_experiment(make_corpus(), Training(2, 0.01, 0.01, name, 4, (1, 2)), tmp_path)

@@ -19,22 +19,8 @@ import torch
 
 from recipes.lab.steps import CommandError
 from recipes.lab.synthesis import VOICES, Phone, Synthesizer
-from recipes.phones import pictures, run
-from recipes.phones.data import (
-    BANDS,
-    ESPEAK,
-    WORDS,
-    LabelError,
-    add_noise,
-    choose_tier,
-    frame_labels,
-    label,
-    parse_phn,
-    parse_text_grid,
-    read_folder,
-    read_labels,
-    synthetic,
-)
+from recipes.phones import data, pictures, run
+from recipes.phones.data import BANDS, LabelError
 
 LONG = """File type = "ooTextFile"
 Object class = "TextGrid"
@@ -92,9 +78,9 @@ PHONES = [Phone(0.0, 0.5, "sil"), Phone(0.5, 0.75, "AH"), Phone(0.75, 1.5, "ʃ")
 
 def test_timit_counts_samples(tmp_path):
     text = "0 3050 h#\n3050 4559 sh\n4559 5723 ix\n\n"
-    assert parse_phn(text, 16000)[1] == Phone(3050 / 16000, 4559 / 16000, "sh")
+    assert data.parse_phn(text, 16000)[1] == Phone(3050 / 16000, 4559 / 16000, "sh")
     (tmp_path / "SA1.PHN").write_text(text)
-    phones = read_labels(tmp_path / "SA1.PHN", 8000)
+    phones = data.read_labels(tmp_path / "SA1.PHN", 8000)
     assert [phone.name for phone in phones] == ["sil", "sh", "ix"]
     assert phones[1].start == 3050 / 8000
 
@@ -107,22 +93,22 @@ def test_text_grids_of_any_encoding_are_read(tmp_path, text, encoding):
     path = tmp_path / "a.TextGrid"
     mark = "\ufeff" if encoding == "utf-16-be" else ""  # Praat on a Mac of old
     path.write_bytes((mark + text).encode(encoding))
-    assert read_labels(path, 16000) == PHONES
-    assert read_labels(path, 16000, "WORDS") == [Phone(0.0, 1.5, 'say "3 7" <exists>')]
+    assert data.read_labels(path, 16000) == PHONES
+    assert data.read_labels(path, 16000, "WORDS") == [Phone(0.0, 1.5, 'say "3 7" <exists>')]
 
 
 def test_tiers_are_chosen_by_name():
-    words, phones = parse_text_grid(LONG)
+    words, phones = data.parse_text_grid(LONG)
     assert [words.name, phones.name] == ["words", "Phones"]
-    assert choose_tier([words, phones]) is phones
-    assert choose_tier([words]) is words
+    assert data.choose_tier([words, phones]) is phones
+    assert data.choose_tier([words]) is words
     speaker = phones._replace(name="Anna - phones")
-    assert choose_tier([words, speaker]) is speaker
-    assert choose_tier([words, phones], "words") is words
+    assert data.choose_tier([words, speaker]) is speaker
+    assert data.choose_tier([words, phones], "words") is words
     with pytest.raises(LabelError, match="no tiers are 'x'; the TextGrid has 'words', 'Phones'"):
-        choose_tier([words, phones], "x")
+        data.choose_tier([words, phones], "x")
     with pytest.raises(LabelError, match="2 tiers are 'for phones'"):
-        choose_tier([words, words])
+        data.choose_tier([words, words])
 
 
 @pytest.mark.parametrize(
@@ -142,16 +128,16 @@ def test_tiers_are_chosen_by_name():
 def test_labels_that_cannot_be_used(tmp_path, name, text, message):
     (tmp_path / name).write_text(text, "utf-8")
     with pytest.raises(LabelError, match=re.escape(message)):
-        read_labels(tmp_path / name, 1000)
+        data.read_labels(tmp_path / name, 1000)
 
 
 def test_a_frame_has_the_phone_at_its_centre():
     """Centres are at 12.5, 22.5, 32.5 ... ms; an end belongs to the next phone."""
     phones = [Phone(0.0125, 0.0225, "a"), Phone(0.0225, 0.04, "b"), Phone(0.05, 0.0624, "c")]
-    assert frame_labels(phones, 7) == ["a", "b", "b", "sil", "c", "sil", "sil"]
+    assert data.frame_labels(phones, 7) == ["a", "b", "b", "sil", "c", "sil", "sil"]
     # centres at 20, 40 and 60 ms
-    assert frame_labels(phones, 3, hop=0.02, window=0.04) == ["a", "sil", "c"]
-    assert frame_labels([], 2) == ["sil", "sil"]
+    assert data.frame_labels(phones, 3, hop=0.02, window=0.04) == ["a", "sil", "c"]
+    assert data.frame_labels([], 2) == ["sil", "sil"]
 
 
 def write_recording(folder, name, rate=16000, suffix=".wav", seconds=0.5, container="WAV"):
@@ -170,7 +156,7 @@ def test_folder_of_the_shape_of_timit(tmp_path):
         write_recording(tmp_path / "TRAIN" / f"DR{number}", "SA1", suffix=".WAV", container="NIST")
     write_recording(tmp_path / "TRAIN" / "DR5", "SA2.WAV")  # SA2.WAV.wav
     write_recording(tmp_path / "test" / "DR1", "SI3", rate=8000)
-    corpus = read_folder(tmp_path)
+    corpus = data.read_folder(tmp_path)
     assert [len(items) for items in corpus.splits.values()] == [4, 1, 1]
     (test,) = corpus.splits["test"]
     assert test.name == "test/DR1/SI3.wav"
@@ -184,14 +170,14 @@ def test_folder_of_the_shape_of_timit(tmp_path):
 def test_other_folders_are_split_reproducibly(tmp_path):
     for number in range(20):
         write_recording(tmp_path / "corpus", f"r{number}", seconds=0.1 + number / 100)
-    first, second = read_folder(tmp_path), read_folder(tmp_path)
+    first, second = data.read_folder(tmp_path), data.read_folder(tmp_path)
     assert [len(items) for items in first.splits.values()] == [17, 1, 2]
     names = [item.name for items in first.splits.values() for item in items]
     assert len(set(names)) == 20
     assert names == [item.name for items in second.splits.values() for item in items]
     assert first.fingerprint() == second.fingerprint()
     write_recording(tmp_path / "corpus", "r3", seconds=0.5)
-    assert read_folder(tmp_path).fingerprint() != first.fingerprint()
+    assert data.read_folder(tmp_path).fingerprint() != first.fingerprint()
 
 
 def test_what_cannot_be_used_is_counted(tmp_path):
@@ -207,7 +193,7 @@ def test_what_cannot_be_used_is_counted(tmp_path):
     (tmp_path / "unlabelled.PHN").unlink()
     (tmp_path / "unheard.TextGrid").write_text(SHORT, "utf-8")
     soundfile.write(tmp_path / "mute.wav", np.zeros(8000), 16000)
-    corpus = read_folder(tmp_path)
+    corpus = data.read_folder(tmp_path)
     assert sum(map(len, corpus.splits.values())) == 3
     reasons = dict(sorted(line.split(": ", 1) for line in corpus.skipped))
     expected = {
@@ -232,19 +218,19 @@ def test_folders_that_cannot_be_used(tmp_path):
     for name in "bc":
         write_recording(tmp_path / "few/test", name)
     with pytest.raises(CommandError, match="nothing is left for training"):
-        read_folder(tmp_path / "few")
+        data.read_folder(tmp_path / "few")
     shutil.rmtree(tmp_path / "few")
     with pytest.raises(CommandError, match="no such folder"):
-        read_folder(tmp_path / "nothing")
+        data.read_folder(tmp_path / "nothing")
     with pytest.raises(CommandError, match="0 recordings .* with labels .* can be used"):
-        read_folder(tmp_path)
+        data.read_folder(tmp_path)
     for name in "abc":
         write_recording(tmp_path, name, seconds=1.5)
         (tmp_path / f"{name}.PHN").unlink()
         (tmp_path / f"{name}.TextGrid").write_text(SHORT, "utf-8")
     with pytest.raises(CommandError, match="no tiers are 'tones'; .* 'words', 'Phones'"):
-        read_folder(tmp_path, "tones")
-    assert read_folder(tmp_path, "phones").classes == ["AH", "sil", "ʃ"]
+        data.read_folder(tmp_path, "tones")
+    assert data.read_folder(tmp_path, "phones").classes == ["AH", "sil", "ʃ"]
 
 
 def test_a_folder_goes_through_the_whole_recipe(tmp_path, monkeypatch, capsys):
@@ -269,7 +255,7 @@ def test_a_folder_goes_through_the_whole_recipe(tmp_path, monkeypatch, capsys):
 
 
 def test_each_band_is_normalised():
-    features = label("noise", torch.randn(16000).cumsum(0) / 100, []).features
+    features = data.label("noise", torch.randn(16000).cumsum(0) / 100, []).features
     assert features.shape == (98, BANDS)
     assert torch.allclose(features.mean(0), torch.zeros(BANDS), atol=1e-5)
     assert torch.allclose(features.std(0, correction=0), torch.ones(BANDS), atol=1e-4)
@@ -277,14 +263,14 @@ def test_each_band_is_normalised():
 
 def test_noise_has_the_level_that_is_drawn():
     speech = np.sin(np.arange(16000) / 10).astype(np.float32)
-    noise = add_noise(speech, np.random.default_rng(1)) - speech
+    noise = data.add_noise(speech, np.random.default_rng(1)) - speech
     ratio = 10 * np.log10((speech**2).mean() / (noise**2).mean())
     assert ratio == pytest.approx(np.random.default_rng(1).uniform(0, 20), abs=0.2)
 
 
 def test_speech_is_reproducible_and_splits_differ():
-    first, second = synthetic((4, 3, 3)), synthetic((4, 3, 3))
-    assert first.fingerprint() == second.fingerprint() != synthetic((4, 3, 3), 1).fingerprint()
+    first, second = data.synthetic((4, 3, 3)), data.synthetic((4, 3, 3))
+    assert first.fingerprint() == second.fingerprint() != data.synthetic((4, 3, 3), 1).fingerprint()
     assert [len(items) for items in first.splits.values()] == [4, 3, 3]
     utterances = [*chain(*first.splits.values())]
     assert len({item.name.partition(" ")[2] for item in utterances}) > 7
@@ -293,8 +279,8 @@ def test_speech_is_reproducible_and_splits_differ():
 
 def test_the_words_have_the_phones_of_the_thesis():
     between = "treasure out the among lazy azure"  # espeak-ng links these words
-    phones = Synthesizer().speak(f"{' '.join(WORDS)} {between}").phones
-    names = {ESPEAK.get(phone.name, phone.name) for phone in phones}
+    phones = Synthesizer().speak(f"{' '.join(data.WORDS)} {between}").phones
+    names = {data.ESPEAK.get(phone.name, phone.name) for phone in phones}
     expected = (
         "aa ae ah ao aw ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh sil t th "
         "uh uw v w y z zh"
