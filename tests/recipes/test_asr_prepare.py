@@ -13,8 +13,6 @@ from recipes.lab.subwords import WORD_START, SentencePiece
 from tests.support import speech_data
 from tests.support.speech_data import run, texts, write, write_text
 
-COUNTS = ("--train-strings", 30, "--valid-strings", 20, "--test-strings", 6)
-
 
 @pytest.fixture
 def libri(tmp_path):
@@ -42,7 +40,8 @@ def prepare_digits(tmp_path, *words):
     """The folder in which strings of digits are prepared; makes the single digits first."""
     if not (tmp_path / "digits").exists():
         speech_data.make_digits(tmp_path / "digits")
-    run("digits", tmp_path / "digits", "--output", tmp_path / "out", *COUNTS, *words)
+    counts = ("--train-strings", 30, "--valid-strings", 20, "--test-strings", 6)
+    run("digits", tmp_path / "digits", "--output", tmp_path / "out", *counts, *words)
     return tmp_path / "out"
 
 
@@ -117,28 +116,21 @@ def test_folder_of_recordings_and_texts(tmp_path):
     assert entry.audio == str(source / "some one" / f"{entry.id[-2:]}.wav")
 
 
-def damage(source):
-    """Makes recordings of `source` unusable; returns their names."""
-    (source / "01.txt").write_bytes(b"a byte \0 in it\n")
-    write(source / "with a\ttab.wav", 0.3)
-    write_text(source / "with a\ttab.txt", "text")
-    (source / "03.wav").write_bytes(b"RIFF")
-    (source / "04.wav").write_bytes(b"RIFF")
-    write(source / "no text.wav", 0.3)
-    return ("01.wav", "with a\\ttab.wav", "03.wav", "04.wav", "no text.wav")
-
-
 def test_all_that_is_left_out_is_listed_and_one_bad_text_stops_nothing(tmp_path, capsys):
     source = tmp_path / "mine"
-    for n in range(30):
-        write(source / f"{n:02}.wav", 0.3)
-        write_text(source / f"{n:02}.txt", f"text {n}")
-    names = damage(source)
+    for name in (*(f"{n:02}" for n in range(30)), "with a\ttab"):
+        write(source / f"{name}.wav", 0.3)
+        write_text(source / f"{name}.txt", "text")
+    (source / "01.txt").write_bytes(b"a byte \0 in it\n")
+    for name in ("03.wav", "04.wav"):
+        (source / name).write_bytes(b"RIFF")
+    write(source / "no text.wav", 0.3)
     run("folder", source, "--output", tmp_path / "out")
     prepared = {id for name in ("train", "valid", "test") for id in texts(tmp_path / "out", name)}
     assert prepared == {f"{n:02}" for n in range(30)} - {"01", "03", "04"}
     said = capsys.readouterr().out
     lines = (tmp_path / "out/left_out.txt").read_text("utf-8").splitlines()
+    names = ("01.wav", "with a\\ttab.wav", "03.wav", "04.wav", "no text.wav")
     assert len(lines) == len(names)
     for name in names:
         assert sum(name in line for line in lines) == 1, name

@@ -13,11 +13,6 @@ from tests.support.fairseq_speech import durations, write_manifest
 from tests.support.plots import COLOURS, assert_lines
 from tests.support.tables import read_csv
 
-SMALL = (
-    *("--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16, "--encoder-layers", 1),
-    *("--encoder-attention-heads", 2, "--max-tokens", 500, "--lr", 0.01),
-)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -86,7 +81,16 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     command = ["--data", str(folder), "--compare", "cape", "--updates", "3", "--bins", "1"]
     command += ["--batches", "padding-free", "--seeds", "2", "--hops", "10", "16", "--curve", "2"]
-    command += ["--", *map(str, SMALL)]
+    command += [
+        "--",
+        "--encoder-embed-dim",
+        "16",
+        "--encoder-ffn-embed-dim",
+        "16",
+        "--encoder-layers",
+        "1",
+    ]
+    command += ["--encoder-attention-heads", "2", "--max-tokens", "500", "--lr", "0.01"]
     run.main(command)
     out = tmp_path / "results/asr/types"
     rows = read_csv(out / "scores.csv")

@@ -120,13 +120,6 @@ def test_preset_is_the_model_of_appendix_c2(tmp_path, monkeypatch):
 TINY = json.dumps({"max_source_positions": 100, "d_model": 16, "num_mel_bins": 8})
 
 
-def make_pool(*seconds):
-    """Recordings of constants, so that what was joined can be told."""
-    waves = [np.full(int(16000 * length), n + 1, np.float32) for n, length in enumerate(seconds)]
-    rows = zip(waves, seconds, strict=True)
-    return Recordings(Utterance(str(n), w, f"word{n + 1}", s) for n, (w, s) in enumerate(rows))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Tones of 0.3 to 0.5 s, each with its text."""
@@ -140,7 +133,12 @@ def folder(tmp_path_factory):
 
 
 def test_texts_belong_to_what_is_joined():
-    strings = whisper.join(make_pool(0.5, 0.3, 0.9, 1.7), 20, 1.0, 2.0, seed=0)
+    # constants tell what was joined
+    pool = Recordings(
+        Utterance(str(n), np.full(int(16000 * seconds), n, np.float32), f"word{n}", seconds)
+        for n, seconds in enumerate((0.5, 0.3, 0.9, 1.7), 1)
+    )
+    strings = whisper.join(pool, 20, 1.0, 2.0, seed=0)
     assert len(strings) == 20
     for index, item in enumerate(strings.items):
         wave = strings[index]

@@ -77,14 +77,6 @@ def test_fairseq_cannot_choose_a_gpu():
         runs.device_flags(torch.device("cuda:1"))
 
 
-def test_values_that_the_trainer_refuses_are_named():
-    pytest.importorskip("transformers")
-    from recipes.vit import finetune_hf
-
-    with pytest.raises(CommandError, match="--logging_steps 0: .*; give other values"):
-        finetune_hf.main(["--logging_steps", "0"])
-
-
 FOLDER = Path(__file__).parents[2] / "recipes/accelerate"
 FILES = {path.stem: path for path in FOLDER.glob("*.yaml")}
 LAUNCHES = {

@@ -129,6 +129,7 @@ BAD = [
     (vit, ["--univit", "--train-sizes", "16"], "--train-sizes 16: --univit needs several sizes"),
     (vit, ["--seeds", "1", "2", "--seed", "3"], "leave --seed out"),
     (vit, ["--per_device_train_batch_size", "0"], "--per_device_train_batch_size 0"),
+    (vit, ["--logging_steps", "0"], "--logging_steps 0"),
     (vit, ["--model-config", '{"patch_size": 0}'], "patch_size 0 is not allowed"),
     (vit, ["--crop", "0.5", "0.1"], "--crop 0.5 0.1 is not allowed"),
     (vit, ["--test-sizes", "2"], "size 2 is smaller than a patch"),

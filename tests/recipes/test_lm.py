@@ -21,8 +21,8 @@ from recipes.lm import finetune_hf as lm
 from tests.support.hf import FAMILIES, OF_FAMILY
 from tests.support.tables import read_csv, read_scores
 
-SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-TINY = {**SIZES, "num_attention_heads": 2, "num_key_value_heads": 2}
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+TINY |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--limit", 4, "--model-config", json.dumps(TINY))
 TOKENIZER = transformers.ByT5Tokenizer(extra_ids=0)
 

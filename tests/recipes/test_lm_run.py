@@ -107,20 +107,15 @@ def test_binarised_text_is_the_stream_of_its_bytes(tmp_path, monkeypatch):
     assert [dictionary[index] for index in stream] == run.symbols(f"{text}\n")
 
 
-def language_model(name):
-    settings = {**run.settings_of_types(8, 24)[name], "embedding": name}
-    words = [(f"--position-{key.replace('_', '-')}", value) for key, value in settings.items()]
-    model = fairseq_models.build_lm(*(word for pair in words for word in pair))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)  # sharp enough for losses to differ
-    return model.eval()
-
-
 @pytest.mark.parametrize("name", TYPES)
 def test_losses_belong_to_each_token_after_the_ones_before_it(name):
+    settings = {**run.settings_of_types(8, 24)[name], "embedding": name}
+    words = [(f"--position-{key.replace('_', '-')}", value) for key, value in settings.items()]
+    model = fairseq_models.build_lm(*(word for pair in words for word in pair)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)  # sharp enough for losses to differ
     first, end = fairseq_models.FIRST_WORD, fairseq_models.VOCABULARY
     ids = torch.randint(first, end, (2, 24), generator=torch.Generator().manual_seed(0))
-    model = language_model(name)
     with torch.no_grad():
         values = run.losses(model, ids)
         assert values.shape == (2, 23)

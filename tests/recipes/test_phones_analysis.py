@@ -76,7 +76,6 @@ def test_attention_is_averaged_by_distance():
     assert list(head.values())[:4] == [1, 1, -3, 1.0]
 
 
-NAMES = ["d", "dh", "ih", "t"]
 # Table 5.11 of the thesis
 TARGET, INC, EXC = np.array([[0, 0, 2, 2, 2], [0, 0, 0, 2, 2], [0, 1, 3, 3, 2]])
 
@@ -93,10 +92,9 @@ def test_frames_are_those_where_each_model_has_its_type_of_error():
 
 
 def test_errors_are_printed_as_in_the_thesis():
-    right = [TARGET, TARGET]
-    lines = printed_errors(
-        ["other", "4ayc030p"], right, {"inc": [TARGET, INC], "exc": [TARGET, EXC]}, NAMES
-    )
+    names, classes = ["other", "4ayc030p"], ["d", "dh", "ih", "t"]
+    predictions = {"inc": [TARGET, INC], "exc": [TARGET, EXC]}
+    lines = printed_errors(names, [TARGET, TARGET], predictions, classes)
     start = lines.index("M-inc has type 1 where M-exc has type 2 (Tables 5.10 and 5.11):")
     assert lines[start + 2 : start + 7] == [
         "| 4ayc030p, frame | 0 | 1 | 2 | 3 | 4 |",

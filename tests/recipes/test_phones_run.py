@@ -18,16 +18,14 @@ from recipes.phones.model import Sizes
 from recipes.phones.report import COUNTS, TABLES, Result, write_results
 from tests.support.tables import read_csv
 
-TINY = (
-    *("--train-size", 6, "--dev-size", 2, "--test-size", 3, "--epochs", 1, "--dim", 24),
-    *("--layers", 1, "--similarity-length", 40),
-)
+TINY = "--train-size 6 --dev-size 2 --epochs 1 --dim 24 --layers 1"
 
 
 @pytest.mark.slow
 def test_command_compares_types_and_writes_its_results(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = [*map(str, TINY), "--compare", "sinpos", "--conditions", "inc", "exc"]
+    command = f"{TINY} --test-size 3 --similarity-length 40".split()
+    command += ["--compare", "sinpos", "--conditions", "inc", "exc"]
     run.main(command)
     first = capsys.readouterr().out
     output = tmp_path / "results" / "phones"
@@ -219,10 +217,10 @@ def test_too_little_speech_is_named(train, tests, message):
 @pytest.mark.slow
 def test_command_tests_by_length(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    sizes = "--train-size 6 --dev-size 2 --test-size 6 --epochs 1 --dim 24 --layers 1"
-    command = f"{sizes} --optimizer adamw --batch-size 4 --train-length 0.3 --test-lengths 0.6 1.2"
+    command = f"{TINY} --test-size 6 --optimizer adamw --batch-size 4 --train-length 0.3".split()
     types = ["nopos", "sinpos", "cape:max_global_shift=1"]
-    run.main([*command.split(), "--compare", *types, "--seeds", "1", "2"])
+    command += ["--test-lengths", "0.6", "1.2", "--compare", *types, "--seeds", "1", "2"]
+    run.main(command)
     output = tmp_path / "results" / "phones"
     rows = read_csv(output / "lengths.csv")
     trained = {(row["type"], row["trained"], row["seed"], row["seconds"]) for row in rows}
