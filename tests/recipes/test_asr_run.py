@@ -81,16 +81,9 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     command = ["--data", str(folder), "--compare", "cape", "--updates", "3", "--bins", "1"]
     command += ["--batches", "padding-free", "--seeds", "2", "--hops", "10", "16", "--curve", "2"]
-    command += [
-        "--",
-        "--encoder-embed-dim",
-        "16",
-        "--encoder-ffn-embed-dim",
-        "16",
-        "--encoder-layers",
-        "1",
-    ]
-    command += ["--encoder-attention-heads", "2", "--max-tokens", "500", "--lr", "0.01"]
+    command += ["--", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"]
+    command += ["--encoder-layers", "1", "--encoder-attention-heads", "2", "--max-tokens", "500"]
+    command += ["--lr", "0.01"]
     run.main(command)
     out = tmp_path / "results/asr/types"
     rows = read_csv(out / "scores.csv")
