@@ -131,7 +131,7 @@ BAD = [
     (OF_THIS_FILE, "the validation text has"),
     (["--train-length", "64", "--test-lengths", "32"], "shorter than --train-length 64"),
     (["--position-max-global-shift", "5"], "--position-max-global-shift"),
-    (["--lora", "2"], "--lora 2: adapts a trained model; give the model by"),
+    ([*map(str, QUICK), "--lora", "2"], "--lora 2: adapts a trained model; give the model by"),
 ]
 
 
