@@ -23,17 +23,8 @@ from tests.support.tables import read_scores
 
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--per_device_eval_batch_size", 16)
 TINY = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16, "encoder_attention_heads": 2}
-TINY_SEQ2SEQ = {
-    **TINY,
-    "model_type": "cape_speech_to_text",
-    "decoder_layers": 1,
-    "decoder_ffn_dim": 16,
-    "decoder_attention_heads": 2,
-    "conv_channels": 16,
-}
-
-
-# ---- data ----------------------------------------------------------------------------------------
+DECODER = {"decoder_layers": 1, "decoder_ffn_dim": 16, "decoder_attention_heads": 2}
+TINY_SEQ2SEQ = {**TINY, **DECODER, "model_type": "cape_speech_to_text", "conv_channels": 16}
 
 
 def write_wavs(folder, count, rate=16000):
@@ -73,28 +64,18 @@ def test_hub_layout_needs_no_torchcodec(tmp_path, monkeypatch):
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     texts = write_wavs(tmp_path / "wavs", 6)
-    rows = {
-        "audio": [
-            {"bytes": (tmp_path / "wavs" / name).read_bytes(), "path": name} for name in texts
-        ],
-        "text": list(texts.values()),
-    }
-    data = datasets.Dataset.from_dict(rows).cast_column("audio", datasets.Audio(decode=False))
-    decoded = data.features.copy()
-    decoded["audio"] = datasets.Audio(sampling_rate=16000)
-    data.info.features = decoded
-    (tmp_path / "hub").mkdir()
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *_: datasets.DatasetDict(train=data, test=data)
-    )
+    files = [{"bytes": (tmp_path / "wavs" / name).read_bytes(), "path": name} for name in texts]
+    data = datasets.Dataset.from_dict({"audio": files, "text": list(texts.values())})
+    data = data.cast_column("audio", datasets.Audio(decode=False))
+    audio = datasets.Audio(sampling_rate=16000)
+    data.info.features = datasets.Features({**data.features, "audio": audio})
+    splits = datasets.DatasetDict(train=data, test=data)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: splits)
     parquet = argparse.Namespace(config=None)
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: parquet)
     splits = given_recordings(arguments("--dataset", "some/name"))
     assert [item.text for item in splits["train"].items] == list(texts.values())
     assert len(splits["train"][2]) == 6400
-
-
-# ---- batches -------------------------------------------------------------------------------------
 
 
 def test_what_ctc_cannot_align_is_left_out(capsys):
@@ -106,15 +87,10 @@ def test_what_ctc_cannot_align_is_left_out(capsys):
     assert [item.text for item in fitting.recordings.items] == ["abc", "xyz"]
     assert "2 of 4 skipped (2 with more labels than outputs" in capsys.readouterr().out
     assert len(fitting) == 2
-    # labels stay with their recordings
-    pairs = [fitting[index][:2] for index in range(2)]
-    assert [(int(wave[0]), ids) for wave, ids in pairs] == [
-        (1, list(map(ord, "abc"))),
-        (3, list(map(ord, "xyz"))),
+    pairs = [fitting[index][:2] for index in range(2)]  # labels stay with their recordings
+    assert [(int(wave[0]), "".join(map(chr, ids))) for wave, ids in pairs] == [
+        *((1, "abc"), (3, "xyz"))
     ]
-
-
-# ---- the command ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -138,8 +114,7 @@ def test_built_in_speech_is_compared(tmp_path, main, monkeypatch, capsys):
     command = ("--output", "out", "--model-config", json.dumps(TINY))
     main(*command, "--compare", "cape")
     output = capsys.readouterr().out
-    assert "Word error rate, % by duration" in output
-    assert "Letter error rate, % by duration" in output
+    assert all(f"{what} error rate, % by duration" in output for what in ("Word", "Letter"))
     scores = read_scores(tmp_path / "out", "wer")["cape"]
     assert {"1-2 s", "2-4 s", "16-32 s", "all"} <= {*scores}
     assert_lines(tmp_path / "out/scores.png", COLOURS[:1])
@@ -195,9 +170,8 @@ def test_interrupted_training_ends_alike(tmp_path, run_cli, repo_root, main, fol
     assert "batches without padding; sorted batches of 4 s would have" in done.stdout
     for steps in (4, 8):
         main(*command, "--max_steps", steps, "--output", "again")
-    whole, again = (
-        load_file(tmp_path / name / "cape/model.safetensors") for name in ("whole", "again")
-    )
+    files = (tmp_path / name / "cape/model.safetensors" for name in ("whole", "again"))
+    whole, again = map(load_file, files)
     assert all(torch.equal(whole[key], again[key]) for key in whole)
 
 

@@ -14,18 +14,8 @@ from recipes.asr import corpora, manifest, stretch
 from recipes.asr.corpora import tedlium_words, wsj_words
 from recipes.asr.manifest import read_manifest
 from recipes.lab.steps import CommandError
-from tests.support.speech_data import (
-    RATE,
-    make_librispeech,
-    make_tedlium,
-    rows,
-    run,
-    texts,
-    write,
-    write_text,
-)
-
-# ---- texts ---------------------------------------------------------------------------------------
+from tests.support import speech_data
+from tests.support.speech_data import RATE, rows, run, texts, write, write_text
 
 
 @pytest.mark.parametrize("module", [corpora, manifest, stretch])
@@ -71,31 +61,22 @@ def test_wsj_words_are_cleaned(text, expected):
     assert wsj_words(text) == expected
 
 
-# ---- LibriSpeech ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def libri(tmp_path):
-    return make_librispeech(tmp_path / "corpora")
+    return speech_data.make_librispeech(tmp_path / "corpora")
 
 
 def test_librispeech_is_prepared(libri, tmp_path, capsys):
     out = tmp_path / "out"
     run("librispeech", libri, "--output", out)
-    assert {path.name for path in out.iterdir()} == {
-        *("train.tsv", "valid.tsv", "dev_other.tsv", "test_clean.tsv", "test_other.tsv"),
-        "settings.json",
-    }
+    tables = {f"{n}.tsv" for n in ("train", "valid", "dev_other", "test_clean", "test_other")}
+    assert {path.name for path in out.iterdir()} == tables | {"settings.json"}
     header, first, *_ = rows(out / "valid.tsv")
     assert header == ["id", "audio", "seconds", "tgt_text"]
     audio = libri / "LibriSpeech/dev-clean/84/198/84-198-0000.flac"
     assert first == ["84-198-0000", str(audio), "0.3000", "chapter one it's"]
-    assert list(texts(out, "train")) == [
-        f"{speaker}-{chapter}-{n:04}"
-        for speaker in (19, 20)
-        for chapter in (198, 227)
-        for n in (0, 1)
-    ]
+    chapters = ("19-198", "19-227", "20-198", "20-227")
+    assert list(texts(out, "train")) == [f"{name}-{n:04}" for name in chapters for n in (0, 1)]
     assert re.search(r"^train +8 +24 ", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -126,21 +107,16 @@ def test_decode_finds_recordings_that_are_damaged_within(libri, tmp_path, capsys
     assert "train data: 1 of 4 skipped (1 unreadable)" in capsys.readouterr().out
 
 
-# ---- TED-LIUM ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def ted(tmp_path):
-    return make_tedlium(tmp_path)
+    return speech_data.make_tedlium(tmp_path)
 
 
 def test_tedlium_is_prepared(ted, tmp_path, capsys):
     out = tmp_path / "out"
     run("tedlium3", ted, "--output", out)
-    assert texts(out, "train") == {
-        "AaronHuey_2010X-0002": "i'm here to talk",
-        "AaronHuey_2010X-0004": "without a label",
-    }
+    expected = {"0002": "i'm here to talk", "0004": "without a label"}
+    assert texts(out, "train") == {f"AaronHuey_2010X-{n}": text for n, text in expected.items()}
     assert list(texts(out, "valid").values()) == ["last year i don't know", "what's that"]
     _, (id, audio, seconds, text) = rows(out / "test.tsv")
     assert (id, seconds, text) == ("BillGates_2010-0001", "0.8000", "energy and climate")
@@ -175,9 +151,6 @@ def test_tedlium_with_bad_lines_or_without_tests_is_refused(ted, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
-# ---- Wall Street Journal -------------------------------------------------------------------------
-
-
 @pytest.fixture
 def ldc(tmp_path):
     """Some of the discs, upper case as on some of them."""
@@ -198,36 +171,27 @@ def ldc(tmp_path):
             write(root / folder / f"{id[:-1]}9.wv2", 0.4, format="NIST")
         corpus, subset, speaker = folder.lower().split("/")[1:]
         dot = root / "11-4.1" / corpus / "transcrp" / "dots" / subset / speaker
-        lines = [
-            f"THE {id[-1]} ,COMMA [noise] *{subset[3:5]}* .PERIOD ({id.lower()})" for id in ids
-        ]
+        said = f",COMMA [noise] *{subset[3:5]}* .PERIOD"
+        lines = [f"THE {id[-1]} {said} ({id.lower()})" for id in ids]
         write_text(dot / f"{ids[0][:6].lower()}.dot", *lines)
     index = root / "11-13.1/wsj0/doc/indices"
-    write_text(
-        index / "train/tr_s_wv1.ndx",
-        "; SI-84",
-        *(f"11_1_1:wsj0/si_tr_s/011/011c020{n}.wv1" for n in (1, 2)),
-        "11_2_1:wsj0/si_tr_s/401/401c0201.wv1",
-    )
+    lines = [f"11_1_1:wsj0/si_tr_s/011/011c020{n}.wv1" for n in (1, 2)]
+    lines.append("11_2_1:wsj0/si_tr_s/401/401c0201.wv1")
+    write_text(index / "train/tr_s_wv1.ndx", "; SI-84", *lines)
     write_text(index / "test/nvp/si_et_20.ndx", "11_14_1:wsj0/si_et_20/440/440c0401")
     write_text(index / "test/vp/si_et_20.ndx", "11_14_1:wsj0/si_et_20/440/440o0401")
     h1 = "13-34.1/wsj1/doc/indices/h1_p0.ndx"
     write_text(root / h1, *(f"13_16_1: wsj1/si_dt_20/4k0/4k0c030{n}.wv1" for n in (1, 2)))
-    write_text(  # of the evaluation, under the same name
-        root / "13-32.1/wsj1/doc/indices/wsj1/eval/h1_p0.ndx",
-        "13_32_1: wsj1/si_et_h1/4oa/4oac0201.wv1",
-    )
+    evaluation = root / "13-32.1/wsj1/doc/indices/wsj1/eval/h1_p0.ndx"  # has the same name
+    write_text(evaluation, "13_32_1: wsj1/si_et_h1/4oa/4oac0201.wv1")
     return root
 
 
 def test_wsj_is_prepared(ldc, tmp_path, capsys):
     out = tmp_path / "out"
     run("wsj", ldc, "--output", out)
-    assert texts(out, "train") == {
-        "011-011c0201": "the comma tr period",
-        "011-011c0202": "the comma tr period",
-        "46a-46ac0201": "the comma tr period",
-    }
+    train = ("011-011c0201", "011-011c0202", "46a-46ac0201")
+    assert texts(out, "train") == dict.fromkeys(train, "the comma tr period")
     assert list(texts(out, "valid")) == ["4k0-4k0c0301", "4k0-4k0c0302"]
     assert texts(out, "test") == {"440-440c0401": "the comma et period"}  # not 440o0401
     _, (_, audio, seconds, _) = rows(out / "test.tsv")
@@ -264,13 +228,6 @@ def compress(path):
     return samples
 
 
-def fake_tool(folder, name, script, monkeypatch):
-    folder.mkdir(exist_ok=True)
-    write_text(folder / name, "#!/bin/sh", script)
-    (folder / name).chmod(stat.S_IRWXU)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
-
-
 @pytest.mark.parametrize(
     ("tool", "script"),
     [
@@ -283,7 +240,10 @@ def fake_tool(folder, name, script, monkeypatch):
 def test_wsj_recordings_are_uncompressed(ldc, tmp_path, monkeypatch, tool, script):
     path = ldc / "11-14.1/wsj0/si_et_20/440/440c0401.wv1"
     samples = compress(path)
-    fake_tool(tmp_path / "bin", tool, script, monkeypatch)
+    program = tmp_path / "bin" / tool
+    write_text(program, "#!/bin/sh", script)
+    program.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}/usr/bin{os.pathsep}/bin")
     run("wsj", ldc, "--output", tmp_path / "out")
     _, (_, audio, _, _) = rows(tmp_path / "out" / "test.tsv")
     assert audio == "audio/test/440-440c0401.flac"

@@ -32,14 +32,11 @@ def figure(folder):
 
     def trained(recipe, study, *words):
         words = ["--data", str(folder), "--recipe", recipe, "--study", study, *words]
-        args = run.parse_arguments(words)
-        parser = options.get_training_parser
-        return {
-            model.name: options.parse_args_and_arch(
-                parser(), [str(folder), *run.training_flags(args, model)]
-            )
-            for model in args.models
-        }
+        args, parsed = run.parse_arguments(words), {}
+        for model in args.models:
+            words, parser = run.training_flags(args, model), options.get_training_parser()
+            parsed[model.name] = options.parse_args_and_arch(parser, [str(folder), *words])
+        return parsed
 
     return trained
 

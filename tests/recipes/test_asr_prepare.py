@@ -10,41 +10,19 @@ from recipes.asr import prepare
 from recipes.asr.manifest import read_manifest
 from recipes.lab.steps import CommandError
 from recipes.lab.subwords import WORD_START, SentencePiece
-from tests.support.speech_data import (
-    make_digits,
-    make_librispeech,
-    make_tedlium,
-    run,
-    texts,
-    write,
-    write_text,
-)
-
-COUNTS = ("--train-strings", 30, "--valid-strings", 20, "--test-strings", 6)
+from tests.support import speech_data
+from tests.support.speech_data import run, texts, write, write_text
 
 
 @pytest.fixture
 def libri(tmp_path):
-    return make_librispeech(tmp_path / "corpora")
-
-
-@pytest.fixture
-def ted(tmp_path):
-    return make_tedlium(tmp_path)
-
-
-@pytest.fixture
-def single_digits(tmp_path):
-    return make_digits(tmp_path / "digits")
+    return speech_data.make_librispeech(tmp_path / "corpora")
 
 
 def recordings(folder, numbers, split=""):
     for n in numbers:
         write(folder / split / f"{n:02}.wav", 0.2 + 0.01 * n)
         write_text(folder / split / f"{n:02}.txt", f"number {n}")
-
-
-# ---- digits --------------------------------------------------------------------------------------
 
 
 def parts_of(path):
@@ -58,9 +36,17 @@ def parts_of(path):
     return [int(part[0]) for part in parts if part[0]], gaps
 
 
-def test_digits_are_joined_to_strings_of_takes_of_one_set(single_digits, tmp_path):
-    out = tmp_path / "out"
-    run("digits", single_digits, "--output", out, *COUNTS)
+def prepare_digits(tmp_path, *words):
+    """The folder in which strings of digits are prepared; makes the single digits first."""
+    if not (tmp_path / "digits").exists():
+        speech_data.make_digits(tmp_path / "digits")
+    counts = ("--train-strings", 30, "--valid-strings", 20, "--test-strings", 6)
+    run("digits", tmp_path / "digits", "--output", tmp_path / "out", *counts, *words)
+    return tmp_path / "out"
+
+
+def test_digits_are_joined_to_strings_of_takes_of_one_set(tmp_path):
+    out = prepare_digits(tmp_path)
     names = prepare.DIGITS
     taken = {}
     for name, size in (("train", 30), ("valid", 20), ("test", 24)):
@@ -83,10 +69,9 @@ def test_digits_are_joined_to_strings_of_takes_of_one_set(single_digits, tmp_pat
     assert {path.suffix for path in (out / "audio").rglob("*.*")} == {".wav"}
 
 
-def test_word_units_are_the_words_of_train(single_digits, tmp_path):
+def test_word_units_are_the_words_of_train(tmp_path):
     """Each a piece, and one piece for every other word; not the same folder as with letters."""
-    out = tmp_path / "out"
-    run("digits", single_digits, "--output", out, *COUNTS, "--word-units")
+    out = prepare_digits(tmp_path, "--word-units")
     pieces = SentencePiece(out / "spm.model").processor
     said = {word for text in texts(out, "train").values() for word in text.split()}
     assert len(said) > 2
@@ -94,10 +79,7 @@ def test_word_units_are_the_words_of_train(single_digits, tmp_path):
     assert pieces.get_piece_size() == 1 + len(said)
     assert pieces.encode(f"other {min(said)}")[0] == pieces.unk_id()
     with pytest.raises(CommandError, match="made with other settings"):
-        run("digits", single_digits, "--output", out, *COUNTS)
-
-
-# ---- synthetic speech ----------------------------------------------------------------------------
+        prepare_digits(tmp_path)
 
 
 def test_synthetic_speech_says_the_given_words(tmp_path):
@@ -119,9 +101,6 @@ def test_synthetic_speech_says_the_given_words(tmp_path):
     assert train[: len(valid)] != valid  # drawn by different seeds
 
 
-# ---- folders -------------------------------------------------------------------------------------
-
-
 def test_folder_of_recordings_and_texts(tmp_path):
     source = tmp_path / "mine"
     for n in range(30):
@@ -137,28 +116,21 @@ def test_folder_of_recordings_and_texts(tmp_path):
     assert entry.audio == str(source / "some one" / f"{entry.id[-2:]}.wav")
 
 
-def damage(source):
-    """Makes recordings of `source` unusable; returns their names."""
-    (source / "01.txt").write_bytes(b"a byte \0 in it\n")
-    write(source / "with a\ttab.wav", 0.3)
-    write_text(source / "with a\ttab.txt", "text")
-    (source / "03.wav").write_bytes(b"RIFF")
-    (source / "04.wav").write_bytes(b"RIFF")
-    write(source / "no text.wav", 0.3)
-    return ("01.wav", "with a\\ttab.wav", "03.wav", "04.wav", "no text.wav")
-
-
 def test_all_that_is_left_out_is_listed_and_one_bad_text_stops_nothing(tmp_path, capsys):
     source = tmp_path / "mine"
-    for n in range(30):
-        write(source / f"{n:02}.wav", 0.3)
-        write_text(source / f"{n:02}.txt", f"text {n}")
-    names = damage(source)
+    for name in (*(f"{n:02}" for n in range(30)), "with a\ttab"):
+        write(source / f"{name}.wav", 0.3)
+        write_text(source / f"{name}.txt", "text")
+    (source / "01.txt").write_bytes(b"a byte \0 in it\n")
+    for name in ("03.wav", "04.wav"):
+        (source / name).write_bytes(b"RIFF")
+    write(source / "no text.wav", 0.3)
     run("folder", source, "--output", tmp_path / "out")
     prepared = {id for name in ("train", "valid", "test") for id in texts(tmp_path / "out", name)}
     assert prepared == {f"{n:02}" for n in range(30)} - {"01", "03", "04"}
     said = capsys.readouterr().out
     lines = (tmp_path / "out/left_out.txt").read_text("utf-8").splitlines()
+    names = ("01.wav", "with a\\ttab.wav", "03.wav", "04.wav", "no text.wav")
     assert len(lines) == len(names)
     for name in names:
         assert sum(name in line for line in lines) == 1, name
@@ -176,9 +148,6 @@ def test_one_bad_byte_in_a_table_leaves_out_one_recording(tmp_path, capsys):
     prepared = {id for name in ("train", "valid", "test") for id in texts(tmp_path / "out", name)}
     assert prepared == {str(n) for n in range(12)} - {"5"}
     assert "1 with a damaged text" in capsys.readouterr().out
-
-
-# ---- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("corpus", ["librispeech", "tedlium3", "wsj", "digits", "folder"])
@@ -205,30 +174,24 @@ def test_output_with_other_files_is_left_alone(libri, tmp_path):
     assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work\n"
 
 
-def test_folders_that_cannot_be_split(tmp_path):
+def test_folders_that_cannot_be_used(tmp_path):
     (tmp_path / "tests/test").mkdir(parents=True)
     with pytest.raises(CommandError, match="no folder train beside test"):
         run("folder", tmp_path / "tests", "--output", tmp_path / "out")
     recordings(tmp_path / "few", range(2))
     with pytest.raises(CommandError, match="2 recordings are too few to split off valid, test"):
         run("folder", tmp_path / "few", "--output", tmp_path / "out")
+    for split in ("train", "valid", "test"):
+        recordings(tmp_path / "twice", range(2), split)
+    write(tmp_path / "twice/train/01.flac")
+    with pytest.raises(CommandError, match="train data: two recordings are named 01"):
+        run("folder", tmp_path / "twice", "--output", tmp_path / "out")
 
 
 def test_words_that_cannot_be_read_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("synthetic", "--output", tmp_path / "out", "--words", "missing.txt")
     assert "missing.txt cannot be read" in capsys.readouterr().err
-
-
-def test_two_recordings_of_one_name(tmp_path):
-    for split in ("train", "valid", "test"):
-        recordings(tmp_path, range(2), split)
-    write(tmp_path / "train/01.flac")
-    with pytest.raises(CommandError, match="train data: two recordings are named 01"):
-        run("folder", tmp_path, "--output", tmp_path / "out")
-
-
-# ---- finished preparations ---------------------------------------------------------------------
 
 
 def test_finished_folder_is_reused(libri, tmp_path, capsys):
@@ -280,8 +243,9 @@ def test_changed_sources_are_prepared_again(tmp_path, capsys, change, sign):
     assert sorted(path.name for path in source.iterdir()) == ["dev", "prepared", "test", "train"]
 
 
-def test_recordings_that_are_made_again(ted, tmp_path):
+def test_recordings_that_are_made_again(tmp_path):
     """Recordings of deleted talks are deleted; recordings of all other talks are cut again."""
+    ted = speech_data.make_tedlium(tmp_path)
     run("tedlium3", ted, "--output", tmp_path / "out")
     segments = {path.name for path in (tmp_path / "out/audio/valid").iterdir()}
     talk = ted / "legacy/dev/stm/AlGore_2009.stm"
@@ -304,12 +268,9 @@ def test_preparing_again_that_fails_leaves_what_there_was(libri, tmp_path):
         assert [path.name for path in tmp_path.glob("out*")] == ["out"]
 
 
-# ---- the commands --------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_command_prepares(ted, tmp_path, run_cli):
-    words = ("tedlium3", ted, "--output", tmp_path / "out")
+def test_command_prepares(tmp_path, run_cli):
+    words = ("tedlium3", speech_data.make_tedlium(tmp_path), "--output", tmp_path / "out")
     done = run_cli("python", "-m", "recipes.asr.prepare", *words, fresh=True)
     assert "train data: 2 of 4 skipped" in done.stdout
     assert len(texts(tmp_path / "out", "valid")) == 2

@@ -13,11 +13,6 @@ from tests.support.fairseq_speech import durations, write_manifest
 from tests.support.plots import COLOURS, assert_lines
 from tests.support.tables import read_csv
 
-SMALL = (
-    *("--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16, "--encoder-layers", 1),
-    *("--encoder-attention-heads", 2, "--max-tokens", 500, "--lr", 0.01),
-)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -26,8 +21,6 @@ def folder(tmp_path_factory):
         write_manifest(path, split, durations(count, seed), seed)
     return path
 
-
-# ---- rates ---------------------------------------------------------------------------------------
 
 TEXTS = [
     Text(0.5, "a b c", "a b c"),
@@ -63,9 +56,6 @@ def test_durations_of_training_are_those_that_begin_below_its_longest(longest, c
     assert in_training(rows, (1, 2, 4), longest) == ["0-1 s", "1-2 s", "over 4 s"][:count]
 
 
-# ---- what is compared ----------------------------------------------------------------------------
-
-
 def models(study, *words):
     """Pretends that there are data, so that no data are made."""
     names = () if words else ("--compare", *STUDIES[study].models)
@@ -76,17 +66,13 @@ def models(study, *words):
 def test_types_beside_the_study_have_the_settings_of_the_recipe():
     """The type alone, and with an option; in the study of types and in another."""
     for study in ("types", "shift"):
-        plain, other = models(
-            study, "--recipe", "tedlium3", "--compare", "cape", "cape:max_local_shift=0.25"
-        )
+        rows = ("cape", "cape:max_local_shift=0.25")
+        plain, other = models(study, "--recipe", "tedlium3", "--compare", *rows)
         assert "--position-max-global-scale 2" in plain.flags
         assert "--position-max-global-scale 2" in other.flags
         assert "--position-max-local-shift 0.25" in other.flags
     (small,) = models("shift", "--compare", "cape")
     assert "scale" not in small.flags
-
-
-# ---- commands ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -95,7 +81,9 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     command = ["--data", str(folder), "--compare", "cape", "--updates", "3", "--bins", "1"]
     command += ["--batches", "padding-free", "--seeds", "2", "--hops", "10", "16", "--curve", "2"]
-    command += ["--", *map(str, SMALL)]
+    command += ["--", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"]
+    command += ["--encoder-layers", "1", "--encoder-attention-heads", "2", "--max-tokens", "500"]
+    command += ["--lr", "0.01"]
     run.main(command)
     out = tmp_path / "results/asr/types"
     rows = read_csv(out / "scores.csv")
@@ -114,13 +102,12 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
     longest = max(durations(16, 0))
     within = sum(seconds <= longest for seconds in durations(9, 2))
     assert {row["count"] for row in curve} == {str(within)}, "no longer than in training"
-    assert_lines(out / "scores.png", COLOURS[:1])
-    assert_lines(out / "hops.png", COLOURS[:1])
+    for name in ("scores.png", "hops.png"):
+        assert_lines(out / name, COLOURS[:1])
     # the same decoding, of a checkpoint alone
     checkpoint = tmp_path / "build/asr/types/runs/cape-(padding-free)-seed2/checkpoint_last.pt"
-    evaluate.main(
-        ["--model", str(checkpoint), "--data", str(folder), "--bins", "1", "--output", "again"]
-    )
+    words = ["--model", str(checkpoint), "--data", str(folder), "--bins", "1"]
+    evaluate.main([*words, "--output", "again"])
     alone = read_csv(tmp_path / "again/test/scores.csv")
     again = [(row["duration"], row["wer"]) for row in alone]
     assert {(row["seed"], row["train_seconds"]) for row in alone} == {("", "")}, "not known"
@@ -134,7 +121,7 @@ def test_comparison_from_training_to_figure(folder, tmp_path, monkeypatch, capsy
 
 
 def test_recordings_without_text_are_decoded_and_not_counted(folder, tmp_path, monkeypatch):
-    """Recordings without text are decoded, and not counted; a set without any is refused."""
+    """A set in which no recording has a text is refused."""
     output = {"H-0": "a b", "H-1": "x", "H-2": "c", "T-0": "a b"}
     monkeypatch.setattr(evaluate, "run_module", lambda *_, log, **__: log.write_text(
         "".join(f"{name}\t{text}\n" for name, text in output.items())
@@ -153,32 +140,22 @@ def test_recordings_without_text_are_decoded_and_not_counted(folder, tmp_path, m
         evaluate.decode(folder, "bare", checkpoint, tmp_path / "bare")
 
 
-BAD_RUN = [
-    (["--data", "gone"], "there is no train.tsv"),
-    (["--bins", "3", "2"], "--bins 3 2: the numbers must increase"),
-    (["--test", "gone"], "there is no gone.tsv"),
-    (["--curve", "9", "5"], "--curve 9 5: the numbers must increase"),
-    (["--curve", "600"], "--curve 600: allowed: numbers below 600, the last update"),
+BAD = [
+    (run, ["--data", "gone"], "there is no train.tsv"),
+    (run, ["--bins", "3", "2"], "--bins 3 2: the numbers must increase"),
+    (run, ["--test", "gone"], "there is no gone.tsv"),
+    (run, ["--curve", "9", "5"], "--curve 9 5: the numbers must increase"),
+    (run, ["--curve", "600"], "--curve 600: allowed: numbers below 600, the last update"),
+    (evaluate, ["--model", "gone.pt"], "--model gone.pt: no such file; give a checkpoint"),
+    (evaluate, ["gone.pt"], "gone.pt: give checkpoints by --model"),
+    (evaluate, ["--model", __file__, "--sets", "gone"], "there is no .*gone.tsv"),
+    (evaluate, ["--model", __file__, "--hop-seconds", "0.02"], "--hop-seconds is set by this"),
+    (evaluate, ["--model", __file__, "--gpu"], "--gpu is set by this command; see --device"),
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), BAD_RUN, ids=[message for _, message in BAD_RUN])
-def test_bad_comparisons_are_refused(folder, words, message):
+@pytest.mark.parametrize(("program", "words", "message"), BAD, ids=lambda value: str(value)[-30:])
+def test_bad_input_is_refused(folder, program, words, message):
     data = [] if "--data" in words else ["--data", str(folder)]
     with pytest.raises(CommandError, match=message):
-        run.main([*data, *words])
-
-
-BAD_EVALUATION = [
-    (["--model", "gone.pt"], "--model gone.pt: no such file; give a checkpoint"),
-    (["gone.pt"], "gone.pt: give checkpoints by --model"),
-    (["--model", __file__, "--sets", "gone"], "there is no .*gone.tsv"),
-    (["--model", __file__, "--hop-seconds", "0.02"], "--hop-seconds is set by this command"),
-    (["--model", __file__, "--gpu"], "--gpu is set by this command; see --device"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), BAD_EVALUATION, ids=list("abcde"))
-def test_bad_evaluations_are_refused(folder, words, message):
-    with pytest.raises(CommandError, match=message):
-        evaluate.main([*words, "--data", str(folder)])
+        program.main([*words, *data])

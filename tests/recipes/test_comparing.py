@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from recipes.lab import command_line, runs
 from recipes.lab.steps import CommandError
@@ -21,26 +20,23 @@ def compared(*words, default=("sinpos", "cape")):
 
 
 def test_rows_and_types_have_one_grammar():
-    names = ("shape", "shape:max_offset=3", "cape-still", "cape-still:max_local_shift=0", "nopos")
-    assert compared("--compare", *names) == {
+    expected = {
         "shape": {"type": "shape", "max_offset": 60},
         "shape:max_offset=3": {"type": "shape", "max_offset": 3},
-        "cape-still": {"type": "cape", "max_global_shift": 0},
-        "cape-still:max_local_shift=0": {
-            "type": "cape",
-            "max_global_shift": 0,
-            "max_local_shift": 0.0,
-        },
+        "cape-still": ROWS["cape-still"],
+        "cape-still:max_local_shift=0": {**ROWS["cape-still"], "max_local_shift": 0.0},
         "nopos": {"type": "nopos"},
     }
+    assert compared("--compare", *expected) == expected
 
 
 def test_what_is_compared_without_being_named():
     assert list(compared()) == ["sinpos", "cape"]
     alone = ("--position-max-global-shift", "2")
     assert compared(*alone) == {"cape": {"type": "cape", "max_global_shift": 2.0}}
-    offset = compared("--position-max-offset", "2", default=["shape"])
-    assert offset == {"shape": {"type": "shape", "max_offset": 2}}
+    for type_words in ((), ("--position-embedding", "shape")):
+        offset = compared(*type_words, "--position-max-offset", "2", default=["shape"])
+        assert offset == {"shape": {"type": "shape", "max_offset": 2}}
 
 
 @pytest.mark.parametrize(
@@ -64,25 +60,14 @@ def test_models_are_named_by_their_folder(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path / "a")
-    assert list(command_line.named_models(["last.pt", "../b/last.pt", "hub/name"])) == [
-        "a",
-        "b",
-        "name",
-    ]
-    assert command_line.named_models(["c=../c-*/last.pt"]) == {
-        "c": ["../c-1/last.pt", "../c-2/last.pt"]
-    }
-
-
-@pytest.mark.parametrize("word", ["c=last.pt,../a/last.pt", "../*/last.pt,last.pt"])
-def test_a_model_that_is_given_twice_is_no_second_seed(tmp_path, monkeypatch, word):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/last.pt").touch()
-    monkeypatch.chdir(tmp_path / "a")
-    with pytest.raises(
-        CommandError, match=f"--model {re.escape(word)}: .*last.pt twice; give each"
-    ):
-        command_line.named_models([word])
+    names = command_line.named_models(["last.pt", "../b/last.pt", "hub/name"])
+    assert list(names) == ["a", "b", "name"]
+    seeds = ["../c-1/last.pt", "../c-2/last.pt"]
+    assert command_line.named_models(["c=../c-*/last.pt"]) == {"c": seeds}
+    for word in ("c=last.pt,../a/last.pt", "../*/last.pt,last.pt"):  # no second seed
+        message = f"--model {re.escape(word)}: .*last.pt twice; give each"
+        with pytest.raises(CommandError, match=message):
+            command_line.named_models([word])
 
 
 def test_fairseq_cannot_choose_a_gpu():
@@ -91,16 +76,6 @@ def test_fairseq_cannot_choose_a_gpu():
     with pytest.raises(CommandError, match="--device cuda:1: .* CUDA_VISIBLE_DEVICES=1 before"):
         runs.device_flags(torch.device("cuda:1"))
 
-
-def test_values_that_the_trainer_refuses_are_named():
-    pytest.importorskip("transformers")
-    from recipes.vit import finetune_hf
-
-    with pytest.raises(CommandError, match="--logging_steps 0: .*; give other values"):
-        finetune_hf.main(["--logging_steps", "0"])
-
-
-# ---- configurations of accelerate ----------------------------------------------------------------
 
 FOLDER = Path(__file__).parents[2] / "recipes/accelerate"
 FILES = {path.stem: path for path in FOLDER.glob("*.yaml")}
@@ -113,27 +88,15 @@ LAUNCHES = {
 }
 
 
-def parse(path, monkeypatch):
-    """What `accelerate launch` makes of a file; with the packages that it looks for."""
-    commands = pytest.importorskip("accelerate.commands.launch")
-    monkeypatch.setattr(commands, "is_deepspeed_available", lambda: True, raising=False)
-    words = ["--config_file", str(path), "script.py"]
-    args = commands.launch_command_parser().parse_args(words)
-    return commands._validate_launch_command(args)[0]
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_configuration_launches_what_its_name_says(name, monkeypatch):
-    args = parse(FILES[name], monkeypatch)
-    expected = LAUNCHES[name]
+    """As `accelerate launch` reads it, which refuses unknown keys."""
+    commands = pytest.importorskip("accelerate.commands.launch")
+    monkeypatch.setattr(commands, "is_deepspeed_available", lambda: True, raising=False)
+    words = ["--config_file", str(FILES[name]), "script.py"]
+    args = commands.launch_command_parser().parse_args(words)
+    args, expected = commands._validate_launch_command(args)[0], LAUNCHES[name]
     assert {key: getattr(args, key) for key in expected} == expected
-
-
-def test_unknown_key_would_be_refused(tmp_path, monkeypatch):
-    settings = yaml.safe_load(FILES["fsdp"].read_text(encoding="utf-8"))
-    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump({**settings, "num_proceses": 8}))
-    with pytest.raises(ValueError, match="num_proceses"):
-        parse(tmp_path / "wrong.yaml", monkeypatch)
 
 
 @pytest.mark.parametrize(("words", "on_cpu"), [(["--use_cpu"], True), ([], False)])

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 import hf_models
 from recipes.asr import finetune_hf as asr
+from recipes.asr import whisper
 from recipes.lab import hf_checkpoints, hf_training
-from recipes.lab.command_line import settings_to_compare
 from recipes.lab.steps import CommandError
 from recipes.mt import finetune_hf as mt
 from recipes.mt.number_lists import make_number_lists
@@ -101,14 +101,6 @@ def test_translation_of_own_files_from_a_checkpoint(run_cli, repo_root, tmp_path
     assert '"type": "cape"' in (tmp_path / folders[2] / "config.json").read_text()
 
 
-def test_given_settings_win_over_the_built_in_data():
-    shift = ["--position-max-global-shift", "0.3"]
-    for words in (["--position-embedding", "cape", *shift], shift):
-        args, _ = hf_training.parse(hf_training.make_parser("", "image", (), "out"), (), words)
-        settings = settings_to_compare(args, "image", (), {"cape": {"max_global_shift": 0.1}})
-        assert settings == {"cape": {"type": "cape", "max_global_shift": 0.3}}
-
-
 def test_what_was_stored_in_half_precision_is_trained_in_single(tmp_path):
     model = vit.CapeViTForImageClassification(vit.CapeViTConfig(image_size=32, **TINY_VIT))
     model.bfloat16().save_pretrained(tmp_path)
@@ -137,6 +129,7 @@ BAD = [
     (vit, ["--univit", "--train-sizes", "16"], "--train-sizes 16: --univit needs several sizes"),
     (vit, ["--seeds", "1", "2", "--seed", "3"], "leave --seed out"),
     (vit, ["--per_device_train_batch_size", "0"], "--per_device_train_batch_size 0"),
+    (vit, ["--logging_steps", "0"], "--logging_steps 0"),
     (vit, ["--model-config", '{"patch_size": 0}'], "patch_size 0 is not allowed"),
     (vit, ["--crop", "0.5", "0.1"], "--crop 0.5 0.1 is not allowed"),
     (vit, ["--test-sizes", "2"], "size 2 is smaller than a patch"),
@@ -156,8 +149,9 @@ def test_bad_input_is_refused(program, words, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-FOREIGN = [(mt, "M2M100"), (mt, "Llama"), (vit, "DeiT"), (asr, "Wav2Vec2")]
+FOREIGN = [(mt, "M2M100"), (mt, "Llama"), (vit, "DeiT"), (asr, "Wav2Vec2"), (whisper, "Bart")]
 ALLOWED = {
+    whisper: "whisper",
     mt: "marian, cape_marian",
     vit: "vit, cape_vit",
     asr: "speech_to_text, whisper, cape_speech_ctc, cape_speech_to_text, cape_whisper",
@@ -372,11 +366,11 @@ def test_two_processes_see_the_same_sizes_also_after_resuming(together):
     # updates of 2, 2, 1, 2, 2 and then 1, 2, 2 micro-batches
     assert noted("again-seen") == [lines[9:] for lines in whole]
     sizes, contents = ([[line.split()[n] for line in lines] for lines in whole] for n in (0, 1))
-    assert sizes[0] == sizes[1]
-    assert len(sizes[0]) == 14
-    assert sizes[0][0::5] == sizes[0][1::5]
-    assert sizes[0][2::5] == sizes[0][3::5]
-    assert len(set(sizes[0])) > 2
+    first, second = sizes
+    assert first == second
+    assert len(first) == 14
+    assert (first[0::5], first[2::5]) == (first[1::5], first[3::5])
+    assert len(set(first)) > 2
     assert not set(contents[0]) & set(contents[1])
     assert noted("whole-left") == noted("again-left") == [["0"], ["0"]]
     weights = [together / name / "cape/model.safetensors" for name in ("whole", "again")]

@@ -7,14 +7,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.lab import hf_training
-from recipes.lab.hf_switching import (
-    FirstTraining,
-    changed_arguments,
-    first_training,
-    plan_trainings,
-    warn_of_default_rate,
-)
+from recipes.lab import hf_switching, hf_training
+from recipes.lab.hf_switching import FirstTraining, first_training, plan_trainings
 from recipes.lab.steps import CommandError
 
 SINPOS, CAPE = {"type": "sinpos"}, {"type": "cape"}
@@ -22,15 +16,11 @@ COMPARED = {"sinpos": SINPOS, "cape": CAPE}
 
 
 def write_state(folder, updates, *rates):
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     history = [{"step": 1, "loss": 2.0}, *({"learning_rate": rate} for rate in rates)]
     state = {"global_step": updates, "log_history": history}
     (folder / "trainer_state.json").write_text(json.dumps(state))
-    write_config(folder)
-
-
-def write_config(folder, model_type="marian", **fields):
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **fields}))
+    (folder / "config.json").write_text('{"model_type": "marian"}')
 
 
 def plan(model, *words, scratch=False, compared=COMPARED, first_name=None):
@@ -50,14 +40,9 @@ def test_first_training_is_read_beside_the_model_or_its_last_checkpoint(tmp_path
 def test_rows_are_types_by_updates_and_types_from_scratch(tmp_path):
     write_state(tmp_path, 1000)
     rows = plan(str(tmp_path), "0", "25%", scratch=True)
-    assert [(row.name, row.updates, row.continues) for row in rows] == [
-        ("sinpos, 0 updates", 0, True),
-        ("sinpos, 250 updates", 250, True),
-        ("cape, 0 updates", 0, True),
-        ("cape, 250 updates", 250, True),
-        ("sinpos from scratch, 1250 updates", 1250, False),
-        ("cape from scratch, 1250 updates", 1250, False),
-    ]
+    expected = [(f"{n}, {k} updates", k, True) for n in COMPARED for k in (0, 250)]
+    expected += [(f"{n} from scratch, 1250 updates", 1250, False) for n in COMPARED]
+    assert [(row.name, row.updates, row.continues) for row in rows] == expected
     assert [row.name for row in plan(None)] == ["sinpos", "cape"]
 
 
@@ -72,16 +57,13 @@ def test_the_type_of_the_model_is_compared_unchanged_and_trained_on(tmp_path):
         ("cape from scratch, 1100 updates", CAPE, None),
     ]
     stored = {"type": "cape", "max_global_shift": 7.0}
-    write_config(tmp_path, "cape_marian", position_embedding=stored)
+    config = {"model_type": "cape_marian", "position_embedding": stored}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     written = {"type": "cape", "max_global_shift": 7}
-    names = {}
-    for name, row in (("cape", CAPE), ("cape:max_global_shift=7", written)):
+    for name, row, more in (("cape", CAPE, ["cape of the model"]), ("cape:seven", written, [])):
         rows = plan(str(tmp_path), "0", compared={name: row, "sinpos": SINPOS})
-        names[name] = [row.name.removesuffix(", 0 updates") for row in rows]
-    assert names == {
-        "cape": ["cape of the model", "cape", "sinpos"],
-        "cape:max_global_shift=7": ["cape:max_global_shift=7", "sinpos"],
-    }
+        names = [row.name.removesuffix(", 0 updates") for row in rows]
+        assert names == [*more, name, "sinpos"]
 
 
 def test_a_model_that_the_program_names_gets_no_second_row(tmp_path):
@@ -116,7 +98,8 @@ def test_rate_follows_the_first_training_unless_one_is_given(tmp_path):
         args, training = hf_training.parse(parser, (), words)
         rates.append(training.learning_rate)
         expected = {"max_steps": 500, "warmup_steps": 125} if args.switch_updates else {}
-        assert changed_arguments(plan_trainings(COMPARED, args)[-1], training) == expected
+        last = plan_trainings(COMPARED, args)[-1]
+        assert hf_switching.changed_arguments(last, training) == expected
     assert rates == [2e-3, 3e-4, 5e-5]
 
 
@@ -135,13 +118,13 @@ def test_a_switch_at_a_rate_that_nobody_chose_is_warned_of(words, said, tmp_path
     write_state(tmp_path, 1000, 5e-5)
     words = ["--model", str(tmp_path), "--output", str(tmp_path / "out"), *words]
     args, training = hf_training.parse(hf_training.make_parser("", "text", (), "out"), (), words)
-    warn_of_default_rate(COMPARED, args, training)
+    hf_switching.warn_of_default_rate(COMPARED, args, training)
     out = capsys.readouterr().out
     assert said in out
     assert bool(out) == bool(said)
     for name in ("--learning_rate", "--switch-updates", "has sinpos") if said else ():
         assert name in out
-    warn_of_default_rate({"sinpos": SINPOS}, args, training)  # no switch
+    hf_switching.warn_of_default_rate({"sinpos": SINPOS}, args, training)  # no switch
     training.learning_rate = 1e-4  # as a recipe sets it
-    warn_of_default_rate(COMPARED, args, training)
+    hf_switching.warn_of_default_rate(COMPARED, args, training)
     assert capsys.readouterr().out == ""

@@ -21,8 +21,8 @@ from recipes.lm import finetune_hf as lm
 from tests.support.hf import FAMILIES, OF_FAMILY
 from tests.support.tables import read_csv, read_scores
 
-SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-TINY = {**SIZES, "num_attention_heads": 2, "num_key_value_heads": 2}
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+TINY |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 QUICK = ("--max_steps", 4, "--save_steps", 2, "--limit", 4, "--model-config", json.dumps(TINY))
 TOKENIZER = transformers.ByT5Tokenizer(extra_ids=0)
 
@@ -39,14 +39,12 @@ def right_answer(name, question):
 @pytest.mark.parametrize("name", [name for name, task in data.TASKS.items() if task.make])
 def test_answers_are_right_at_each_length(name):
     task = data.TASKS[name]
-    exercises = [
-        [*data.exercises(task, [length], 20, f"test {length}")] for length in (1, 2, 7, 30)
-    ]
-    for length, work in zip((1, 2, 7, 30), exercises, strict=True):
+    for length in (1, 2, 7, 30):
+        work = [*data.exercises(task, [length], 20, "test")]
         assert all(exercise.answer == right_answer(name, exercise.question) for exercise in work)
         assert {len(exercise.answer) - length for exercise in work} == {int(name == "addition")}
-    assert exercises[3] == [*data.exercises(task, [30], 20, "test 30")]
-    assert exercises[3] != [*data.exercises(task, [30], 20, "train")]
+    assert work == [*data.exercises(task, [length], 20, "test")]
+    assert work != [*data.exercises(task, [length], 20, "train")]
 
 
 def test_only_answers_and_their_ends_are_predicted():
@@ -117,9 +115,8 @@ def test_drawn_positions_reach_as_far_as_the_test():
         args = lm.read_options(["--compare", name])[0]
         sampled = bool(types_of(ROTARY)[name].sampling)
         assert ("max_position" in lm.models(args, 27)[name]) == sampled
-    (drawn,) = lm.models(
-        lm.read_options(["--compare", "rope:draw_positions=subset"])[0], 27
-    ).values()
+    args = lm.read_options(["--compare", "rope:draw_positions=subset"])[0]
+    (drawn,) = lm.models(args, 27).values()
     assert drawn == {"type": "rope", "draw_positions": "subset", "max_position": 27}
 
 
@@ -134,6 +131,7 @@ BAD = [
     (OF_THIS_FILE, "the validation text has"),
     (["--train-length", "64", "--test-lengths", "32"], "shorter than --train-length 64"),
     (["--position-max-global-shift", "5"], "--position-max-global-shift"),
+    ([*map(str, QUICK), "--lora", "2"], "--lora 2: adapts a trained model; give the model by"),
 ]
 
 
@@ -167,16 +165,16 @@ def test_no_model_is_taken_for_other_training_text(tmp_path):
     valid.write_text("makes Jack a dull boy\n" * 20)
     words = [*QUICK, "--task", "text", "--train-file", train, "--train-length", 8, "--test-lengths"]
     words += [8, "--position-embedding", "nopos", "--output", tmp_path / "out"]
-    words = [str(word) for word in words]
+    words = list(map(str, words))
     lm.main([*words, "--validation-file", str(valid)])
     weights = (tmp_path / "out/nopos/model.safetensors").stat().st_mtime_ns
     with pytest.raises(CommandError, match=r"training_data '.*', now .*; give another --output"):
         lm.main(words)
     record = tmp_path / "out/nopos/settings.json"
-    settings = json.loads(record.read_text())
+    settings = record.read_text()
     valid.write_text("other text " * 20)
     lm.main([*words, "--validation-file", str(valid)])  # the model has not seen that text
-    assert json.loads(record.read_text()) == settings
+    assert record.read_text() == settings
     assert (tmp_path / "out/nopos/model.safetensors").stat().st_mtime_ns == weights
     train.write_text(train.read_text().replace("play", "game", 1))
     with pytest.raises(CommandError, match="training_data"):
@@ -231,9 +229,7 @@ def test_adapters_go_on_after_an_interruption_and_are_merged(tmp_path, monkeypat
     switching += ["--compare", "cape:max_global_scale=2", "--output", "second"]
     lm.main(switching)
     (folder,) = (tmp_path / "second").glob("cape*")
-    first, merged = (
-        load_file(path / "model.safetensors") for path in (tmp_path / "first/rope", folder)
-    )
+    first, merged = (load_file(f"{path}/model.safetensors") for path in ("first/rope", folder))
     assert merged.keys() == first.keys()
     moved = {name for name in first if not torch.equal(first[name], merged[name])}
     assert moved == {name for name in first if "_proj" in name}
@@ -246,8 +242,3 @@ def test_adapters_go_on_after_an_interruption_and_are_merged(tmp_path, monkeypat
     lm.main(switching)
     again = load_file(folder / "model.safetensors")
     assert all(torch.equal(merged[name], again[name]) for name in merged)
-
-
-def test_adapters_need_a_trained_model(tmp_path):
-    with pytest.raises(CommandError, match="--lora 2: adapts a trained model; give the model by"):
-        lm.main([*map(str, QUICK), "--lora", "2", "--output", str(tmp_path)])

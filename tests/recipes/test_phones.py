@@ -1,6 +1,7 @@
 """Phone classification: model, training with positions in and out, and the command."""
 
 import argparse
+from itertools import product
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,22 +14,13 @@ pytest.importorskip("soundfile")
 from cape_plugins import TYPES
 from cape_plugins.pictures.views import similarity, similarity_by_distance
 from recipes.lab.steps import CommandError
-from recipes.phones import pictures
+from recipes.phones import pictures, train
 from recipes.phones.analysis import error_rate
-from recipes.phones.data import BANDS
+from recipes.phones.data import BANDS, Example
 from recipes.phones.measure import run_type
 from recipes.phones.model import PhoneClassifier
 from recipes.phones.report import COUNTS
-from recipes.phones.train import (
-    CONDITIONS,
-    OPTIMIZERS,
-    Training,
-    permutations,
-    predict,
-    run_batch,
-    run_model,
-    train_epoch,
-)
+from recipes.phones.train import CONDITIONS, Training, predict, run_batch, run_model, train_epoch
 from tests.support.phones import SIZES, config, make_corpus, make_experiment
 
 # each type with its positions, and a learned encoding and a relative type under each condition
@@ -40,9 +32,6 @@ DRAWN = ("draw_histories", "draw_confusions", "draw_attention", "draw_class_atte
 def make_model(name="sinpos", seed=1):
     torch.manual_seed(seed)
     return PhoneClassifier(3, config(name), SIZES, 30).eval()
-
-
-# ---- model ---------------------------------------------------------------------------------------
 
 
 def test_sinpos_is_the_thesis_on_frame_numbers():
@@ -133,12 +122,17 @@ def test_predictions_of_scrambled_frames_stand_in_natural_order():
     scrambled = predict(model, utterances, CONDITIONS["exc-scram"])
     assert all(np.array_equal(a, b) for a, b in zip(natural, scrambled, strict=True))
     assert any(len(set(classes)) > 1 for classes in natural)
-    orders = list(permutations(utterances, 3))
-    assert [order.tolist() for order in permutations(utterances, 3)] == [o.tolist() for o in orders]
-    assert orders[0].tolist() != orders[1].tolist()
+    orders, again = ([o.tolist() for o in train.permutations(utterances, 3)] for _ in range(2))
+    assert orders == again
+    assert orders[0] != orders[1]
 
 
-# ---- training ------------------------------------------------------------------------------------
+def train_for(epochs, model, corpus, condition):
+    """Trains the model and returns the mean loss of each epoch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(1)
+    words = (model, corpus.splits["train"], CONDITIONS[condition], optimizer, generator)
+    return [float(np.mean([*train_epoch(*words)])) for _ in range(epochs)]
 
 
 @pytest.mark.parametrize(("name", "condition"), CASES)
@@ -146,33 +140,24 @@ def test_every_type_learns_under_every_condition(name, condition):
     corpus = make_corpus()
     model = make_experiment(corpus).build(config(name), 1)
     before = {key: value.clone() for key, value in model.named_parameters()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    generator = torch.Generator().manual_seed(1)
-    utterances, setting = corpus.splits["train"], CONDITIONS[condition]
-    losses = [
-        float(np.mean(list(train_epoch(model, utterances, setting, optimizer, generator))))
-        for _ in range(6)
-    ]
+    losses = train_for(6, model, corpus, condition)
     assert losses[-1] < 0.8 * losses[0]
     others = dict(make_model("nopos").named_parameters())
     for key, value in model.named_parameters():
         if key.endswith("layer_bias.output.bias"):
             continue  # the same for all keys, so it changes no attention
-        used = setting.positions or key in others
+        used = CONDITIONS[condition].positions or key in others
         assert torch.equal(value, before[key]) != used, key
 
 
 def test_a_batch_is_one_step_down_the_mean_over_all_of_its_frames():
     experiment = make_experiment(make_corpus(count=(2, 1, 1)))
-    utterances = [*experiment.corpus.splits["train"]]
-    utterances[0] = utterances[0]._replace(
-        features=utterances[0].features[:11], labels=utterances[0].labels[:11]
-    )
+    first, second = experiment.corpus.splits["train"]
+    utterances = [Example("short", first.features[:11], first.labels[:11]), second]
     stepped, expected = (experiment.build(config("sinpos"), 1) for _ in range(2))
     optimizer = torch.optim.SGD(stepped.parameters(), lr=0.5)
     generator = torch.Generator().manual_seed(1)
-    losses = train_epoch(stepped, utterances, CONDITIONS["inc"], optimizer, generator, 2)
-    (loss,) = losses
+    (loss,) = train_epoch(stepped, utterances, CONDITIONS["inc"], optimizer, generator, 2)
     total = sum(
         torch.nn.functional.cross_entropy(expected(x[None]).logits[0], y, reduction="sum")
         for _, x, y in utterances
@@ -190,14 +175,7 @@ def test_scrambled_labels_follow_their_frames():
     rates = {}
     for condition in ("exc", "exc-scram"):
         model = make_experiment(corpus).build(config("nopos"), 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        generator = torch.Generator().manual_seed(1)
-        for _ in range(8):
-            list(
-                train_epoch(
-                    model, corpus.splits["train"], CONDITIONS[condition], optimizer, generator
-                )
-            )
+        train_for(8, model, corpus, condition)
         test = corpus.splits["test"]
         predictions = predict(model, test, CONDITIONS["exc"])
         rates[condition] = error_rate([item.labels.numpy() for item in test], predictions)
@@ -215,7 +193,7 @@ def test_the_optimizer_follows_the_learning_rate(tmp_path):
     assert moving[7]["near_attention"] != moving[6]["near_attention"]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", train.OPTIMIZERS)
 def test_models_after_an_epoch_are_kept_and_trained_by_the_optimizer(tmp_path, name):
     """A loop with torch's optimizer gives the model after the first of two epochs."""
     experiment = make_experiment(make_corpus(), Training(2, 0.01, 0.01, name, 4, (1, 2)), tmp_path)
@@ -223,9 +201,8 @@ def test_models_after_an_epoch_are_kept_and_trained_by_the_optimizer(tmp_path, n
     final, history = experiment.trained(*job)
     models = experiment.at_epochs(*job)
     model = experiment.build(config("sinpos"), 1)
-    optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name](
-        model.parameters(), lr=0.01
-    )
+    optimizer_class = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name]
+    optimizer = optimizer_class(model.parameters(), lr=0.01)
     utterances, generator = experiment.corpus.splits["train"], torch.Generator().manual_seed(1)
     losses = [*train_epoch(model, utterances, CONDITIONS["inc"], optimizer, generator, 4)]
     assert len(losses) == 2  # of 4 utterances and of 2
@@ -236,8 +213,7 @@ def test_models_after_an_epoch_are_kept_and_trained_by_the_optimizer(tmp_path, n
         assert torch.equal(first, expected)
         assert not torch.equal(first, second)
     best = models[min(history, key=lambda row: row["dev_per"])["epoch"]]
-    pairs = zip(best.parameters(), final.parameters(), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
+    assert all(map(torch.equal, best.parameters(), final.parameters()))
 
 
 def test_finished_models_are_reused_and_others_refused(tmp_path):
@@ -283,19 +259,15 @@ def test_positions_put_into_a_model_without():
     assert not torch.allclose(model(features).logits, expected, atol=1e-4)
 
 
-# ---- everything about one type -------------------------------------------------------------------
-
-
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     """Function ``measured(experiment, name, **args)``: the result, and the calls of each picture,
     of which none is drawn."""
 
     def run(experiment, name, **args):
-        drawn = {}
-        for function in (*DRAWN, "save"):
-            drawn[function] = Mock()
-            monkeypatch.setattr(pictures, function, drawn[function])
+        drawn = {function: Mock() for function in (*DRAWN, "save")}
+        for function, mock in drawn.items():
+            monkeypatch.setattr(pictures, function, mock)
         args = argparse.Namespace(**args, output=tmp_path / "o", similarity_length=60)
         return run_type(experiment, name, config(name), args), drawn
 
@@ -310,9 +282,8 @@ def test_all_measurements_of_a_type(tmp_path, measured, name):
     result, drawn = measured(experiment, name, conditions=models, seeds=[1, 2])
     having = name != "nopos"
     tests = set(CONDITIONS) if having else {"exc", "exc-scram"}
-    expected = {
-        (a, b, c) for a in (models if having else models[1::2]) for b in tests for c in (1, 2)
-    }
+    trained = models if having else ("exc",)
+    expected = {*product(trained, tests, (1, 2))}
     assert {(row["trained"], row["tested"], row["seed"]) for row in result.rows} == expected
     frames = sum(len(item.labels) for item in experiment.corpus.splits["test"])
     for row in result.rows:

@@ -5,20 +5,7 @@ import pytest
 
 pytest.importorskip("sklearn")
 pytest.importorskip("soundfile")
-from recipes.phones.analysis import (
-    attention_by_distance,
-    class_attention,
-    class_changes,
-    class_rows,
-    confusions,
-    error_rate,
-    error_types,
-    frame_error_types,
-    head_rows,
-    matching_frames,
-    near_attention,
-    top_confusions,
-)
+from recipes.phones import analysis
 from recipes.phones.pictures import off_diagonal
 from recipes.phones.report import nearest_heads, printed_errors
 
@@ -56,69 +43,58 @@ def numbered(text):
 )
 def test_frame_errors_have_their_types(text, types):
     target, prediction = numbered(text)
-    assert " ".join(map(str, frame_error_types(target, prediction))) == types
+    assert " ".join(map(str, analysis.frame_error_types(target, prediction))) == types
 
 
 def test_errors_are_counted_over_utterances():
-    pairs = [
-        numbered("uh uh uh:k k k"),
-        numbered("k k:a k:a k:a k"),
-        numbered("a b:a b:a b:a b:a c"),
-    ]
-    targets, predictions = zip(*pairs, strict=True)
-    assert error_types(targets, predictions) == (1, 0, 3, 4)
-    assert error_types(targets, targets) == (0, 0, 0, 0)
-    assert error_rate(targets, predictions) == pytest.approx(100 * 8 / 16)
+    texts = ("uh uh uh:k k k", "k k:a k:a k:a k", "a b:a b:a b:a b:a c")
+    targets, predictions = zip(*map(numbered, texts), strict=True)
+    assert analysis.error_types(targets, predictions) == (1, 0, 3, 4)
+    assert analysis.error_types(targets, targets) == (0, 0, 0, 0)
+    assert analysis.error_rate(targets, predictions) == pytest.approx(100 * 8 / 16)
 
 
 def test_smoothness_counts_changes_inside_utterances():
-    assert class_changes([np.array([1, 1, 2, 2, 1]), np.array([3, 3]), np.array([4])]) == 2
+    assert analysis.class_changes([np.array([1, 1, 2, 2, 1]), np.array([3, 3]), np.array([4])]) == 2
 
 
 def test_confusions_are_percent_of_the_target():
     targets = [np.array([0, 0, 0, 1]), np.array([1, 0])]
     predictions = [np.array([0, 1, 1, 1]), np.array([1, 2])]
-    matrix = confusions(targets, predictions, 4)
+    matrix = analysis.confusions(targets, predictions, 4)
     assert matrix.tolist() == [[25, 50, 25, 0], [0, 100, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
-    assert top_confusions(matrix, "abcd", 2) == [("a", "b", 50.0), ("a", "c", 25.0)]
+    assert analysis.top_confusions(matrix, "abcd", 2) == [("a", "b", 50.0), ("a", "c", 25.0)]
 
 
 def test_attention_is_averaged_by_distance():
     weights = np.array([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5], [0.0, 0.9, 0.1]])
-    assert np.allclose(attention_by_distance(weights, 2), [0.0, 0.55, 0.3, 0.5, 0.0])
-    assert near_attention(weights, 0) == pytest.approx(0.3)
-    assert near_attention(weights, 1) == pytest.approx(1.0)
+    assert np.allclose(analysis.attention_by_distance(weights, 2), [0.0, 0.55, 0.3, 0.5, 0.0])
+    assert analysis.near_attention(weights, 0) == pytest.approx(0.3)
+    assert analysis.near_attention(weights, 1) == pytest.approx(1.0)
     shifted = np.eye(12, k=-3)[None, None]  # each query looks three frames back
-    head, *_ = head_rows(shifted, 5)
+    head, *_ = analysis.head_rows(shifted, 5)
     assert list(head.values())[:4] == [1, 1, -3, 1.0]
 
 
-# ---- errors frame by frame -----------------------------------------------------------------------
-
-NAMES = ["d", "dh", "ih", "t"]
 # Table 5.11 of the thesis
 TARGET, INC, EXC = np.array([[0, 0, 2, 2, 2], [0, 0, 0, 2, 2], [0, 1, 3, 3, 2]])
 
 
 def test_frames_are_those_where_each_model_has_its_type_of_error():
     predictions = {"inc": INC, "exc": EXC}
-    assert matching_frames(TARGET, predictions, {"inc": 1}) == [(2, 3)]
-    assert matching_frames(TARGET, predictions, {"inc": 1, "exc": 2}) == [(2, 3)]
-    assert matching_frames(TARGET, predictions, {"inc": 0, "exc": 2}) == [(1, 2), (3, 4)]
-    assert matching_frames(TARGET, predictions, {"exc": 3}) == []
+    assert analysis.matching_frames(TARGET, predictions, {"inc": 1}) == [(2, 3)]
+    assert analysis.matching_frames(TARGET, predictions, {"inc": 1, "exc": 2}) == [(2, 3)]
+    assert analysis.matching_frames(TARGET, predictions, {"inc": 0, "exc": 2}) == [(1, 2), (3, 4)]
+    assert analysis.matching_frames(TARGET, predictions, {"exc": 3}) == []
     ends = {"inc": np.array([1, 0, 2, 2, 0])}
-    assert frame_error_types(TARGET, ends["inc"]).tolist() == [3, 0, 0, 0, 3]
-    assert matching_frames(TARGET, ends, {"inc": 3}) == []
+    assert analysis.frame_error_types(TARGET, ends["inc"]).tolist() == [3, 0, 0, 0, 3]
+    assert analysis.matching_frames(TARGET, ends, {"inc": 3}) == []
 
 
 def test_errors_are_printed_as_in_the_thesis():
-    right = [TARGET, TARGET]
-    lines = printed_errors(
-        ["other", "4ayc030p"],
-        right,
-        {"inc": [TARGET, INC], "exc": [TARGET, EXC]},
-        NAMES,
-    )
+    names, classes = ["other", "4ayc030p"], ["d", "dh", "ih", "t"]
+    predictions = {"inc": [TARGET, INC], "exc": [TARGET, EXC]}
+    lines = printed_errors(names, [TARGET, TARGET], predictions, classes)
     start = lines.index("M-inc has type 1 where M-exc has type 2 (Tables 5.10 and 5.11):")
     assert lines[start + 2 : start + 7] == [
         "| 4ayc030p, frame | 0 | 1 | 2 | 3 | 4 |",
@@ -130,24 +106,21 @@ def test_errors_are_printed_as_in_the_thesis():
     assert lines[lines.index("M-exc, type 3 (Table 5.8):") + 2] == "none"
 
 
-# ---- attention by class --------------------------------------------------------------------------
-
-
 def test_attention_between_classes_is_compared_to_uniform():
     """Two utterances, by hand: the first attends to its own class only."""
     labels = [np.array([0, 0, 1, 1]), np.array([0, 2])]
     within_class = np.kron(np.eye(2), np.full((2, 2), 0.5))
     weights = [within_class[None, None], np.full((1, 1, 2, 2), 0.5)]
-    attention, uniform = class_attention(weights, labels, 3)
+    attention, uniform = analysis.class_attention(weights, labels, 3)
     assert attention[0, 0].tolist() == [[2.5, 0, 0.5], [0, 2, 0], [0.5, 0, 0.5]]
     assert uniform.tolist() == [[1.5, 1, 0.5], [1, 1, 0], [0.5, 0, 0.5]]
-    (row,) = class_rows(attention, uniform, ["z", "aa", "s"])
+    (row,) = analysis.class_rows(attention, uniform, ["z", "aa", "s"])
     assert row["same class"] == pytest.approx((2.5 + 2 + 0.5) / 3)
     assert row["same group"] == pytest.approx((2.5 + 2 + 0.5 + 0.5 + 0.5) / 4)
     assert row["all to z"] == pytest.approx(3 / 3)
     assert row["z to z"] == pytest.approx(2.5 / 1.5)
     assert row["z to s"] == row["s to z"] == pytest.approx(1)
-    (other,) = class_rows(attention, uniform, ["p", "t", "k"])
+    (other,) = analysis.class_rows(attention, uniform, ["p", "t", "k"])
     assert other["z to s"] is None
     assert "same group" not in other
 
