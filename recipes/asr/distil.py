@@ -1,6 +1,5 @@
-"""Distillation of a Whisper that pads recordings to 30 s: a model at natural length learns to
-compute the states of the padded model. whisper-acft (FUTO) does this with the states of the
-decoder; here the targets are the last states of the encoder, so training needs no texts."""
+"""Distillation of a Whisper that pads recordings to 30 s: at natural length, the decoder learns to
+compute the states that it has in the padded model, as in whisper-acft (FUTO)."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_models.seams.natural_length import STRIDE
 from recipes.asr.data import Collator, Sample, SpeechTrainer
 
 PADDED_FEATURES = "padded_features"
@@ -26,8 +24,9 @@ class TwoLengths(Collator):
 
 
 class DistillingTrainer(SpeechTrainer):
-    """Trainer whose targets are the encoder states of a padded `teacher`, over the frames of each
-    recording. The decoder gets no gradient and stays unchanged."""
+    """Trainer whose targets are the decoder states of a padded `teacher`, over the tokens of each
+    text. All weights are trained: the decoder, too, has to do without the silence that it attends
+    to in the padded model."""
 
     teacher: Any = None  # stock model in evaluation mode, on the device of the trained model
 
@@ -39,30 +38,25 @@ class DistillingTrainer(SpeechTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
     ) -> Any:
-        """Returns the mean squared error of the states; batches come from :class:`TwoLengths`."""
-        mask = inputs["attention_mask"]
-        # one token, because the whole model has to be called: DistributedDataParallel sums the
-        # gradients of calls of the module that it wraps
-        output = model(
-            input_features=inputs["input_features"],
-            attention_mask=mask,
-            decoder_input_ids=inputs["labels"][:, :1].clamp(min=0),
-        )
-        states = output.encoder_last_hidden_state
+        """Returns the sum of :func:`state_error` over the layers of the decoder; batches come from
+        :class:`TwoLengths`."""
+        batch = {**inputs}
+        padded, labels = batch.pop(PADDED_FEATURES), batch["labels"]
+        output = model(**batch, output_hidden_states=True)
         with torch.no_grad():
-            encoder = self.teacher.get_encoder()
-            targets = encoder(inputs[PADDED_FEATURES]).last_hidden_state
-        loss = state_error(states, targets, mask[:, ::STRIDE])
+            teacher = self.teacher(padded, labels=labels, output_hidden_states=True)
+        # the first states are the embeddings of the tokens, before all layers
+        states, targets = (each.decoder_hidden_states[1:] for each in (output, teacher))
+        errors = map(state_error, states, targets, [labels != -100] * len(states))
+        loss = torch.stack([*errors]).sum()
         return (loss, output) if return_outputs else loss
 
 
 def state_error(states: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
-    """Mean squared error over the positions of the recordings.
+    """Mean squared error over the tokens of the texts.
 
     Args:
-        states: ``[B, T, C]``.
-        targets: ``[B, T', C]``; T' is T or more.
-        valid: ``[B, T]``, 0 on padding.
+        states, targets: ``[B, T, C]``.
+        valid: ``[B, T]``, false on padding.
     """
-    errors = (states - targets[:, : states.shape[1]]).float().square().mean(-1)
-    return errors[valid.bool()].mean()
+    return (states - targets)[valid].float().square().mean()

@@ -9,7 +9,7 @@ recordings at their natural length.
 Recordings are joined into longer recordings. The stock model is trained on recordings padded to 30
 s. Models with the compared types of position embedding are trained on recordings at their natural
 length. ``--switch-updates`` makes the padded model of ``--model`` work at natural length: by a
-training on the texts, and by a training on the states of its encoder (``distilled``,
+training on the texts, and by a training on the states of its decoder (``distilled``,
 :mod:`recipes.asr.distil`). Tables and figures show word error rates by duration, and the time of
 training and of recognition.
 """

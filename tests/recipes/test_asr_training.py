@@ -1,8 +1,10 @@
 """Batches of recordings for the Trainer: padded ones of similar duration, and without padding; the
 models of the paper; a Whisper padded to 30 s and at natural length."""
 
+import copy
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -206,7 +208,7 @@ def test_the_comparison_of_a_folder_is_written_and_taken_up_again(
 
 @pytest.mark.slow
 def test_a_padded_model_is_distilled_from_its_own_states(folder, tmp_path, monkeypatch, capsys):
-    """Without updates, by the texts, and by the states, which train the encoder only."""
+    """Without updates, by the texts, and by the states of the decoder, which train all layers."""
     monkeypatch.setattr(whisper, "STRINGS", {"train": 40, "timed": 240})
     words = ["--dataset", str(folder), "--limit", "2", "--train-seconds", "0.8", "1.4", "2"]
     words += ["--compare", "sinpos", "--warmup_steps", "0"]
@@ -228,14 +230,32 @@ def test_a_padded_model_is_distilled_from_its_own_states(folder, tmp_path, monke
     (distilled,) = (tmp_path / "b").glob("sinpos*distilled*")
     before, after = load(tmp_path / "a" / "padded").state_dict(), load(distilled).state_dict()
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
-    assert changed
-    assert all(name.startswith("model.encoder.") for name in changed)
+    assert {".".join(name.split(".")[1:3]) for name in changed} >= {
+        "encoder.layers",
+        "decoder.layers",
+    }
 
 
-def test_states_are_compared_over_recordings_only():
+def test_a_recording_of_30_seconds_has_the_states_of_the_padded_model(tmp_path):
+    """Its length is the padded length; after a shorter one the padded model attends to silence."""
+    processor = whisper.make_processor(tmp_path / "processor", ["one"], whisper.SIZES)
+    teacher = whisper.build_stock(None, whisper.SIZES, processor.tokenizer).eval()
+    # a position for each 20 ms, as in the stock sinusoids, whatever the hop of the features
+    settings = {"type": "sinpos"}
+    model = whisper.hf_models.switch(copy.deepcopy(teacher), settings, natural_length=True)
+    recogniser, errors = whisper.Recogniser(processor, False), []
+    collate = distil.TwoLengths(recogniser.processor.feature_extractor)
+    for seconds in (30, 20):
+        batch = collate([(torch.randn(16000 * seconds), [3, 4], None)])
+        trainer = SimpleNamespace(teacher=teacher)
+        errors.append(distil.DistillingTrainer.compute_loss(trainer, model, batch).item())
+    assert errors[0] < 1e-6 < 1e-4 < errors[1]
+
+
+def test_states_are_compared_over_texts_only():
     """A student that computes the teacher's states has no error, whatever is on its padding."""
-    targets = torch.randn(2, 9, 4)
-    states, valid = targets[:, :5].clone(), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    targets = torch.randn(2, 5, 4)
+    states, valid = targets.clone(), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).bool()
     states[1, 2:] = torch.nan
     assert distil.state_error(states, targets, valid) == 0
     states[0, 0] += 2
