@@ -9,8 +9,9 @@ import transformers
 import hf_models
 from hf_models.checks.stock_models import tiny_stock_models
 from hf_models.convert import main
-from tests.hf.test_rows import MODELS, PAD, TABLE, build, output, switched, texts
+from tests.hf.test_rows import MODELS, PAD, TABLE, build, output, texts
 from tests.support import whisper
+from tests.support.generated import switched
 from tests.support.hf import BEIT, FAMILIES
 
 LONG = 50
@@ -28,11 +29,11 @@ def table_of(model):
 
 @each
 def test_copied_rows_keep_what_short_texts_give(name):
-    model = switched(build(name), "abspos")
+    model = switched(build(name), type="abspos")
     longer = hf_models.extend_table(model, LONG)
     assert type(longer) is type(model)
     assert len(table_of(longer)) == LONG
-    assert len(table_of(model)) == len(table_of(switched(build(name), "abspos")))
+    assert len(table_of(model)) == len(table_of(switched(build(name), type="abspos")))
     ids = texts(TABLE - 4)
     assert torch.equal(output(longer, ids), output(model, ids))
     assert torch.equal(table_of(longer), table_of(model)[torch.arange(LONG) % len(table_of(model))])
@@ -41,7 +42,7 @@ def test_copied_rows_keep_what_short_texts_give(name):
 @each
 def test_a_longer_model_is_a_stock_model_and_learns_behind_the_old_end(name, tmp_path):
     """The stock class loads the folder of a stock copy."""
-    longer = hf_models.extend_table(switched(build(name), "abspos"), LONG, "stretch:3")
+    longer = hf_models.extend_table(switched(build(name), type="abspos"), LONG, "stretch:3")
     ids = texts(LONG - 2)
     loss = output(longer, ids).square().sum()
     loss.backward()
@@ -61,7 +62,7 @@ def test_stretched_rows_equal_long_clip():
     it and the next (arXiv 2403.15378)."""
     config = {**MODELS["clip_text_model"][1], "max_position_embeddings": 77}
     stock = transformers.CLIPTextModelWithProjection(transformers.CLIPTextConfig(**config))
-    model = switched(stock, "abspos")
+    model = switched(stock, type="abspos")
     old = table_of(model).detach()
     new = table_of(hf_models.extend_table(model, 248, "stretch")).detach()
     assert torch.equal(new[:20], old[:20])
