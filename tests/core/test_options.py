@@ -114,7 +114,7 @@ def test_options_belong_to_their_types(option):
 def check_option_of_type(option, name):
     settings = {**setting(option), "type": name}
     if name not in types_of("encoder", settings["domain"]):
-        settings["domain"] = "text"
+        return  # a type of sequences, and an option of grids
     off, value = OPTIONS[option]["off"], other_than_off(option)
     if applies(option, name):
         needs_context = option.startswith("relative_") and option != "relative_context"
@@ -142,8 +142,24 @@ def check_option_of_type(option, name):
 @pytest.mark.parametrize("option", sorted(SEQ2SEQ_ONLY))
 @pytest.mark.parametrize("architecture", ["encoder", "decoder"])
 def test_options_of_pairs_need_an_encoder_and_a_decoder(option, architecture):
-    with pytest.raises(ValueError, match=rf"{option}=.*'seq2seq'.*{architecture}"):
-        PositionConfig(architecture=architecture, **{option: other_than_off(option)})
+    for name in TYPES:  # also where the type lacks the option: no other type has it here
+        with pytest.raises(ValueError, match=rf"{option}=.*'seq2seq'.*{architecture}"):
+            PositionConfig(name, "text", architecture, **{option: other_than_off(option)})
+
+
+@pytest.mark.parametrize(
+    ("domain", "architecture", "settings"),
+    [
+        ("image", "encoder", {"draw_positions": "subset"}),
+        ("image", "encoder", {"directed": True}),
+        ("text", "decoder", {"mean_normalize": True}),
+        ("text", "encoder", {"gamma": 2}),
+    ],
+)
+def test_an_option_that_no_type_has_is_refused_without_naming_types(domain, architecture, settings):
+    for name in ("sinpos", "relpos", "alibi"):
+        with pytest.raises(ValueError, match=r"\. Leave it out\.$"):
+            PositionConfig(name, domain, architecture, **settings)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
