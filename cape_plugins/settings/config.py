@@ -238,15 +238,22 @@ class PositionConfig(OptionFields):
                 remedy="Set that, or leave this option out.",
             )
         is_default = self.augment_probability == OPTION_FIELDS[AUGMENT_PROBABILITY].metadata["off"]
-        if not (is_default or self.augments):
-            moves = ("max_local_shift", "max_offset")
+        needs_draws = {
+            AUGMENT_PROBABILITY: not is_default and not self.augments,
+            "random_evaluation": self.random_evaluation and not self.random,
+        }
+        for name in filter(needs_draws.get, needs_draws):
+            moves = ("max_local_shift", "max_offset", "max_position")
+            remedy = "Set that or another augmentation, or leave this option out."
+            if self.augments:  # samples would be augmented, but the share of these samples is 0
+                moves, remedy = (AUGMENT_PROBABILITY,), "Set that, or leave this option out."
             raise OptionError(
-                AUGMENT_PROBABILITY,
-                self.augment_probability,
+                name,
+                getattr(self, name),
                 f"has no effect on position embedding {self.type!r} without augmentation",
                 allowed="> 0",
-                needed=next(name for name in moves if applies(name, self.type, self.architecture)),
-                remedy="Set that or another augmentation, or leave this option out.",
+                needed=next(move for move in moves if applies(move, self.type, self.architecture)),
+                remedy=remedy,
             )
 
     def _check_attention(self) -> None:

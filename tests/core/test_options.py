@@ -28,7 +28,7 @@ def setting(option):
         name = "relpos"
     else:
         having = [name for name in TYPES if option in TYPES[name].options]
-        if option == "max_position":  # the others need draw_positions beside it
+        if option in ("max_position", "random_evaluation"):  # the others need draws beside it
             having = [name for name in having if TYPES[name].sampling]
         name = "cape" if "cape" in having or not having else having[0]
     return {
@@ -121,7 +121,7 @@ def check_option_of_type(option, name):
         is_relative = not ENCODINGS[TYPES[name].encoding].in_attention
         if needs_context or (option == "layers" and is_relative):
             settings["relative_context"] = 4
-        if option == "augment_probability":  # of samples that are augmented
+        if option in ("augment_probability", "random_evaluation"):  # where samples are augmented
             moves = {"max_offset": 5, "max_local_shift": 0.5}
             settings |= {move: size for move, size in moves.items() if applies(move, name)}
         if option == "max_position" and not TYPES[name].sampling:
