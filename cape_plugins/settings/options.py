@@ -303,8 +303,8 @@ def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
         return True
     if architecture == ROTARY:
         return option == "layers" and ENCODINGS[row.encoding].turns
-    if option in ("layers", "source_bos"):
-        return True
+    if option in ("layers", "source_bos"):  # the hint marks where positions that are added begin
+        return option == "layers" or ENCODINGS[row.encoding].adds
     return option in _RELATIVE and not ENCODINGS[row.encoding].in_attention
 
 

@@ -139,6 +139,13 @@ def check_option_of_type(option, name):
     assert having == [other for other in TYPES if applies(option, other)]
 
 
+def test_the_common_origin_is_marked_where_positions_are_added():
+    for name, row in TYPES.items():
+        assert applies("source_bos", name) == ENCODINGS[row.encoding].adds
+    with pytest.raises(ValueError, match=r"source_bos=True.*'rope'.*sinpos.*Leave it out"):
+        PositionConfig("rope", "text", "seq2seq", source_bos=True)
+
+
 @pytest.mark.parametrize("option", sorted(SEQ2SEQ_ONLY))
 @pytest.mark.parametrize("architecture", ["encoder", "decoder"])
 def test_options_of_pairs_need_an_encoder_and_a_decoder(option, architecture):
