@@ -184,12 +184,16 @@ class PositionConfig(OptionFields):
                     remedy=remedy,
                 )
             types_with_option = ", ".join(name for name in TYPES if applies(option.name, name))
+            remedy = "Leave it out or choose one of these types."
+            if option.name == "draw_positions":
+                drawn = " or ".join(name for name, row in TYPES.items() if row.sampling)
+                remedy += f" Sinusoids at drawn positions are the type {drawn}."
             raise OptionError(
                 option.name,
                 value,
                 f"has no effect on position embedding {self.type!r}{reason}; it belongs to "
                 f"{types_with_option}",
-                remedy="Leave it out or choose one of these types.",
+                remedy=remedy,
             )
 
     def _check_combinations(self) -> None:

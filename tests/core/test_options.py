@@ -135,6 +135,7 @@ def check_option_of_type(option, name):
     text = str(error.value)
     assert f"{option}={value!r}" in text
     assert repr(name) in text
+    assert ("are the type randpos or rfs." in text) == (option == "draw_positions")
     having = text.partition("belongs to ")[2].partition(".")[0].split(", ")
     assert having == [other for other in TYPES if applies(option, other)]
 
