@@ -89,6 +89,7 @@ def test_options_refuse_everything_else(option):
         text = str(error.value)
         assert text.startswith(f"{option}={value!r} ")
         assert f"allowed: {meta['range']}" in text
+        assert " factor." not in text  # a factor has no unit
         assert meta["help"] in text
 
 
