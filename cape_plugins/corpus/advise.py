@@ -32,6 +32,7 @@ from cape_plugins.mathematics.encodings import Sinusoid
 from cape_plugins.settings.arguments import TYPE_ARG, option_flag
 from cape_plugins.settings.config import PositionConfig
 from cape_plugins.settings.domains import DOMAINS, SWITCH_PERCENT, Domain
+from cape_plugins.settings.options import OptionError
 from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY, TYPES
 from cape_plugins.utils.texts import text_lines
 
@@ -132,6 +133,8 @@ def advice(args: argparse.Namespace, in_fairseq: bool = True) -> str:
             f"--rotary is for language models, here with {conflict}; leave one of the two out."
         )
     architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
+    if args.trained:
+        _check_trained(args.trained, args.domain, architecture)
     unit = domain.steps if domain.grid or not domain.symbol else domain.symbol
     number = len(corpus.lengths)
     lines = [
@@ -156,6 +159,17 @@ def advice(args: argparse.Namespace, in_fairseq: bool = True) -> str:
             "segmentation; of raw text give --tokenizer, or prepare it first."
         )
     return "\n".join(lines)
+
+
+def _check_trained(trained: str, domain_name: str, architecture: str) -> None:
+    """Refuses a type that no trained model of this kind has."""
+    try:
+        PositionConfig(trained, domain_name, architecture)
+    except OptionError as error:
+        raise ValueError(
+            f"--trained {trained} {error.problem}; allowed: {error.allowed}. Give the type that "
+            "the model has now, or leave --trained out."
+        ) from None
 
 
 def choose(

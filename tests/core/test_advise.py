@@ -192,10 +192,19 @@ def test_rotary_models_get_a_scale_and_no_shift(advise):
     assert settings_of(advise("text", [100] * 20, 100, *ROTARY_CORPUS)) == {"type": "rope"}
 
 
-def test_rotary_models_are_language_models(advise, capsys, tmp_path):
+def test_rotary_models_are_language_models_and_have_certain_types(advise, capsys, tmp_path):
     with pytest.raises(SystemExit, match="2"):
         advise("audio", [3.0], 5, *ROTARY_CORPUS)
     assert "--rotary is for language models, here with --domain audio" in capsys.readouterr().err
+    for domain, name, words, allowed in (
+        ("text", "sinpos", ["--rotary"], "turns queries and keys.*nopos, rope, cape, randpos, rfs"),
+        ("image", "randpos", [], "positions of a sequence.*shape, cape"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            advise(domain, [3], 5, *ROTARY_CORPUS[:2], *words, "--trained", name)
+        error = capsys.readouterr().err
+        assert re.match(rf"error: --trained {name} .*; allowed: .*\. Give the type that the", error)
+        assert re.search(rf"{allowed}\. Give", error)
     (tmp_path / "text").write_text("a b\n")
     with pytest.raises(SystemExit, match="2"):
         advise("text", [3], 5, "--train-text", "text", "text", "--rotary")
