@@ -31,7 +31,8 @@ from cape_plugins.corpus.alpha import TokenCounts, by_tokenizer, count_lengths
 from cape_plugins.mathematics.encodings import Sinusoid
 from cape_plugins.settings.arguments import TYPE_ARG, option_flag
 from cape_plugins.settings.config import PositionConfig
-from cape_plugins.settings.domains import DOMAINS, Domain
+from cape_plugins.settings.domains import DOMAINS, SWITCH_PERCENT, Domain
+from cape_plugins.settings.options import OptionError
 from cape_plugins.settings.registry import DEFAULT_TYPE, ENCODINGS, ROTARY, TYPES
 from cape_plugins.utils.texts import text_lines
 
@@ -131,22 +132,25 @@ def advice(args: argparse.Namespace, in_fairseq: bool = True) -> str:
         raise ValueError(
             f"--rotary is for language models, here with {conflict}; leave one of the two out."
         )
+    architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
+    if args.trained:
+        _check_trained(args.trained, args.domain, architecture)
     unit = domain.steps if domain.grid or not domain.symbol else domain.symbol
+    number = len(corpus.lengths)
     lines = [
-        f"training: {len(corpus.lengths)} inputs, median {median(corpus.lengths):g}, one in "
-        f"{1 / REACHED:g} has {corpus.reached:g} or more, longest {corpus.lengths[-1]:g} {unit}; "
-        f"in use up to {corpus.longest:g} {unit}"
+        f"training: {number} input{'s' if number > 1 else ''}, median "
+        f"{median(corpus.lengths):g}, one in {1 / REACHED:g} has {corpus.reached:g} or more, "
+        f"longest {corpus.lengths[-1]:g} {unit}; in use up to {corpus.longest:g} {unit}"
     ]
     *rows, reason = choose(corpus, args.domain, args.rotary, args.trained)
-    architecture = ROTARY if args.rotary else "seq2seq" if corpus.counts else "encoder"
-    for number, row in enumerate(rows):
-        prefix = "or " if number else ""
+    for index, row in enumerate(rows):
+        prefix = "or " if index else ""
         PositionConfig.from_dict(row, args.domain, architecture)  # refuses wrong advice
         lines.append(f"{prefix + 'flags:':<10}{_flags(row)}")
         lines.append(f"{prefix + 'field:':<10}position_embedding={json.dumps(row)}")
     lines.append(f"note:     {reason}")
     if args.trained and any(row["type"] != args.trained for row in rows):
-        lines.extend(_how_to_switch(args.trained, args.rotary, in_fairseq))
+        lines.extend(_how_to_switch(args, in_fairseq))
     if corpus.counts and corpus.counts.doubt:
         lines.append(f"note:     warning: {corpus.counts.doubt}.")
     if args.train_text and not args.tokenizer:
@@ -155,6 +159,17 @@ def advice(args: argparse.Namespace, in_fairseq: bool = True) -> str:
             "segmentation; of raw text give --tokenizer, or prepare it first."
         )
     return "\n".join(lines)
+
+
+def _check_trained(trained: str, domain_name: str, architecture: str) -> None:
+    """Refuses a type that no trained model of this kind has."""
+    try:
+        PositionConfig(trained, domain_name, architecture)
+    except OptionError as error:
+        raise ValueError(
+            f"--trained {trained} {error.problem}; allowed: {error.allowed}. Give the type that "
+            "the model has now, or leave --trained out."
+        ) from None
 
 
 def choose(
@@ -174,8 +189,7 @@ def choose(
     settings = {"type": trained or (ROTARY_TYPE if rotary else from_scratch)}
     if corpus.longest <= corpus.reached:
         reason = "nothing in use is longer than what training sees often: no augmentation is needed"
-        with_decoder = "" if trained else domain.with_decoder
-        return settings, f"{reason} ({PAGE}, Which type).{with_decoder}"
+        return settings, f"{reason} ({PAGE}, Which type)."
     *rows, reason_for_longer = longer
     alternatives = [row for row in rows if row != settings]
     reason = "nothing in use is longer than the longest training input."
@@ -205,17 +219,22 @@ def _choose_for_longer(corpus: Corpus, domain_name: str, trained: str | None) ->
         where = "running text: no switch gained anything on longer captions"
         page = f"{SETTINGS}, A trained model"
     else:
-        pairs = domain.pairs if corpus.longest <= TWICE * corpus.reached else domain.longer_pairs
-        where, best = (corpus.counts and pairs) or domain.longer
+        up_to_twice, beyond = domain.twice, domain.longer
+        if corpus.counts:
+            up_to_twice, beyond = domain.pairs, domain.longer_pairs or beyond
+        is_twice = corpus.longest <= TWICE * corpus.reached
+        where, best = (is_twice and up_to_twice) or beyond
         page = f"{PAGE}, Which type"
     reason = f"take {' or '.join(row['type'] for row in best)} for {where} ({page}). "
     if domain.grid:
         reason += f"With millions of training images take {cape['type']}."
     else:
+        example = f", as in {domain.by_position}" if domain.by_position else ""
+        reach = f"{corpus.longest:g} {domain.symbol}".rstrip()
         reason += (
-            f"If positions alone lead to the answer, as in lists of numbers, take {cape['type']}: "
-            f"its shift shows training the positions of inputs of {corpus.longest:g} ({SETTINGS}, "
-            f"Shift).{domain.with_decoder}"
+            f"If positions alone lead to the answer{example}, take {cape['type']}: with this "
+            f"shift, training sees positions up to {reach} ({SETTINGS}, Shift)."
+            f"{domain.with_decoder}"
         )
     return *best, cape, reason
 
@@ -241,7 +260,9 @@ def _cape(corpus: Corpus, domain_name: str) -> dict[str, Any]:
     return settings
 
 
-def _how_to_switch(trained: str, is_rotary: bool, in_fairseq: bool) -> Iterator[str]:
+def _how_to_switch(args: argparse.Namespace, in_fairseq: bool) -> Iterator[str]:
+    percent = DOMAINS[args.domain].switch_percent
+    for_cape = "" if percent == SWITCH_PERCENT else f" ({DEFAULT_TYPE}: {SWITCH_PERCENT} %)"
     fairseq = "fairseq: --finetune-from-model CHECKPOINT with these flags; " if in_fairseq else ""
     twice = f" ({DEFAULT_TYPE} at twice this rate, which helped in the control task)"
     yield (
@@ -249,10 +270,10 @@ def _how_to_switch(trained: str, is_rotary: bool, in_fairseq: bool) -> Iterator[
         "hf_models.switch(model, ...)"
     )
     yield (
-        "note:     after a switch train for 50 % of the updates of the first training, at its "
-        f"highest learning rate{'' if is_rotary else twice}, with warm-up and decay; train "
-        f"{trained} on for as long, and compare. Only a control task, number lists, captions, "
-        "digits with CTC, CIFAR-10 and exercises of rotary models were measured "
+        f"note:     after a switch train for {percent} % of the updates of the first training"
+        f"{for_cape}, at its highest learning rate{'' if args.rotary else twice}, with warm-up and "
+        f"decay; train {args.trained} on for as long, and compare. Only a control task, number "
+        "lists, captions, digits with CTC, CIFAR-10 and exercises of rotary models were measured "
         f"({SETTINGS}, A trained model)."
     )
 

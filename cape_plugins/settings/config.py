@@ -64,6 +64,7 @@ class PositionConfig(OptionFields):
             value = getattr(self, option.name)
             value = self._default(option) if value is None else parse_option(option.name, value)
             object.__setattr__(self, option.name, value)
+        self._check_model()
         self._check_applicable()
         self._check_combinations()
 
@@ -106,6 +107,58 @@ class PositionConfig(OptionFields):
             return option.metadata["off"]
         return default_of(self.domain, option.name) if value is DOMAIN_DEFAULT else value
 
+    def _check_model(self) -> None:
+        """Refuses options that no type has in models of this architecture and domain."""
+        for option in option_fields():
+            value, needed = getattr(self, option.name), option.metadata.get("architecture")
+            if value == option.metadata["off"]:
+                continue
+            if needed not in (None, self.architecture):
+                raise OptionError(
+                    option.name,
+                    value,
+                    f"needs {ARCHITECTURES[needed].needs} (architecture {needed!r}), this is "
+                    f"{self.architecture!r}",
+                    remedy="Leave it out.",
+                )
+            if option not in option_fields(self.domain):
+                domains = [repr(name) for name, row in DOMAINS.items() if exists_in(option, row)]
+                raise OptionError(
+                    option.name,
+                    value,
+                    f"needs a grid{' with time' if option.metadata.get('timed') else ''} (domain "
+                    f"{' or '.join(domains)}), the domain is {self.domain!r}",
+                    remedy="Leave it out.",
+                )
+        is_grid = bool(DOMAINS[self.domain].grid)
+        if self._draws_positions and is_grid:
+            raise OptionError(
+                "draw_positions",
+                self.draw_positions,
+                f"sorts the positions of a sequence, and positions of domain {self.domain!r} are a "
+                "grid, which has no order",
+                allowed="none",
+                remedy="Leave it out.",
+            )
+        if self.mean_normalize and self.architecture != "encoder":
+            raise OptionError(
+                "mean_normalize",
+                True,
+                f"is impossible in a model of architecture {self.architecture!r}: the mean would "
+                "change with every decoded position",
+                allowed="false; true with architecture 'encoder'",
+                remedy="Leave it out.",
+            )
+        if self.directed and (is_grid or self.architecture == "decoder"):
+            reason = "a grid has no before" if is_grid else "the causal mask hides what follows"
+            raise OptionError(
+                "directed",
+                True,
+                f"has no effect here: {reason}",
+                allowed="false",
+                remedy="Leave it out.",
+            )
+
     def _check_applicable(self) -> None:
         for option in option_fields():
             value = getattr(self, option.name)
@@ -131,45 +184,23 @@ class PositionConfig(OptionFields):
                     remedy=remedy,
                 )
             types_with_option = ", ".join(name for name in TYPES if applies(option.name, name))
+            remedy = "Leave it out or choose one of these types."
+            if option.name == "draw_positions":
+                drawn = " or ".join(name for name, row in TYPES.items() if row.sampling)
+                remedy += f" Sinusoids at drawn positions are the type {drawn}."
             raise OptionError(
                 option.name,
                 value,
                 f"has no effect on position embedding {self.type!r}{reason}; it belongs to "
                 f"{types_with_option}",
-                remedy="Leave it out or choose one of these types.",
+                remedy=remedy,
             )
 
     def _check_combinations(self) -> None:
-        if self.mean_normalize and self.architecture != "encoder":
-            raise OptionError(
-                "mean_normalize",
-                True,
-                f"is impossible in a model of architecture {self.architecture!r}: the mean would "
-                "change with every decoded position",
-                allowed="false; true with architecture 'encoder'",
-                remedy="Leave it out.",
-            )
         for option in option_fields():
-            value, needed = getattr(self, option.name), option.metadata.get("architecture")
+            value = getattr(self, option.name)
             if value == option.metadata["off"]:
                 continue
-            if needed not in (None, self.architecture):
-                raise OptionError(
-                    option.name,
-                    value,
-                    f"needs {ARCHITECTURES[needed].needs} (architecture {needed!r}), this is "
-                    f"{self.architecture!r}",
-                    remedy="Leave it out.",
-                )
-            if option not in option_fields(self.domain):
-                domains = [repr(name) for name, row in DOMAINS.items() if exists_in(option, row)]
-                raise OptionError(
-                    option.name,
-                    value,
-                    f"needs a grid{' with time' if option.metadata.get('timed') else ''} (domain "
-                    f"{' or '.join(domains)}), the domain is {self.domain!r}",
-                    remedy="Leave it out.",
-                )
             if option.name.startswith("relative_") and not self.relative_context:
                 raise OptionError(
                     option.name,
@@ -210,25 +241,23 @@ class PositionConfig(OptionFields):
                 needed="draw_positions",
                 remedy="Set that, or leave this option out.",
             )
-        if self._draws_positions and DOMAINS[self.domain].grid:
-            raise OptionError(
-                "draw_positions",
-                self.draw_positions,
-                f"sorts the positions of a sequence, and positions of domain {self.domain!r} are a "
-                "grid, which has no order",
-                allowed="none",
-                remedy="Leave it out.",
-            )
         is_default = self.augment_probability == OPTION_FIELDS[AUGMENT_PROBABILITY].metadata["off"]
-        if not (is_default or self.augments):
-            moves = ("max_local_shift", "max_offset")
+        needs_draws = {
+            AUGMENT_PROBABILITY: not is_default and not self.augments,
+            "random_evaluation": self.random_evaluation and not self.random,
+        }
+        for name in filter(needs_draws.get, needs_draws):
+            moves = ("max_local_shift", "max_offset", "max_position")
+            remedy = "Set that or another augmentation, or leave this option out."
+            if self.augments:  # samples would be augmented, but the share of these samples is 0
+                moves, remedy = (AUGMENT_PROBABILITY,), "Set that, or leave this option out."
             raise OptionError(
-                AUGMENT_PROBABILITY,
-                self.augment_probability,
+                name,
+                getattr(self, name),
                 f"has no effect on position embedding {self.type!r} without augmentation",
                 allowed="> 0",
-                needed=next(name for name in moves if applies(name, self.type, self.architecture)),
-                remedy="Set that or another augmentation, or leave this option out.",
+                needed=next(move for move in moves if applies(move, self.type, self.architecture)),
+                remedy=remedy,
             )
 
     def _check_attention(self) -> None:
@@ -242,16 +271,6 @@ class PositionConfig(OptionFields):
                 allowed=">= 1",
                 needed="relative_context",
                 remedy="Set that, or leave this option out.",
-            )
-        is_grid = bool(DOMAINS[self.domain].grid)
-        if self.directed and (is_grid or self.architecture == "decoder"):
-            reason = "a grid has no before" if is_grid else "the causal mask hides what follows"
-            raise OptionError(
-                "directed",
-                True,
-                f"has no effect here: {reason}",
-                allowed="false",
-                remedy="Leave it out.",
             )
 
     @property

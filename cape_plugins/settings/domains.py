@@ -20,6 +20,8 @@ WINDOW_SECONDS = 0.025
 _PAPER_SIZES = (160 / 224, 1, 384 / 224)  # pixels, CAPE Figure 9
 # VideoMAE and ViViT read clips of about 2 s: every fourth or second frame of 30 a second.
 _FRAME_SECONDS = 4 / 30
+# Percent of the updates of the first training for which a model is trained after a switch
+SWITCH_PERCENT = 50
 
 
 class Recommended(NamedTuple):
@@ -73,9 +75,13 @@ class Domain:
             training.
         coarse: Type for grids on which many channels of sinusoids alias; empty for sequences.
         longer: What docs/choosing.md recommends for longer inputs, and for grids of other sizes.
+        twice: The same up to twice the length of training, if this is something else.
         pairs: The same for pairs of source and target, up to twice as long as in training.
         longer_pairs: The same for pairs of source and target that are longer still.
-        with_decoder: Note on models that write text token by token.
+        with_decoder: Note on models that write text token by token, for longer inputs.
+        by_position: An example of tasks in which positions alone lead to the answer.
+        switch_percent: The percent of :data:`SWITCH_PERCENT` for a switch to a recommended type;
+            a switch to other types has the constant (docs/settings.md, A trained model).
         keeps_type: Whether a trained model keeps its type for longer inputs (docs/settings.md, A
             trained model).
     """
@@ -97,9 +103,12 @@ class Domain:
     from_scratch: str = "relpos"
     coarse: str = ""
     longer: Recommended = _RELPOS
+    twice: Recommended | None = None
     pairs: Recommended | None = None
     longer_pairs: Recommended | None = None
     with_decoder: str = ""
+    by_position: str = ""
+    switch_percent: int = SWITCH_PERCENT
     keeps_type: bool = False
 
     def __post_init__(self) -> None:
@@ -167,6 +176,7 @@ DOMAINS: dict[str, Domain] = {
             "translation, beyond twice the length of training",
             ({"type": "relpos"}, {"type": "fire"}),
         ),
+        by_position="lists of numbers",
         keeps_type=True,
     ),
     "audio": Domain(
@@ -196,6 +206,12 @@ DOMAINS: dict[str, Domain] = {
         },
         from_scratch="rope",
         longer=Recommended("speech with CTC", ({"type": "alibi", "directed": True},)),
+        twice=Recommended(
+            "speech with CTC, up to twice the length of training",
+            ({"type": "rope", "max_local_shift": 0.5, "max_global_scale": 2.0},),
+        ),
+        by_position="the control task of cape-plugins demo",
+        switch_percent=25,
         with_decoder=" A model with a decoder of text takes fire or relpos instead.",
     ),
     "image": Domain(

@@ -125,7 +125,7 @@ class OptionFields:
     max_global_scale: float | None = option_field(
         "float",
         1.0,
-        "factor",
+        "",
         "largest global scale L; log scale is U(-ln L, ln L) per sample in training (CAPE Eq. 7)",
         low=1,
         training=True,
@@ -190,7 +190,7 @@ class OptionFields:
     gamma: float | None = option_field(
         "float",
         1.0,
-        "factor",
+        "",
         "multiplies the [-1, 1] grid of images (CAPE App. B, Table 6); grids only",
         low=1e-6,
         grid=True,
@@ -303,8 +303,8 @@ def applies(option: str, type_name: str, architecture: str = "encoder") -> bool:
         return True
     if architecture == ROTARY:
         return option == "layers" and ENCODINGS[row.encoding].turns
-    if option in ("layers", "source_bos"):
-        return True
+    if option in ("layers", "source_bos"):  # the hint marks where positions that are added begin
+        return option == "layers" or ENCODINGS[row.encoding].adds
     return option in _RELATIVE and not ENCODINGS[row.encoding].in_attention
 
 

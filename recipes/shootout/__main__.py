@@ -141,16 +141,17 @@ def plan(
             missing += _left_out(task, refused, why)
         wanted = [name for name in types if name in task.types()]
         seeds = task.seeds.get(budget, ())
-        reason = f"not trained with --budget {budget}"
+        reasons = [] if seeds else [f"not trained with --budget {budget}"]
         if task.files and task.files not in files:
-            seeds, reason = (), f"not trained without --{task.files}"
+            seeds, reasons = (), [*reasons, f"not trained without --{task.files}"]
         for seed in seeds:
             todo = tuple(name for name in wanted if (task.name, name, seed) not in finished)
             if todo:
                 jobs.append((task, seed, todo))
         if not seeds:
             seen = {name for task_name, name, _ in finished if task_name == task.name}
-            missing += _left_out(task, [name for name in wanted if name not in seen], reason)
+            unknown = [name for name in wanted if name not in seen]
+            missing += _left_out(task, unknown, ", ".join(reasons))
     return sorted(jobs, key=lambda job: job[1]), missing
 
 
@@ -170,7 +171,8 @@ def plan_table(jobs: Sequence[Job], side_by_side: int) -> list[str]:
     if not rows:
         return ["nothing is left to train"]
     lines = markdown(["task", "seed", "types", "CPU minutes, about"], rows)
-    return [*lines, "", f"about {total:.0f} minutes, --jobs {side_by_side}"]
+    unit = "minute" if round(total) == 1 else "minutes"
+    return [*lines, "", f"about {total:.0f} {unit}, --jobs {side_by_side}"]
 
 
 @contextlib.contextmanager

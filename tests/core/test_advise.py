@@ -63,17 +63,17 @@ def test_shift_takes_counted_positions_to_the_longest_input(advise):
 
 def test_inputs_as_rarely_long_as_in_training_keep_the_type(advise):
     trained = advise("audio", [*range(1, 100)], 99, *TRAINED, "sinpos")
-    assert types_of(trained) == ["sinpos", "alibi", "cape"]
+    assert types_of(trained) == ["sinpos", "rope", "cape"]
     assert "switch:" in trained  # to the types after "or"
-    assert types_of(advise("audio", [*range(1, 100)], 99)) == ["rope", "alibi", "cape"]
+    assert types_of(advise("audio", [*range(1, 100)], 99)) == ["rope", "rope", "cape"]
     assert settings_of(advise("text", [*range(1, 101)], 100, *ROTARY_CORPUS)) == {"type": "rope"}
 
 
 def test_speech_with_a_decoder_is_told_its_type(advise):
-    for longest in (2, 64):
+    for longest, name in ((2, "nothing"), (8, "take rope for speech"), (64, "take alibi for")):
         lines = advise("audio", [2.5, 3, 4], longest)
-        assert ("take alibi for speech with CTC" in lines) == (longest > 4)
-        assert "with a decoder of text takes fire or relpos" in lines
+        assert name in lines
+        assert ("with a decoder of text takes fire or relpos" in lines) == (longest > 4)
         assert "decoder" not in advise("text", [2, 3, 4], longest)
     assert "relpos" not in advise("audio", [3, 4], 2, *TRAINED, "sinpos")
 
@@ -81,6 +81,9 @@ def test_speech_with_a_decoder_is_told_its_type(advise):
 def test_shift_of_positions_around_zero_is_half_as_wide(advise):
     settings = cape_of(text := advise("audio", [2.5, 3, 4], 64))
     assert settings_of(text) == {"type": "alibi", "directed": True}
+    assert "sees positions up to 64 s (" in text
+    up_to_twice = {"type": "rope", "max_local_shift": 0.5, "max_global_scale": 2}
+    assert settings_of(advise("audio", [2.5, 3, 4], 8)) == up_to_twice
     assert "--position-embedding alibi --position-directed true\n" in text
     assert settings["max_global_shift"] == (64 - 4) / 2
     assert settings["max_global_scale"] == 1.1
@@ -150,7 +153,10 @@ def test_a_model_of_running_text_keeps_its_type_and_lists_get_cape(advise, tmp_p
         assert types_of(text) == ["sinpos", "cape"]
         assert "take sinpos for running text" in text
         assert "switch:" in text
-    assert types_of(advise("audio", [4], 20, *TRAINED, "sinpos")) == ["alibi", "cape"]
+    assert types_of(speech := advise("audio", [4], 20, *TRAINED, "sinpos")) == ["alibi", "cape"]
+    assert "for 25 % of the updates of the first training (cape: 50 %)" in speech
+    assert "lists of numbers, take" not in speech
+    assert speech.startswith("training: 1 input, ")
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -174,6 +180,18 @@ def test_rotary_models_get_a_scale_and_no_shift(advise):
     assert settings_of(advise("text", [100] * 20, 100, *ROTARY_CORPUS)) == {"type": "rope"}
 
 
+def test_trained_types_that_no_such_model_has_are_refused(advise, capsys):
+    for domain, name, words, allowed in (
+        ("text", "sinpos", ["--rotary"], "turns queries and keys.*nopos, rope, cape, randpos, rfs"),
+        ("image", "randpos", [], "positions of a sequence.*shape, cape"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            advise(domain, [3], 5, *ROTARY_CORPUS[:2], *words, "--trained", name)
+        error = capsys.readouterr().err
+        assert re.match(rf"error: --trained {name} .*; allowed: .*\. Give the type that the", error)
+        assert re.search(rf"{allowed}\. Give", error)
+
+
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_flags_and_dictionary_can_be_pasted_and_are_equal(advise, domain):
     text = advise(domain, [10, 12], 40)
@@ -190,7 +208,7 @@ def test_flags_and_dictionary_can_be_pasted_and_are_equal(advise, domain):
 def test_text_is_counted_in_tokens(advise, tmp_path):
     (tmp_path / "text").write_text("a b c\n\na  b\tc d\n")
     text = advise("text", [], 10, "--train-text", "text")
-    assert "2 inputs, median 3.5, " in text
+    assert "training: 2 inputs, median 3.5, " in text
     assert "counted at white space" in text
     assert cape_of(text)["max_global_shift"] == 6
 

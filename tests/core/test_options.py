@@ -27,7 +27,7 @@ def setting(option):
         name = "nopos"  # relpos refuses 0, its only position
     elif option.startswith("relative_") or option == "layers":
         name = "relpos"
-    elif option == "max_position":  # the others need draw_positions beside it
+    elif option in ("max_position", "random_evaluation"):  # the others need draws beside it
         name = next(name for name in having if TYPES[name].sampling)
     else:
         name = "cape" if "cape" in having or not having else having[0]
@@ -85,6 +85,7 @@ def test_options_refuse_everything_else(option):
         text = str(error.value)
         assert text.startswith(f"{option}={value!r} ")
         assert f"allowed: {meta['range']}" in text
+        assert " factor." not in text  # a factor has no unit
         assert meta["help"] in text
 
 
@@ -110,14 +111,14 @@ def test_options_belong_to_their_types(option):
 def check_option_of_type(option, name):
     settings = {**setting(option), "type": name}
     if name not in types_of("encoder", settings["domain"]):
-        settings["domain"] = "text"
+        return  # a type of sequences, and an option of grids
     off, value = OPTIONS[option]["off"], other_than_off(option)
     if applies(option, name):
         needs_context = option.startswith("relative_") and option != "relative_context"
         is_relative = not ENCODINGS[TYPES[name].encoding].in_attention
         if needs_context or (option == "layers" and is_relative):
             settings["relative_context"] = 4
-        if option == "augment_probability":  # of samples that are augmented
+        if option in ("augment_probability", "random_evaluation"):  # where samples are augmented
             moves = {"max_offset": 5, "max_local_shift": 0.5}
             settings |= {move: size for move, size in moves.items() if applies(move, name)}
         if option == "max_position" and not TYPES[name].sampling:
@@ -131,15 +132,39 @@ def check_option_of_type(option, name):
     text = str(error.value)
     assert f"{option}={value!r}" in text
     assert repr(name) in text
+    assert ("are the type randpos or rfs." in text) == (option == "draw_positions")
     having = text.partition("belongs to ")[2].partition(".")[0].split(", ")
     assert having == [other for other in TYPES if applies(option, other)]
+
+
+def test_the_common_origin_is_marked_where_positions_are_added():
+    for name, row in TYPES.items():
+        assert applies("source_bos", name) == ENCODINGS[row.encoding].adds
+    with pytest.raises(ValueError, match=r"source_bos=True.*'rope'.*sinpos.*Leave it out"):
+        PositionConfig("rope", "text", "seq2seq", source_bos=True)
 
 
 @pytest.mark.parametrize("option", sorted(SEQ2SEQ_ONLY))
 @pytest.mark.parametrize("architecture", ["encoder", "decoder"])
 def test_options_of_pairs_need_an_encoder_and_a_decoder(option, architecture):
-    with pytest.raises(ValueError, match=rf"{option}=.*'seq2seq'.*{architecture}"):
-        PositionConfig(architecture=architecture, **{option: other_than_off(option)})
+    for name in TYPES:  # also where the type lacks the option: no other type has it here
+        with pytest.raises(ValueError, match=rf"{option}=.*'seq2seq'.*{architecture}"):
+            PositionConfig(name, "text", architecture, **{option: other_than_off(option)})
+
+
+@pytest.mark.parametrize(
+    ("domain", "architecture", "settings"),
+    [
+        ("image", "encoder", {"draw_positions": "subset"}),
+        ("image", "encoder", {"directed": True}),
+        ("text", "decoder", {"mean_normalize": True}),
+        ("text", "encoder", {"gamma": 2}),
+    ],
+)
+def test_an_option_that_no_type_has_is_refused_without_naming_types(domain, architecture, settings):
+    for name in ("sinpos", "relpos", "alibi"):
+        with pytest.raises(ValueError, match=r"\. Leave it out\.$"):
+            PositionConfig(name, domain, architecture, **settings)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)

@@ -110,6 +110,20 @@ def test_evaluation_draws_nothing_for_text_that_grows(architecture):
         PositionConfig("randpos", "text", architecture, random_evaluation=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "needed"),
+    [
+        *((name, {}, "max_local_shift") for name in ("rope", "alibi", "fire")),
+        ("randpos", {"max_position": 0}, "max_position"),
+        ("randpos", {"max_position": 0, "augment_probability": 0.5}, "max_position"),
+        ("rfs", {"augment_probability": 0}, "augment_probability"),
+    ],
+)
+def test_random_evaluation_needs_something_to_draw(name, settings, needed):
+    with pytest.raises(ValueError, match=rf"=\S+ has no effect.*{needed} > 0\. Set"):
+        PositionConfig(name, random_evaluation=True, **settings)
+
+
 @pytest.mark.parametrize(("domain", "unit"), [("text", 1.0), ("audio", 0.5)])
 def test_a_table_has_a_row_for_each_step(domain, unit):
     """Also if positions are in seconds and do not begin at 0; after the last row the table begins

@@ -214,11 +214,11 @@ def test_evaluation_is_deterministic_and_draws_nothing(name):
 @pytest.mark.parametrize("name", RANDOM)
 def test_retained_dropout_brings_back_no_augmentation(name):
     """Dropout at inference draws the same numbers as in a model without augmentation."""
-    options = {"dropout": 0.3, "position_source_bos": True}
+    options = {"dropout": 0.3}
     if name in MOVED:
         plain = build(position_embedding=MOVED[name]["type"], **options)
     else:
-        options["position_source_scale"] = ALPHA
+        options |= {"position_source_bos": True, "position_source_scale": ALPHA}
         relative = {k: v for k, v in VARIANTS[name].items() if "relative" in k}
         plain = build(position_embedding="sinpos", **options, **relative)
     results = []

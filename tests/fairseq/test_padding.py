@@ -5,7 +5,7 @@ caller does not see."""
 import pytest
 import torch
 
-from cape_plugins import TYPES
+from cape_plugins import ENCODINGS, TYPES
 from tests.support.fairseq_models import (
     BOS,
     PAD,
@@ -42,7 +42,8 @@ def test_sentence_alone_equals_sentence_in_a_batch(name, left):
 
 
 WITH_ALPHA = {"position_source_scale": "1.25"}
-HINTED = {name: WITH_ALPHA if "source_scale" in row.options else {} for name, row in TYPES.items()}
+ADDING = {name: row for name, row in TYPES.items() if ENCODINGS[row.encoding].adds}
+HINTED = {name: WITH_ALPHA if "source_scale" in row.options else {} for name, row in ADDING.items()}
 HINTED["cape+relative"] = WITH_ALPHA
 
 

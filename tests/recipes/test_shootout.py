@@ -271,6 +271,13 @@ def test_a_failing_command_is_told_and_the_others_go_on(tmp_path, monkeypatch):
         make(replace(CONTROL, tests={SAME: ("4", "5")}), ("nopos",), 1, [], tmp_path, 1)
 
 
+def test_all_that_a_task_needs_to_be_trained_is_named(tmp_path, capsys):
+    options = ["--tasks", "lm-rotary", "--compare", "rope", "--plan", "--output", str(tmp_path)]
+    for budget, words in (("1h", "with --budget 1h, not trained without"), ("full", "without")):
+        shootout.main([*options, "--budget", budget])
+        assert f"`rope`: not trained {words} --texts\n" in capsys.readouterr().out
+
+
 def test_mistakes_are_explained(tmp_path, monkeypatch):
     for words, message in (
         ("--budget none", "--budget"),
