@@ -61,10 +61,10 @@ def _introduction(answers: Answers) -> list[str]:
         "interval: `2-4` means that one type is better, and that the type may be second, third or "
         "fourth. A wide interval means that the seeds differ much. **Bold**: no type is better.",
         "* `First places` have the best value, then the type with this value, and types that are "
-        "level with it: no type is better than they are, and each is better than as many types as "
-        "the first. No type is better than the types after `perhaps` either, but they are better "
-        "than fewer types: they may be worse than the first, and the seeds cannot tell. The tables "
-        "below have the values.",
+        "level with it: like the first, none is beaten by another type, and each is better than as "
+        "many types. Types after `perhaps` are not beaten either, but are better than fewer types: "
+        "they may be worse than the first, and the seeds cannot tell. The tables below have the "
+        "values.",
         "* A type is better than another if Welch's t-test of their seeds has p < 0.05. The page "
         f"compares {pairs} pairs, and nothing is corrected for their number: pairs without a "
         f"difference would give about {pairs * 0.05:.0f} differences by chance.",
