@@ -26,12 +26,18 @@ class ConvSubsampler(nn.Module):
     Args:
         channels: Input channels, then the channels of each convolution after its gate.
         layers: Kernel size and stride of each convolution.
+        conv_layers: Convolutions to take instead of new ones; `channels` is then not read.
 
     Raises:
         ValueError: for an even kernel.
     """
 
-    def __init__(self, channels: Sequence[int], layers: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        channels: Sequence[int],
+        layers: Sequence[tuple[int, int]],
+        conv_layers: nn.ModuleList | None = None,
+    ) -> None:
         super().__init__()
         for kernel, _ in layers:
             if kernel % 2 == 0:
@@ -41,7 +47,7 @@ class ConvSubsampler(nn.Module):
                 )
         self.layers = [tuple(layer) for layer in layers]
         self.stride = total_stride(self.layers)  # frames per output
-        self.conv_layers = nn.ModuleList(
+        self.conv_layers = conv_layers or nn.ModuleList(
             nn.Conv1d(channels[i], 2 * channels[i + 1], kernel, stride, padding=kernel // 2)
             for i, (kernel, stride) in enumerate(self.layers)
         )

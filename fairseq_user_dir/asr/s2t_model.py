@@ -107,11 +107,7 @@ class CapeS2TEncoder(TimedEncoder, S2TTransformerEncoder):
             )
         stock = self.subsample
         layers = [(conv.kernel_size[0], conv.stride[0]) for conv in stock.conv_layers]
-        # the convolutions are replaced at once; on "meta" their initialisation consumes no random
-        # numbers
-        with torch.device("meta"):
-            self.subsample = ConvSubsampler([1] * (len(layers) + 1), layers)
-        self.subsample.conv_layers = stock.conv_layers
+        self.subsample = ConvSubsampler((), layers, stock.conv_layers)
         self.positions = build_position_encoder(
             config,
             args.encoder_embed_dim,

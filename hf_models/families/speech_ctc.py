@@ -171,7 +171,9 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
         self.install_positions(config, trained=False)
         self.post_init()
 
-    def make_subsampler(self, config: CapeSpeechConfig) -> Subsampler:
+    def make_subsampler(
+        self, config: CapeSpeechConfig, conv_layers: nn.ModuleList | None
+    ) -> Subsampler:
         """One convolution, and dropout before positions are added."""
         return Subsampler(
             [config.num_mel_bins, config.d_model],
@@ -181,6 +183,7 @@ class CapeSpeechModel(SpeechEncoder, PositionModelMixin, Speech2TextEncoder):
                 config, "encoder", config.max_position_embeddings, config.init_std
             ),
             dropout=config.feature_dropout,
+            conv_layers=conv_layers,
         )
 
     def forward(

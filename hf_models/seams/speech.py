@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
@@ -47,6 +47,7 @@ class Subsampler(Bound, ConvSubsampler):
         scale: Factor on the content.
         positions: Position encoder.
         dropout: Dropout before positions are added.
+        conv_layers: Convolutions of the stock model; default new ones.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class Subsampler(Bound, ConvSubsampler):
         scale: float,
         positions: PositionEncoder,
         dropout: float = 0.0,
+        conv_layers: nn.ModuleList | None = None,
     ) -> None:
-        super().__init__(channels, layers)
+        super().__init__(channels, layers, conv_layers)
         self.scale, self.dropout = scale, dropout
         self.positions = positions
 
@@ -98,18 +100,16 @@ class SpeechEncoder(EncodesSpeech, PositionHost, InitializesPositions):
 
     def install_positions(self, config: Any, trained: bool) -> None:
         """See :class:`~hf_models.switching.install.PositionHost`; stock convolutions stay."""
-        subsampler = self.make_subsampler(config)
-        if hasattr(self, "conv"):
-            subsampler.conv_layers = self.conv.conv_layers
-        self.conv = subsampler
+        stock = getattr(self, "conv", None)
+        self.conv = self.make_subsampler(config, None if stock is None else stock.conv_layers)
         self.embed_scale = 1  # the subsampler scales the content, before positions are added
         self.embed_positions = PositionSlot()
         self.stack_positions = add_positions_to_attention(
             (layer.self_attn for layer in self.layers), config.position_config, self.positions
         )
 
-    def make_subsampler(self, config: Any) -> Subsampler:
-        """The convolutions of a family."""
+    def make_subsampler(self, config: Any, conv_layers: nn.ModuleList | None) -> Subsampler:
+        """The convolutions of a family: those of the stock model, if it has any."""
         raise NotImplementedError
 
     @property
@@ -196,7 +196,7 @@ class RecognitionSettings:
 class RecognitionEncoder(SpeechEncoder):
     """Mixin over Speech2Text's encoder, in a model with :class:`RecognitionSettings`."""
 
-    def make_subsampler(self, config: Any) -> Subsampler:
+    def make_subsampler(self, config: Any, conv_layers: nn.ModuleList | None) -> Subsampler:
         """Convolutions with kernel 5 and stride 2, if the configuration has no others."""
         inner = [config.conv_channels // 2] * (config.num_conv_layers - 1)
         return Subsampler(
@@ -206,6 +206,7 @@ class RecognitionEncoder(SpeechEncoder):
             positions=build_positions(
                 config, "encoder", config.max_source_positions, config.init_std
             ),
+            conv_layers=conv_layers,
         )
 
 

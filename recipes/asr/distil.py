@@ -46,7 +46,7 @@ class DistillingTrainer(SpeechTrainer):
         with torch.no_grad():
             teacher = self.teacher(padded, labels=labels, output_hidden_states=True)
         # the first states are the embeddings of the tokens, before all layers
-        states, targets = (each.decoder_hidden_states[1:] for each in (output, teacher))
+        states, targets = output.decoder_hidden_states[1:], teacher.decoder_hidden_states[1:]
         errors = map(state_error, states, targets, [labels != -100] * len(states))
         loss = torch.stack([*errors]).sum()
         return (loss, output) if return_outputs else loss
